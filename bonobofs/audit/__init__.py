@@ -1,0 +1,1 @@
+"""The log: one hash-chained trail for each session, written before every change, read and verified afterwards."""

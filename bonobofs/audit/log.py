@@ -1,0 +1,426 @@
+"""The trail of one session, and the log as its callers see it.
+
+What is on the disk decides: `seq` and `prev` advance only over what a write(2) has taken whole. An intent is there
+before its effect; an outcome waits and rides in the next write, so that a change costs one system call.
+
+Cost of a change is the reason for the shape of `intent` and `outcome`: whatever stays the same for a session is
+written out once, and nothing between is looked up or copied that need not be.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+from time import time_ns
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.record import ZERO, AuditEntry, body_of, object_of
+from bonobofs.decision import Denied
+from bonobofs.errors import TrailError
+
+RING: Final = 1000
+"""How many of the last entries are also in memory."""
+
+HEAD_SIZE: Final = 192
+"""Bytes of a head file. Always the same, so that rewriting it in place needs no new block on a full disk."""
+
+CLOSE: Final = "close"
+"""Operation of the event that ends a trail which was ended cleanly."""
+
+
+class Identity(NamedTuple):
+    """Whose trail it is."""
+
+    session: str
+    """UUID of the session."""
+    agent: str
+    """Label of the agent."""
+    agent_id: str
+    """UUID of the agent."""
+
+
+End = tuple[int, str, int]
+"""Where a trail ends on the disk: number and hash of the last entry, and the file's size in bytes."""
+
+
+class Trail:
+    """The append-only, hash-chained trail of one session: one JSON object a line, one write(2) a change.
+
+    Entries may be made in one thread while another calls `sync`; entries from several threads are taken one by one.
+    """
+
+    def __init__(self, descriptor: int, head_descriptor: int, identity: Identity, path: Path) -> None:
+        """Take two descriptors, both new and empty; `create` makes them."""
+        self.path: Final = path
+        self.identity: Final = identity
+        self.recent: Final[deque[str]] = deque(maxlen=RING)
+        """The last entries, as lines with their newline, oldest first."""
+        self._descriptor = descriptor
+        self._head_descriptor = head_descriptor
+        self._end: End = (0, ZERO, 0)
+        self._synced = -1
+        self._failing = False
+        self._refusal = ""
+        """Why nothing can be entered any more; "" while all is well."""
+        self._queued: Final[list[str]] = []
+        # Lock order: _syncing, then _writing. fdatasync runs under _syncing alone, so that nobody who changes a file
+        # waits for a disk that another asked to be synced.
+        self._syncing: Final = threading.Lock()
+        self._writing: Final = threading.Lock()
+        self._clock = (-1, "")
+        self._agent: Final = f',"agent":{quoted(identity.agent)},"details":'
+        session = f',"session":{quoted(identity.session)},"agent_id":{quoted(identity.agent_id)},"tool":'
+        self._intent: Final = f',"result":"allowed","reason":null,"kind":"intent"{session}'
+        self._done: Final = f',"result":"allowed","reason":null,"kind":"outcome"{session}"","path":'
+        self._failed: Final = f',"kind":"outcome"{session}"","path":'
+
+    @classmethod
+    def create(cls, path: Path, head_path: Path, identity: Identity) -> Trail:
+        """Make the trail and its head file, both 0600 and neither there before; TrailError when that cannot be."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        made: dict[Path, int] = {}
+        try:
+            made[path] = os.open(path, flags | os.O_APPEND, 0o600)
+            made[head_path] = os.open(head_path, flags, 0o600)
+            trail = cls(made[path], made[head_path], identity, path)
+            trail._write_head(trail._end)
+            os.fsync(made[head_path])
+            for directory in {path.parent, head_path.parent}:
+                _sync_directory(directory)
+        except (OSError, TrailError) as error:
+            for name, descriptor in made.items():
+                os.close(descriptor)
+                name.unlink()
+            raise TrailError(f"the trail {path} cannot be made: {_said(error)}") from error
+        return trail
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Number and hash of the last entry on the disk; (0, 64 zeros) when there is none."""
+        seq, link, _ = self._end
+        return seq, link
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all that was entered is on the disk, so that an idle session need not wake it each second."""
+        return not self._queued and self._end[0] == self._synced
+
+    def intent(  # noqa: PLR0913 - the fields of a record
+        self,
+        operation: str,
+        path: str,
+        action: str,
+        rule: str,
+        *,
+        guard: str = "file",
+        tool: str = "",
+        bytes: int = 0,  # noqa: A002 - the record's name for it
+        lock: str = "none",
+        details: dict[str, Any] | None = None,
+    ) -> int:
+        """Enter that an allowed change is about to be made, and give its `seq`.
+
+        When it returns, this entry and all queued outcomes are in the kernel: a killed process loses none of them.
+        TrailError: nothing was entered, and the change must not be made; the next call tries anew.
+        """
+        micros = time_ns() // 1000
+        second = micros // 1000000
+        known, clock = self._clock
+        if second != known:
+            clock = self._turn(second)
+        return self._append(
+            f'{clock}{micros - second * 1000000:06d}+00:00","guard":{quoted(guard)}'
+            f',"operation":{quoted(operation)}{self._agent}{object_of(details) if details else "{}"}{self._intent}'
+            f'{quoted(tool)},"path":{quoted(path)},"action":{quoted(action)},"governance":"pass","lock":{quoted(lock)}'
+            f',"code":null,"rule":{quoted(rule)},"bytes":{bytes},"seq":'
+        )
+
+    def outcome(  # noqa: PLR0913 - the fields of a record
+        self,
+        seq: int,
+        operation: str,
+        path: str,
+        *,
+        guard: str = "file",
+        action: str = "",
+        error: int = 0,
+        bytes: int = 0,  # noqa: A002 - the record's name for it
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Queue how the intent `seq` ended; `error` is an errno, 0 when it succeeded. Never raises."""
+        micros = time_ns() // 1000
+        second = micros // 1000000
+        known, clock = self._clock
+        if second != known:
+            clock = self._turn(second)
+        more = f",{object_of(details)[1:]}" if details else "}"
+        ended = f',"result":"error","reason":{quoted(reason_of(error))}{self._failed}' if error else self._done
+        self._queued.append(
+            f'{clock}{micros - second * 1000000:06d}+00:00","guard":{quoted(guard)}'
+            f',"operation":{quoted(operation)}{self._agent}{{"intent":{seq}{more}{ended}{quoted(path)}'
+            f',"action":{quoted(action)},"governance":"pass","lock":"none","code":null,"rule":"","bytes":{bytes},"seq":'
+        )
+
+    def denied(
+        self,
+        denied: Denied,
+        action: str,
+        *,
+        guard: str = "file",
+        tool: str = "",
+        lock: str = "none",
+        details: dict[str, Any] | None = None,
+    ) -> int:
+        """Enter that a change was refused, and give its `seq`. TrailError: it could not be entered."""
+        entry = self._entry("intent", denied.operation, guard, details, path=denied.path, tool=tool, action=action)
+        entry.lock = lock
+        return self._append(body_of(_refused(entry, denied)))
+
+    def repeated(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
+        """Enter that the denial `seq` came `count` times more since it was entered, and give this entry's `seq`."""
+        details = {"intent": seq, "count": count}
+        entry = self._entry("outcome", denied.operation, guard, details, path=denied.path)
+        return self._append(body_of(_refused(entry, denied)))
+
+    def alert(
+        self,
+        reason: str,
+        *,
+        operation: str = "alert",
+        guard: str = "file",
+        path: str = "",
+        code: str = "",
+        details: dict[str, Any] | None = None,
+    ) -> int:
+        """Enter what a person should look at, and give its `seq`. With a `code` it is about a refusal."""
+        entry = self._entry("alert", operation, guard, details, path=path)
+        entry.reason, entry.code = reason, code or None
+        entry.result, entry.governance = ("denied", "deny") if code else ("error", "pass")
+        return self._append(body_of(entry))
+
+    def event(
+        self, operation: str, details: dict[str, Any] | None = None, *, guard: str = "file", path: str = ""
+    ) -> int:
+        """Enter what happened to the session itself, and give its `seq`."""
+        return self._append(body_of(self._entry("event", operation, guard, details, path=path)))
+
+    def enter(self, entry: AuditEntry) -> int:
+        """Enter a record made elsewhere, and give its `seq`.
+
+        Session, place and hashes are the trail's own; an `agent_id` that is not given is the session's agent's.
+        """
+        session, _, agent_id = self.identity
+        return self._append(body_of(replace(entry, session=session, agent_id=entry.agent_id or agent_id)))
+
+    def flush(self) -> None:
+        """Write the queued outcomes. TrailError: they stay queued."""
+        with self._writing:
+            self._write(())
+
+    def sync(self) -> None:
+        """Write the queued outcomes, bring the trail to the disk and then renew the head.
+
+        The head is renewed also where nothing was entered: whoever asked can wait for that. TrailError: the trail is
+        not known to be on the disk; after a failed fdatasync nothing can be entered any more, because the kernel may
+        have dropped what it could not write and would not say so again.
+        """
+        with self._syncing:
+            self._settle(())
+
+    def close(self) -> None:
+        """Enter the clean end, sync, and let go of the files. A second call does nothing."""
+        with self._syncing:
+            if self._descriptor < 0:
+                return
+            try:
+                self._settle((body_of(self._entry("event", CLOSE, "file", None)),))
+            finally:
+                with self._writing:
+                    self._refusal = self._refusal or "it is closed"
+                    os.close(self._descriptor)
+                    os.close(self._head_descriptor)
+                    self._descriptor = self._head_descriptor = -1
+
+    def _settle(self, closing: tuple[str, ...]) -> None:
+        """Write what is queued and `closing`, sync, renew the head; _syncing is held."""
+        with self._writing:
+            moment = time_ns()
+            self._write(closing)
+            end = self._end
+            if closing:
+                self._refusal = "it is closed"
+        if end[0] != self._synced:
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                self._refusal = f"it could not be brought to the disk: {_said(error)}"
+                raise self._unwritten() from error
+        self._write_head(end, moment)
+
+    def _entry(
+        self,
+        kind: str,
+        operation: str,
+        guard: str,
+        details: dict[str, Any] | None,
+        *,
+        path: str = "",
+        tool: str = "",
+        action: str = "",
+    ) -> AuditEntry:
+        session, agent, agent_id = self.identity
+        return AuditEntry(
+            timestamp=datetime.now(UTC),
+            guard=guard,
+            operation=operation,
+            agent=agent,
+            details=details or {},
+            result="allowed",
+            reason=None,
+            kind=kind,
+            session=session,
+            agent_id=agent_id,
+            tool=tool,
+            path=path,
+            action=action,
+        )
+
+    def _turn(self, second: int) -> str:
+        """Begin a new second: all of a line's timestamp that is before the point. One pair, so that threads agree."""
+        clock = f'{{"timestamp":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.'
+        self._clock = (second, clock)
+        return clock
+
+    def _append(self, body: str) -> int:
+        with self._writing:
+            return self._write((body,))
+
+    def _write(self, bodies: tuple[str, ...]) -> int:
+        """Write the queued outcomes and `bodies` by one write(2), and give the last `seq`; _writing is held."""
+        if self._refusal:
+            raise self._unwritten()
+        queued = self._queued
+        waiting = len(queued)
+        seq, link, size = self._end
+        lines = []
+        for body in (*queued, *bodies):
+            seq += 1
+            text = f'{body}{seq},"prev":"{link}"'
+            link = sha256(text.encode()).hexdigest()
+            lines.append(f'{text},"hash":"{link}"}}\n')
+        if not lines:
+            return seq
+        data = "".join(lines).encode()
+        written = 0
+        try:
+            written = os.write(self._descriptor, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            end = (seq, link, size + written)
+        except BaseException as error:
+            # A signal handler may raise after the write: what was not counted must not stay.
+            self._cut_back(size, must=written > 0)
+            if isinstance(error, OSError):
+                self._note_failure(error)
+                raise TrailError(f"the trail {self.path} cannot be written: {_said(error)}") from error
+            raise
+        # No call stands between these two, so no signal handler can part them.
+        self._end = end
+        del queued[:waiting]
+        self._failing = False
+        self.recent.extend(lines)
+        return seq
+
+    def _cut_back(self, size: int, *, must: bool) -> None:
+        try:
+            if must or os.fstat(self._descriptor).st_size > size:
+                os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            self._refusal = f"half an entry could not be cut off: {_said(error)}"
+
+    def _note_failure(self, error: OSError) -> None:
+        """Queue one alert for as long as writing fails; it is entered by the first write that succeeds."""
+        if not self._failing:
+            self._failing = True
+            entry = self._entry("alert", "alert", "file", {"error": _said(error)})
+            entry.result, entry.reason = "error", "The trail could not be written."
+            self._queued.append(body_of(entry))
+
+    def _write_head(self, end: End, moment: int = 0) -> None:
+        settled = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds") if moment else ""
+        seq, link, _ = end
+        text = f'{{"seq":{seq},"hash":"{link}","settled":"{settled}"}}'
+        try:
+            written = os.pwrite(self._head_descriptor, f"{text:<{HEAD_SIZE - 1}}\n".encode(), 0)
+            if written != HEAD_SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise TrailError(f"the head of the trail {self.path} cannot be written: {_said(error)}") from error
+        self._synced = seq
+
+    def _unwritten(self) -> TrailError:
+        return TrailError(f"the trail {self.path} cannot be written: {self._refusal}")
+
+
+class AuditLog:
+    """Append-only log of all privileged operations, as the guards' callers see it."""
+
+    def __init__(self, trail: Trail, resolve: Callable[[str], str | None] | None = None) -> None:
+        """Stand over `trail`; `resolve` gives the UUID of the living agent of a label, None when there is none."""
+        self._trail = trail
+        self._resolve = resolve
+
+    def log(self, entry: AuditEntry) -> None:
+        """Append an entry; its session, place and hashes become the trail's. TrailError: it was not appended."""
+        self._trail.enter(entry)
+
+    def recent(self, limit: int = 50) -> list[AuditEntry]:
+        """Give the last entries of this session, at most `limit` and at most 1000, oldest first."""
+        # What cannot be written now stays queued; reading goes on without it.
+        with suppress(TrailError):
+            self._trail.flush()
+        lines = list(self._trail.recent)
+        return [AuditEntry.from_line(line) for line in lines[max(0, len(lines) - limit) :]]
+
+    def filter_by_agent(self, agent: str) -> list[AuditEntry]:
+        """Give those of the last 1000 entries that are of `agent`: a UUID, or the label of a living agent."""
+        identity = self._resolve(agent) if self._resolve is not None else None
+        return [
+            entry
+            for entry in self.recent(RING)
+            if entry.agent_id in (agent, identity) or (self._resolve is None and entry.agent == agent)
+        ]
+
+
+def reason_of(error: int) -> str:
+    """Say an errno: its name and its meaning."""
+    return f"{errno.errorcode.get(error, error)}: {os.strerror(error)}"
+
+
+def _refused(entry: AuditEntry, denied: Denied) -> AuditEntry:
+    entry.result, entry.governance = "denied", "deny"
+    entry.reason, entry.code, entry.rule = denied.reason, denied.code, denied.rule
+    if denied.instead:
+        entry.details = {**entry.details, "instead": denied.instead}
+    return entry
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _said(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,315 @@
+"""After an unclean boot: where the source is not as the record says.
+
+Power loss may take the last second of the record, and it may take changes that were recorded but not yet on the disk.
+So the trails of the source are played once more, and what they say is compared with what is there: names, sizes, and
+what was changed since the last moment of which the record is known to be whole.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.audit.history import is_closed, last, merged
+from bonobofs.audit.log import Trail
+from bonobofs.audit.record import AuditEntry, instant
+from bonobofs.audit.verify import directory_below, read_head
+from bonobofs.errors import TrailError
+from bonobofs.request import Operation
+
+OUT_OF_BAND: Final = "out_of_band"
+
+SLACK: Final = 1.0
+"""Seconds by which a record and the kernel's times of the same change may differ."""
+
+MOST: Final = 10_000
+"""Differences that are entered one by one; the rest are counted."""
+
+KEEPS_CONTENT: Final = frozenset(
+    {
+        Operation.RENAME,
+        Operation.LINK,
+        Operation.SET_MODE,
+        Operation.SET_OWNER,
+        Operation.SET_TIMES,
+        Operation.SET_XATTR,
+        Operation.REMOVE_XATTR,
+    }
+)
+"""Operations after which a file holds what it held before."""
+
+FOREVER: Final = float("inf")
+
+
+class Difference(NamedTuple):
+    """A path at which the source is not as the record says, and how."""
+
+    path: str
+    what: str
+
+
+class _Node:
+    """What the record says of one path. The paths below are its children, so that a renamed directory takes them along.
+
+    `began` and `ended` are the span, in seconds since 1970, in which recorded changes account for the inode's ctime;
+    spans of separate changes are joined, because ctime shows the last one only. `ended` is FOREVER after an intent
+    without outcome, `there` and `size` are None where the record does not tell.
+    """
+
+    __slots__ = ("began", "children", "content_by", "ended", "size", "there")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.began = FOREVER
+        self.ended = 0.0
+        self.content_by: tuple[str, int] | None = None
+        """Session and number of the last intent that concerns the content."""
+        self.there: bool | None = None
+        self.size: int | None = None
+
+    def touch(self, began: float, ended: float) -> None:
+        self.began = min(self.began, began)
+        self.ended = max(self.ended, ended)
+
+    def explains(self, moment: float) -> bool:
+        return self.began - SLACK <= moment <= self.ended + SLACK
+
+
+class _Record:
+    """What all trails of a source say together."""
+
+    def __init__(self) -> None:
+        self.root = _Node()
+        self.names = _Node()
+        """The span of changes of names: they alter the ctime of a file under its other names too."""
+        self._open: dict[tuple[str, int], AuditEntry] = {}
+
+    def play(self, entries: Iterator[AuditEntry]) -> None:
+        for entry in entries:
+            if entry.kind == "intent" and entry.result == "allowed":
+                self._open[entry.session, entry.seq] = entry
+                if entry.operation not in KEEPS_CONTENT:
+                    self._node(entry.path).content_by = (entry.session, entry.seq)
+            elif entry.kind == "outcome":
+                number = entry.details.get("intent")
+                intent = self._open.pop((entry.session, number), None) if isinstance(number, int) else None
+                if intent is not None:
+                    self._end(intent, entry)
+            elif entry.operation == OUT_OF_BAND:
+                node = self._node(entry.path)
+                node.there = node.size = None
+                node.touch(0.0, entry.timestamp.timestamp())
+        for intent in self._open.values():
+            self._leave_open(intent)
+
+    def _end(self, intent: AuditEntry, outcome: AuditEntry) -> None:
+        began, ended = intent.timestamp.timestamp(), outcome.timestamp.timestamp()
+        other = _other_name(intent)
+        if outcome.result == "allowed":
+            if intent.operation == Operation.RENAME:
+                if other is not None:
+                    self._rename(intent.path, other, exchanged=bool(intent.details.get("exchange")))
+            elif intent.action == "delete":
+                self._cut(intent.path)
+            else:
+                self._note_content(self._node(intent.path), intent, outcome)
+        for name in (intent.path, other):
+            if name is not None:
+                self._node(name).touch(began, ended)
+                # Also where names stay: a file is written by way of another name that takes its place.
+                self._above(name).touch(began, ended)
+        if _changes_names(intent):
+            self.names.touch(began, ended)
+
+    def _leave_open(self, intent: AuditEntry) -> None:
+        began = intent.timestamp.timestamp()
+        for name in (intent.path, _other_name(intent)):
+            if name is not None:
+                node = self._node(name)
+                node.touch(began, FOREVER)
+                node.there = node.size = None
+                if _changes_names(intent):
+                    self._above(name).touch(began, FOREVER)
+                    self.names.touch(began, FOREVER)
+
+    def _note_content(self, node: _Node, intent: AuditEntry, outcome: AuditEntry) -> None:
+        node.there = True
+        if intent.operation not in KEEPS_CONTENT:
+            size = outcome.details.get("size")
+            # A run of writes settles late: another change may have come between, and then its size says nothing.
+            is_last = node.content_by == (intent.session, intent.seq)
+            node.size = size if is_last and isinstance(size, int) else None
+
+    def _rename(self, old: str, new: str, *, exchanged: bool) -> None:
+        moved, replaced = self._cut(old), self._cut(new)
+        moved.there = True
+        self._put(new, moved)
+        if exchanged:
+            replaced.there = True
+            self._put(old, replaced)
+
+    def _above(self, path: str) -> _Node:
+        return self._node(path.rpartition("/")[0])
+
+    def _node(self, path: str) -> _Node:
+        node = self.root
+        for name in path.split("/") if path else ():
+            node = node.children.setdefault(name, _Node())
+        return node
+
+    def _cut(self, path: str) -> _Node:
+        """Take a path's node away, and leave one that says that nothing is there."""
+        node = self._node(path)
+        absent = _Node()
+        absent.there = False
+        self._put(path, absent)
+        return node
+
+    def _put(self, path: str, node: _Node) -> None:
+        self._above(path).children[path.rpartition("/")[2]] = node
+
+
+def _other_name(intent: AuditEntry) -> str | None:
+    """Give the second name that a change touches: the new one of a rename, the old one of a link."""
+    key = "to" if intent.operation == Operation.RENAME else "from" if intent.operation == Operation.LINK else ""
+    other = intent.details.get(key)
+    return other if isinstance(other, str) else None
+
+
+def _changes_names(intent: AuditEntry) -> bool:
+    return intent.action in ("create", "delete") or intent.operation == Operation.RENAME
+
+
+def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Difference]:
+    """Give the differences between a source and its record, in no order.
+
+    `trails` are the trails of all sessions of this source that may account for what is there, each with its head;
+    closed ones explain, those without a closing entry set the moment from which changes need an explanation. Nothing
+    is said when all are closed. What is mounted below the source is left out, and no symlink is followed.
+    """
+    ended_open = [pair for pair in trails if not is_closed(pair[0])]
+    if not ended_open:
+        return
+    record = _Record()
+    record.play(merged(trail for trail, _ in trails))
+    yield from _Comparison(source, record, max(_whole_until(*pair) for pair in ended_open) - SLACK).run()
+
+
+def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[str], bool]) -> int:
+    """Enter each difference as an event, under `protected` as an alert too, and give their number.
+
+    After MOST of them events are counted in one last entry. TrailError: not all were entered.
+    """
+    number = 0
+    for number, (path, what) in enumerate(differences, 1):
+        if number <= MOST:
+            trail.event(OUT_OF_BAND, {"what": what}, path=path)
+        if protected(path):
+            reason = "A protected path was changed behind the mount."
+            trail.alert(reason, operation=OUT_OF_BAND, path=path, details={"what": what})
+    if number > MOST:
+        trail.event(OUT_OF_BAND, {"more": number - MOST})
+    return number
+
+
+class _Comparison:
+    """One walk over the source, the record in hand."""
+
+    def __init__(self, source: Path, record: _Record, since: float) -> None:
+        self._source = source
+        self._record = record
+        self._since = since
+        self._device = source.stat().st_dev
+        self._linked: dict[int, list[Difference]] = {}
+        """By inode, what is not explained of files with several names: another name may explain it."""
+        self._linked_explained: set[int] = set()
+
+    def run(self) -> Iterator[Difference]:
+        root = self._record.root
+        yield from self._judge("", self._source.stat(), root)
+        waiting: list[tuple[str, _Node | None]] = [("", root)]
+        while waiting:
+            path, node = waiting.pop()
+            try:
+                descriptor = directory_below(self._source, path)
+            except OSError:
+                # Gone or closed to us since it was listed; its own times were judged already.
+                continue
+            try:
+                if os.fstat(descriptor).st_dev == self._device:
+                    yield from self._directory(descriptor, path, node, waiting)
+            finally:
+                os.close(descriptor)
+        for inode, differences in self._linked.items():
+            if inode not in self._linked_explained:
+                yield from differences
+
+    def _directory(
+        self, descriptor: int, path: str, node: _Node | None, waiting: list[tuple[str, _Node | None]]
+    ) -> Iterator[Difference]:
+        children = node.children if node is not None else {}
+        seen = set()
+        with os.scandir(descriptor) as listing:
+            for each in listing:
+                below = f"{path}/{each.name}" if path else each.name
+                child = children.get(each.name)
+                with suppress(FileNotFoundError):
+                    status = each.stat(follow_symlinks=False)
+                    yield from self._judge(below, status, child)
+                    if child is not None:
+                        seen.add(each.name)
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append((below, child))
+                    elif child is not None:
+                        for name, lost in child.children.items():
+                            yield from self._absent(f"{below}/{name}", lost)
+        for name, child in children.items():
+            if name not in seen:
+                yield from self._absent(f"{path}/{name}" if path else name, child)
+
+    def _judge(self, path: str, status: os.stat_result, node: _Node | None) -> Iterator[Difference]:
+        has_other_names = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
+        # A file of several names changes under all of them; and a rename onto another of its names leaves both.
+        if node is not None and not has_other_names:
+            if node.there is False:
+                yield Difference(path, "is there, and the record says that it is gone")
+                return
+            if node.size not in (None, status.st_size) and stat.S_ISREG(status.st_mode):
+                yield Difference(path, f"holds {status.st_size} bytes, and the record says {node.size}")
+                return
+        if status.st_ctime <= self._since:
+            return
+        explained = node is not None and node.explains(status.st_ctime)
+        moment = datetime.fromtimestamp(status.st_ctime, UTC)
+        difference = Difference(path, f"was changed at {instant(moment)}, and the record does not say so")
+        if has_other_names and (explained or self._record.names.explains(status.st_ctime)):
+            self._linked_explained.add(status.st_ino)
+        elif has_other_names:
+            self._linked.setdefault(status.st_ino, []).append(difference)
+        elif not explained:
+            yield difference
+
+    def _absent(self, path: str, node: _Node) -> Iterator[Difference]:
+        """Give the topmost names at and below an absent `path` that the record knows to be there."""
+        waiting = [(path, node)]
+        while waiting:
+            below, node = waiting.pop()
+            if node.there:
+                yield Difference(below, "is absent, and the record says that it is there")
+            elif node.there is None:
+                waiting += [(f"{below}/{name}", child) for name, child in node.children.items()]
+
+
+def _whole_until(trail: Path, head: Path) -> float:
+    """Give the moment, in seconds since 1970, until which the record of a session is known to be whole."""
+    with suppress(TrailError, FileNotFoundError):
+        settled = read_head(head).settled
+        if settled is not None:
+            return settled.timestamp()
+    entries = last(trail, 1)
+    return entries[0].timestamp.timestamp() if entries else trail.stat().st_mtime

@@ -1,0 +1,110 @@
+"""What the engine answers, and the schema in which every decision is shown."""
+
+from __future__ import annotations
+
+import enum
+import errno
+from typing import Any, ClassVar, Final, NamedTuple
+
+from bonobofs.request import Operation, WorkspacePath
+
+
+class Code(enum.StrEnum):
+    """Why a change is refused. The words are an interface; contracts and SECURITY.md list them."""
+
+    OUTSIDE = "OUTSIDE"
+    DEVICE = "DEVICE"
+    HARDLINK = "HARDLINK"
+    PROTECTED = "PROTECTED"
+    ROLE = "ROLE"
+    HIDDEN = "HIDDEN"
+    SUFFIX = "SUFFIX"
+    EXECUTABLE = "EXECUTABLE"
+    KEEP = "KEEP"
+    DEFAULT = "DEFAULT"
+    SIZE = "SIZE"
+    LEASED = "LEASED"
+    ASK = "ASK"
+    IDENTITY = "IDENTITY"
+    UNRECORDED = "UNRECORDED"
+
+
+ERRNO: Final[dict[Code, int]] = {
+    Code.OUTSIDE: errno.EPERM,
+    Code.DEVICE: errno.EPERM,
+    Code.HARDLINK: errno.EPERM,
+    Code.PROTECTED: errno.EROFS,
+    Code.ROLE: errno.EACCES,
+    Code.HIDDEN: errno.EACCES,
+    Code.SUFFIX: errno.EACCES,
+    Code.EXECUTABLE: errno.EACCES,
+    Code.KEEP: errno.EACCES,
+    Code.DEFAULT: errno.EACCES,
+    Code.SIZE: errno.EFBIG,
+    Code.LEASED: errno.EACCES,
+    Code.ASK: errno.EACCES,
+    Code.IDENTITY: errno.EACCES,
+    Code.UNRECORDED: errno.EIO,
+}
+
+
+class Allowed(NamedTuple):
+    """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it."""
+
+    rule: str
+    """Name of the rule that admitted it."""
+    max_size: int | None = None
+    """The largest size in bytes to which this verdict extends; None: any."""
+    judges_content: bool = False
+    """The rule forbids executable content: a change of the first bytes must be judged anew."""
+
+
+class Denied(NamedTuple):
+    """A refusal: the rule that made it, a stable code, one constant sentence, and what to do instead."""
+
+    code: Code
+    rule: str
+    reason: str
+    instead: str
+    path: WorkspacePath
+    operation: Operation
+
+    @property
+    def errno(self) -> int:
+        return ERRNO[self.code]
+
+
+Decision = Allowed | Denied
+
+
+def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
+    """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
+    if isinstance(decision, Denied):
+        return {
+            "allowed": False,
+            "code": decision.code.value,
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "instead": decision.instead,
+            "path": decision.path,
+            "operation": decision.operation.value,
+        }
+    return {
+        "allowed": True,
+        "code": None,
+        "rule": decision.rule,
+        "reason": None,
+        "instead": None,
+        "path": path,
+        "operation": operation.value,
+    }
+
+
+class Refused(PermissionError):  # noqa: N818 - it is what the seeds call a denial, not a fault
+    """A change that the policy does not admit. `errno` follows from the code; `decision` says the rest."""
+
+    exit_code: ClassVar[int] = 77
+
+    def __init__(self, decision: Denied) -> None:
+        super().__init__(decision.errno, f"{decision.reason} {decision.instead}", decision.path)
+        self.decision = decision

@@ -1,0 +1,87 @@
+"""What is asked: an operation by an agent on a workspace path, and what the engine must know of the world."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple, NewType
+
+WorkspacePath = NewType("WorkspacePath", str)
+"""A path below the workspace's root: components joined by `/`, no leading slash, the root is "".
+
+Names that are not UTF-8 are carried by surrogateescape (`os.fsdecode`).
+"""
+
+HEAD_BYTES: Final = 8
+"""How many first bytes of a file decide whether its content is executable."""
+
+
+class Operation(enum.StrEnum):
+    """Every change there is a word for: in the engine, in `--op` and in records."""
+
+    WRITE_FILE = "write_file"
+    CREATE_FILE = "create_file"
+    DELETE_FILE = "delete_file"
+    RENAME = "rename"
+    LINK = "link"
+    SYMLINK = "symlink"
+    MKDIR = "mkdir"
+    RMDIR = "rmdir"
+    MKNOD = "mknod"
+    TRUNCATE = "truncate"
+    ALLOCATE = "allocate"
+    COPY_RANGE = "copy_range"
+    SET_MODE = "set_mode"
+    SET_OWNER = "set_owner"
+    SET_TIMES = "set_times"
+    SET_XATTR = "set_xattr"
+    REMOVE_XATTR = "remove_xattr"
+
+
+class Kind(enum.Enum):
+    """What the path names, or will name after the change."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    DEVICE = "device"
+
+
+class Agent(NamedTuple):
+    """Who asks. The label is for people; the UUID is the identity; the role is the session's."""
+
+    label: str
+    id: str
+    role: str
+
+
+class Request(NamedTuple):
+    """One name that an operation would change. A rename is two requests under one admission."""
+
+    operation: Operation
+    path: WorkspacePath
+    kind: Kind = Kind.FILE
+
+
+class Facts(NamedTuple):
+    """What the engine cannot know by itself. Sizes are bytes; -1 says that the change does not touch it."""
+
+    size: int = -1
+    """Size of the regular file after the change; -1: the content stays."""
+    size_before: int = 0
+    mode: int = -1
+    """Permission bits (07777) of the regular file after the change; -1: they stay."""
+    head: bytes = b""
+    """First HEAD_BYTES of the regular file after the change, where the change brings or alters them."""
+    target: str | None = None
+    """Text of the symlink that appears under the path."""
+    leaves: bool = False
+    """The name goes away: deletion, or the old name of a rename."""
+    foreign_names: int = 0
+    """Names of the file (hard links) beyond those that are known and allowed."""
+    privileged: bool = False
+    """The serving process runs as root, so that devices could be made at all."""
+
+
+NO_FACTS: Final = Facts()

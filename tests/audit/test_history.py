@@ -1,0 +1,295 @@
+"""What the trails hold can be read, asked and exported exactly."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import resource
+import tracemalloc
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bonobofs.audit.history import (
+    LOOK_AHEAD,
+    UNREADABLE,
+    Change,
+    Follower,
+    Query,
+    export_csv,
+    export_jsonl,
+    is_closed,
+    join,
+    last,
+    merged,
+    read,
+    shown,
+    since,
+    trails_in,
+)
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.record import FIELDS, AuditEntry
+from bonobofs.errors import TrailError, UsageError
+from bonobofs.request import Operation
+
+NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
+
+
+def create(directory: Path, session: str = "s", agent: str = "alice") -> Trail:
+    identity = Identity(session, agent, f"id-of-{agent}")
+    return Trail.create(directory / f"{session}.jsonl", directory / f"{session}.head", identity)
+
+
+def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE, error: int = 0) -> None:
+    trail.outcome(trail.intent(operation, path, "create", "artifacts"), operation, path, error=error)
+
+
+def note(trail: Trail, seconds: float, text: str) -> None:
+    moment = NOW + timedelta(seconds=seconds)
+    trail.enter(AuditEntry(moment, "git", "note", trail.identity.agent, {"text": text}, "allowed", None))
+
+
+def texts(entries: Iterable[AuditEntry]) -> list[str]:
+    return [entry.details["text"] for entry in entries if "text" in entry.details]
+
+
+def answers(query: Query, trail: Trail) -> list[str]:
+    trail.flush()
+    return [found.entry.path for found in query.select(join(read(trail.path)))]
+
+
+@pytest.fixture
+def trails(tmp_path: Path) -> Path:
+    made = tmp_path / "trails"
+    made.mkdir()
+    return made
+
+
+def test_a_damaged_line_is_shown_and_hides_nothing_else(trails: Path) -> None:
+    trail = create(trails)
+    note(trail, 0, "before")
+    with trail.path.open("ab") as stream:
+        stream.write(b'\x1b[2J{"timestamp":\n')
+        stream.write(trail.path.read_bytes().replace(b'"details":{', b'"details":[],"x":{'))
+    note(trail, 1, "after")
+    trail.close()
+    entries = list(read(trail.path))
+    assert [entry.operation for entry in entries] == ["note", UNREADABLE, UNREADABLE, "note", "close"]
+    assert (entries[1].session, entries[1].timestamp, entries[1].result) == ("s", NOW, "error")
+    assert entries[1].details == {"line": '\x1b[2J{"timestamp":\n'}
+
+
+def test_a_line_that_is_being_written_is_not_read(trails: Path) -> None:
+    trail = create(trails)
+    note(trail, 0, "whole")
+    with trail.path.open("ab") as stream:
+        stream.write(b'{"timestamp":"2026-')
+    assert texts(read(trail.path)) == ["whole"]
+    assert texts(last(trail.path, 5)) == ["whole"]
+
+
+def test_a_trail_that_is_not_there_is_a_trail_error(trails: Path) -> None:
+    for call in (lambda: next(read(trails / "none.jsonl")), lambda: last(trails / "none.jsonl", 1)):
+        with pytest.raises(TrailError, match=r"cannot be read: No such file"):
+            call()
+
+
+def test_trails_are_merged_by_time_and_each_keeps_its_own_order(trails: Path) -> None:
+    one, two = create(trails, "one"), create(trails, "two", "bob")
+    for trail, seconds, text in (
+        (one, 0, "a"),
+        (two, 1, "b"),
+        (one, 3, "d"),
+        (one, -500, "d, the clock set back"),
+        (two, 2, "c"),
+        (two, 4, "e"),
+    ):
+        note(trail, seconds, text)
+    assert texts(merged(trails_in(trails))) == ["a", "b", "c", "d", "d, the clock set back", "e"]
+
+
+def test_more_trails_than_descriptors_are_merged(trails: Path) -> None:
+    for number in range(120):
+        trail = create(trails, f"s{number}")
+        note(trail, number, str(number))
+        trail.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 40, hard))
+    try:
+        found = texts(merged(trails_in(trails)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == [str(number) for number in range(120)]
+
+
+def test_the_last_entries_are_those_that_reading_it_all_would_give(trails: Path) -> None:
+    trail = create(trails)
+    for number in range(500):
+        note(trail, number, "x" * (number % 7 * 100))
+    everything = list(read(trail.path))
+    for count in (0, 1, 2, 99, 110, 499, 500, 501):
+        assert last(trail.path, count) == everything[max(0, 500 - count) :]
+    assert not is_closed(trail.path)
+    trail.close()
+    assert is_closed(trail.path)
+
+
+def test_a_follower_gives_what_is_added_and_new_trails_whole(trails: Path) -> None:
+    one = create(trails, "one")
+    note(one, 0, "old")
+    follower = Follower(trails)
+    assert follower.poll() == []
+    note(one, 1, "new")
+    two = create(trails, "two")
+    note(two, 0.5, "newer session")
+    assert texts(follower.poll()) == ["newer session", "new"]
+    with two.path.open("ab") as stream:
+        stream.write(b'{"time')
+    assert follower.poll() == []
+
+
+def test_a_change_is_shown_with_its_outcome_in_the_order_of_intents(trails: Path) -> None:
+    trail = create(trails)
+    first = trail.intent(Operation.WRITE_FILE, "long", "modify", "code")
+    change(trail, "short")
+    change(trail, "failed", error=28)
+    trail.outcome(first, Operation.WRITE_FILE, "long", bytes=9)
+    trail.intent(Operation.MKDIR, "open", "create", "code")
+    changes = list(join(read(trail.path)))
+    assert [(each.entry.path, each.result, each.outcome is not None) for each in changes] == [
+        ("long", "allowed", True),
+        ("short", "allowed", True),
+        ("failed", "error", True),
+        ("open", "allowed", False),
+    ]
+
+
+def test_a_change_whose_outcome_never_comes_holds_up_no_more_than_the_look_ahead(trails: Path) -> None:
+    trail = create(trails)
+    lost = trail.intent(Operation.MKDIR, "lost", "create", "code")
+    for _ in range(LOOK_AHEAD + 10):
+        trail.event("note")
+    trail.outcome(lost, Operation.MKDIR, "lost")
+    trail.flush()
+    changes = list(join(read(trail.path)))
+    assert changes[0].entry.path == "lost"
+    assert changes[0].outcome is None
+    assert (changes[-1].entry.kind, len(changes)) == ("outcome", LOOK_AHEAD + 12)
+
+
+def test_nothing_is_lost_where_entries_are_doubled_or_damaged(trails: Path) -> None:
+    trail = create(trails)
+    change(trail, "a")
+    trail.flush()
+    raw = trail.path.read_bytes()
+    trail.path.write_bytes(raw + b"{}\n{}\n" + raw + raw.replace(b'"intent":1', b'"intent":[]'))
+    changes = list(join(read(trail.path)))
+    assert sum(1 + (each.outcome is not None) for each in changes) == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("docs", ["docs/a.md", "docs/deep/b.md", "src/c.py"]),
+        ("docs/", ["docs/a.md", "docs/deep/b.md", "src/c.py"]),
+        ("./docs/deep", ["docs/deep/b.md", "src/c.py"]),
+        ("docs/*.md", ["docs/a.md"]),
+        ("docs/**/*.md", ["docs/a.md", "docs/deep/b.md"]),
+        ("**/*.py", ["src/c.py"]),
+        ("*.md", []),
+        ("doc?/a.md", ["docs/a.md"]),
+        ("docs2", ["docs2/a"]),
+        ("a+b[c]\nd", ["a+b[c]\nd"]),
+        ("", ["docs/a.md", "docs/deep/b.md", "src/c.py", "docs2/a", "a+b[c]\nd"]),
+    ],
+)
+def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(trails: Path, asked: str, found: list[str]) -> None:
+    trail = create(trails)
+    change(trail, "docs/a.md")
+    change(trail, "docs/deep/b.md")
+    trail.intent(Operation.RENAME, "src/c.py", "modify", "code", details={"to": "docs/deep/c.py"})
+    change(trail, "docs2/a")
+    change(trail, "a+b[c]\nd")
+    assert answers(Query(path=asked), trail) == found
+
+
+def test_each_filter_narrows_the_answer(trails: Path) -> None:
+    trail = create(trails)
+    change(trail, "made")
+    change(trail, "failed", error=28)
+    change(trail, "d", Operation.MKDIR)
+    assert answers(Query(result="error"), trail) == ["failed"]
+    assert answers(Query(operation="mkdir"), trail) == ["d"]
+    assert answers(Query(operation="mkdir", result="error"), trail) == []
+    assert answers(Query(agent="alice"), trail) == answers(Query(agent="id-of-alice"), trail) == ["made", "failed", "d"]
+    assert answers(Query(agent="alice", agent_id="another of that name"), trail) == []
+    now = datetime.now(UTC)
+    assert answers(Query(since=now + timedelta(hours=1)), trail) == []
+    assert answers(Query(since=now - timedelta(hours=1)), trail) == ["made", "failed", "d"]
+
+
+def test_a_moment_is_given_back_from_now_or_in_iso_form() -> None:
+    for text, distance in (("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86400), ("1w", 604800)):
+        assert since(text, NOW) == NOW - timedelta(seconds=distance)
+    assert since("2026-01-31T12:00:00.123456Z", NOW) == NOW
+    assert since("2026-01-31", NOW) == datetime(2026, 1, 31).astimezone()
+    for wrong in ("", "yesterday", "10", "m", "-5m", "1.5h", "999999w", "10m\x1b["):
+        with pytest.raises(UsageError, match="is no moment"):
+            since(wrong, NOW)
+
+
+def test_exported_json_lines_are_the_lines_of_the_trail(trails: Path) -> None:
+    trail = create(trails)
+    change(trail, "a\n\udcff€", error=5)
+    note(trail, 1, "x")
+    trail.close()
+    out = io.StringIO()
+    export_jsonl(read(trail.path), out)
+    assert out.getvalue() == trail.path.read_text()
+
+
+@given(path=st.binary(min_size=1, max_size=20).map(os.fsdecode))
+def test_an_exported_table_has_a_row_an_entry_and_no_cell_that_runs(
+    tmp_path_factory: pytest.TempPathFactory, path: str
+) -> None:
+    trail = create(tmp_path_factory.mktemp("trails"))
+    change(trail, path)
+    change(trail, f"={path}")
+    trail.close()
+    out = io.StringIO(newline="")
+    export_csv(read(trail.path), out)
+    out.getvalue().encode()
+    heading, *rows = csv.reader(io.StringIO(out.getvalue(), newline=""))
+    assert heading == list(FIELDS)
+    assert len(rows) == 5
+    for row in rows:
+        cells = dict(zip(heading, row, strict=True))
+        assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row)
+        assert isinstance(json.loads(cells["details"]), dict)
+    cells = dict(zip(heading, rows[2], strict=True))
+    assert cells["path"] == "'" + shown(f"={path}")
+
+
+def test_what_is_shown_is_one_line_and_cannot_steer_a_terminal() -> None:
+    assert shown("a\nb\x1b[2J\x7f\x9b\u2028\u202e\udcff\\é€") == "a\\nb\\x1b[2J\\x7f\\x9b\\u2028\\u202e\\xff\\\\é€"
+    assert shown("plain/name.md") == "plain/name.md"
+
+
+def test_a_long_trail_is_read_and_joined_in_little_memory(trails: Path) -> None:
+    trail = create(trails)
+    for number in range(5_000):
+        change(trail, f"d{number}")
+    trail.close()
+    tracemalloc.start()
+    count = sum(isinstance(each, Change) for each in join(merged(trails_in(trails))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 5_001
+    assert peak < 1_000_000

@@ -1,0 +1,303 @@
+"""After power loss the next session says where the source is not as the record says, and says nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bonobofs.audit.history import read
+from bonobofs.audit.log import HEAD_SIZE, Identity, Trail
+from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.recovery import MOST, OUT_OF_BAND, Difference, compare, enter
+from bonobofs.request import Operation
+
+HOUR = 3600.0
+
+
+class Past:
+    """A session that ended with the power: its source, and a record made at moments of the test's choice.
+
+    Times are seconds from now. What it does to the source happens now; what it enters may have happened then.
+    """
+
+    def __init__(self, directory: Path, name: str = "s") -> None:
+        self.source = directory / "source"
+        self.source.mkdir(exist_ok=True)
+        self.head = directory / f"{name}.head"
+        self.trail = Trail.create(directory / f"{name}.jsonl", self.head, Identity(name, "alice", "id"))
+
+    def enter(
+        self,
+        operation: Operation,
+        path: str,
+        action: str,
+        *,
+        at: float = 0,
+        took: float | None = 0,
+        result: str = "allowed",
+        size: int | None = None,
+        details: dict[str, str | bool] | None = None,
+    ) -> None:
+        """Enter a change and its outcome `took` seconds later; None: it has none."""
+        moment = datetime.now(UTC) + timedelta(seconds=at)
+        intent = AuditEntry(
+            moment, "file", operation, "alice", dict(details or {}), "allowed", None, "intent", path=path
+        )
+        intent.action = action
+        seq = self.trail.enter(intent)
+        if took is not None:
+            ended = moment + timedelta(seconds=took)
+            more = {} if size is None else {"size": size}
+            outcome = AuditEntry(ended, "file", operation, "alice", {"intent": seq} | more, result, None, "outcome")
+            outcome.path = path
+            self.trail.enter(outcome)
+
+    def settle(self, at: float) -> None:
+        """Make the head say that all was on the disk at a moment."""
+        seq, link = self.trail.head
+        moment = (datetime.now(UTC) + timedelta(seconds=at)).isoformat(timespec="microseconds")
+        text = f'{{"seq":{seq},"hash":"{link}","settled":"{moment}"}}'
+        self.head.write_text(f"{text:<{HEAD_SIZE - 1}}\n")
+
+    def differences(self, *others: Past) -> dict[str, str]:
+        trails = [(past.trail.path, past.head) for past in (self, *others)]
+        found = [(path, what.split(" at ")[0]) for path, what in compare(self.source, trails)]
+        assert len(dict(found)) == len(found)
+        return dict(found)
+
+
+CHANGED = "was changed"
+ABSENT = "is absent, and the record says that it is there"
+THERE = "is there, and the record says that it is gone"
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> Iterator[Past]:
+    """Give a session whose record was whole an hour ago: what changed since needs an explanation."""
+    made = Past(tmp_path)
+    made.settle(-HOUR)
+    yield made
+    made.trail.close()
+
+
+def test_what_changed_before_the_record_was_last_whole_needs_no_explanation(past: Past) -> None:
+    (past.source / "old").write_text("x")
+    past.settle(+HOUR)
+    assert past.differences() == {}
+
+
+def test_every_kind_of_thing_that_came_or_changed_unrecorded_is_told(past: Past) -> None:
+    (past.source / "d/deep").mkdir(parents=True)
+    (past.source / "d/deep/file\n\udcff").write_text("x")
+    (past.source / "link").symlink_to("/etc")
+    os.mkfifo(past.source / "fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(past.source / "socket"))
+    names = ["", "d", "d/deep", "d/deep/file\n\udcff", "link", "fifo", "socket"]
+    assert past.differences() == dict.fromkeys(names, CHANGED)
+
+
+def test_no_symlink_is_followed(past: Past, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("x")
+    (past.source / "link").symlink_to(tmp_path / "outside")
+    assert set(past.differences()) == {"", "link"}
+
+
+def test_a_recorded_change_explains_its_path_and_its_directory(past: Past) -> None:
+    (past.source / "d").mkdir()
+    (past.source / "d/file").write_text("12345")
+    past.enter(Operation.MKDIR, "d", "create")
+    past.enter(Operation.CREATE_FILE, "d/file", "create", size=5)
+    assert past.differences() == {}
+
+
+def test_a_record_of_another_time_explains_nothing(past: Past) -> None:
+    (past.source / "file").write_text("12345")
+    past.enter(Operation.CREATE_FILE, "file", "create", size=5, at=-HOUR / 2)
+    assert past.differences() == {"": CHANGED, "file": CHANGED}
+
+
+def test_a_run_of_writes_explains_what_happened_until_it_settled(past: Past) -> None:
+    (past.source / "file").write_text("12345")
+    past.enter(Operation.WRITE_FILE, "file", "modify", size=5, at=-HOUR, took=HOUR + 1)
+    assert past.differences() == {}
+
+
+def test_an_intent_without_outcome_explains_whatever_became_of_it(past: Past) -> None:
+    past.enter(Operation.CREATE_FILE, "made", "create", at=-HOUR, took=None)
+    past.enter(Operation.CREATE_FILE, "not made", "create", at=-HOUR, took=None)
+    past.enter(Operation.DELETE_FILE, "not deleted", "delete", at=-HOUR, took=None)
+    past.enter(Operation.RENAME, "old", "modify", at=-HOUR, took=None, details={"to": "new"})
+    for name in ("made", "not deleted", "new"):
+        (past.source / name).write_text("x")
+    assert past.differences() == {}
+
+
+def test_what_the_record_says_is_there_and_is_not_is_told_once(past: Past) -> None:
+    past.enter(Operation.MKDIR, "d", "create")
+    past.enter(Operation.CREATE_FILE, "d/file", "create", size=0)
+    past.enter(Operation.CREATE_FILE, "old directory/file", "create", size=0)
+    past.enter(Operation.SET_MODE, "changed", "modify")
+    assert past.differences() == {"d": ABSENT, "old directory/file": ABSENT, "changed": ABSENT}
+
+
+def test_what_the_record_says_is_gone_and_is_there_is_told(past: Past) -> None:
+    (past.source / "file").write_text("x")
+    past.enter(Operation.DELETE_FILE, "file", "delete")
+    past.enter(Operation.DELETE_FILE, "gone", "delete")
+    assert past.differences() == {"file": THERE}
+
+
+def test_a_deletion_that_failed_removed_nothing(past: Past) -> None:
+    (past.source / "file").write_text("x")
+    past.enter(Operation.DELETE_FILE, "file", "delete", result="error")
+    assert past.differences() == {}
+
+
+def test_a_file_that_became_a_directory_is_not_searched_below(past: Past) -> None:
+    (past.source / "d").write_text("x")
+    past.enter(Operation.CREATE_FILE, "d/file", "create", size=0)
+    assert past.differences() == {"": CHANGED, "d/file": ABSENT}
+
+
+def test_a_size_that_is_not_the_recorded_one_is_told(past: Past) -> None:
+    (past.source / "file").write_text("12345")
+    past.enter(Operation.CREATE_FILE, "file", "create", size=7)
+    past.enter(Operation.SET_MODE, "file", "modify")
+    assert past.differences() == {"file": "holds 5 bytes, and the record says 7"}
+
+
+def test_the_last_change_of_the_content_says_the_size(past: Past) -> None:
+    (past.source / "file").write_text("12345")
+    past.enter(Operation.CREATE_FILE, "file", "create", size=7)
+    past.enter(Operation.TRUNCATE, "file", "modify")
+    assert past.differences() == {}
+
+
+def test_a_run_that_settles_after_another_change_does_not_say_the_size(past: Past) -> None:
+    (past.source / "file").write_text("12345")
+    run = past.trail.intent(Operation.WRITE_FILE, "file", "modify", "code")
+    past.enter(Operation.TRUNCATE, "file", "modify")
+    past.trail.outcome(run, Operation.WRITE_FILE, "file", details={"size": 99})
+    past.trail.flush()
+    assert past.differences() == {}
+
+
+def test_renaming_a_directory_takes_along_what_is_known_below_it(past: Past) -> None:
+    past.enter(Operation.MKDIR, "old", "create")
+    past.enter(Operation.CREATE_FILE, "old/here", "create", size=5)
+    past.enter(Operation.CREATE_FILE, "old/lost", "create", size=5)
+    past.enter(Operation.RENAME, "old", "modify", details={"to": "new"})
+    (past.source / "new").mkdir()
+    (past.source / "new/here").write_text("12345")
+    assert past.differences() == {"new/lost": ABSENT}
+
+
+def test_an_exchange_takes_both_sides_along(past: Past) -> None:
+    past.enter(Operation.CREATE_FILE, "one", "create", size=1)
+    past.enter(Operation.CREATE_FILE, "two", "create", size=2)
+    past.enter(Operation.RENAME, "one", "modify", details={"to": "two", "exchange": True})
+    (past.source / "one").write_text("22")
+    (past.source / "two").write_text("1")
+    assert past.differences() == {}
+
+
+def test_a_rename_onto_another_name_of_the_same_file_leaves_both(past: Past) -> None:
+    (past.source / "one").write_text("x")
+    (past.source / "two").hardlink_to(past.source / "one")
+    past.enter(Operation.LINK, "two", "create", details={"from": "one"})
+    past.enter(Operation.RENAME, "one", "modify", details={"to": "two"})
+    assert past.differences() == {}
+
+
+def test_a_file_of_several_names_is_explained_by_any_of_them(past: Past) -> None:
+    (past.source / "one").write_text("x")
+    (past.source / "two").hardlink_to(past.source / "one")
+    past.enter(Operation.SET_MODE, "one", "modify")
+    assert past.differences() == {}
+
+
+def test_a_deleted_name_explains_the_others(past: Past) -> None:
+    (past.source / "one").write_text("x")
+    (past.source / "two").hardlink_to(past.source / "one")
+    (past.source / "three").hardlink_to(past.source / "one")
+    (past.source / "three").unlink()
+    past.enter(Operation.DELETE_FILE, "three", "delete")
+    assert past.differences() == {}
+
+
+def test_an_unexplained_file_of_several_names_is_told_under_each(past: Past) -> None:
+    past.settle(-HOUR)
+    (past.source / "one").write_text("x")
+    (past.source / "two").hardlink_to(past.source / "one")
+    assert past.differences() == dict.fromkeys(["", "one", "two"], CHANGED)
+
+
+def test_a_session_that_ended_cleanly_explains_and_asks_nothing(past: Past, tmp_path: Path) -> None:
+    later = Past(tmp_path, "t")
+    later.enter(Operation.CREATE_FILE, "file", "create", size=1)
+    (past.source / "file").write_text("x")
+    later.trail.close()
+    assert past.differences(later) == {}
+    assert past.differences() == {"": CHANGED, "file": CHANGED}
+    past.trail.close()
+    assert past.differences(later) == {}
+
+
+def test_without_a_head_the_last_entry_is_the_moment(past: Past) -> None:
+    past.head.unlink()
+    past.enter(Operation.CREATE_FILE, "old", "create", at=-HOUR)
+    (past.source / "file").write_text("x")
+    assert past.differences() == {"": CHANGED, "file": CHANGED, "old": ABSENT}
+
+
+def test_what_was_told_once_is_not_told_again(past: Past, tmp_path: Path) -> None:
+    (past.source / "file").write_text("x")
+    past.enter(Operation.DELETE_FILE, "file", "delete", at=-1)
+    found = list(compare(past.source, [(past.trail.path, past.head)]))
+    following = Past(tmp_path, "t")
+    assert enter(following.trail, found, lambda _: False) == len(found) == 1
+    following.settle(-HOUR)
+    assert past.differences(following) == {}
+    following.trail.close()
+
+
+def test_differences_are_entered_and_those_under_protect_are_alerts_too(past: Past) -> None:
+    found = [Difference("conftest.py", ABSENT), Difference("a\nb", THERE)]
+    assert enter(past.trail, found, lambda path: path == "conftest.py") == 2
+    entries = list(read(past.trail.path))
+    assert [(entry.kind, entry.operation, entry.path, entry.details["what"]) for entry in entries] == [
+        ("event", OUT_OF_BAND, "conftest.py", ABSENT),
+        ("alert", OUT_OF_BAND, "conftest.py", ABSENT),
+        ("event", OUT_OF_BAND, "a\nb", THERE),
+    ]
+
+
+def test_of_very_many_differences_the_rest_are_counted_and_no_alert_is_left_out(past: Past) -> None:
+    found = (Difference(f"f{number}", ABSENT) for number in range(MOST + 3))
+    assert enter(past.trail, found, lambda path: path == f"f{MOST + 1}") == MOST + 3
+    entries = list(read(past.trail.path))
+    assert len(entries) == MOST + 2
+    assert [entry.kind for entry in entries[-2:]] == ["alert", "event"]
+    assert entries[-1].details == {"more": 3}
+
+
+def test_a_tree_deeper_than_a_path_may_be_long_is_compared(past: Past) -> None:
+    past.settle(+HOUR)
+    here = os.open(past.source, os.O_RDONLY)
+    for _ in range(450):
+        os.mkdir("directory", dir_fd=here)
+        below = os.open("directory", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    deep, gone = "/".join(["directory"] * 450), "/".join(["gone"] * 2000)
+    past.enter(Operation.CREATE_FILE, f"{deep}/lost", "create", size=0)
+    past.enter(Operation.CREATE_FILE, f"{gone}/lost", "create", size=0)
+    assert past.differences() == {f"{deep}/lost": ABSENT, f"{gone}/lost": ABSENT}
