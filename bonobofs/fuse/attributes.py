@@ -1,0 +1,146 @@
+"""Requests that change attributes: size, mode, owner, times, extended attributes, ACLs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import ProtocolError
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import system
+from bonobofs.fuse.content import Content
+from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.inodes import Node, kind_of
+from bonobofs.fuse.reading import ATTR_TIMES
+from bonobofs.guard import Part
+from bonobofs.request import Facts, Kind, Operation, Request
+
+_ACL: Final = b"system.posix_acl_access"
+_OURS: Final = b"user.bonobofs."
+_SIGN: Final = 1 << 63
+
+
+class Attributes(Content):
+    """Handlers that change what is said of a file."""
+
+    def _changing_attributes(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {o.SETATTR: self._setattr, o.SETXATTR: self._setxattr, o.REMOVEXATTR: self._removexattr}
+
+    def _setattr(self, header: Header, body: memoryview) -> Reply:
+        fields = p.SETATTR_IN.unpack_from(body)
+        valid = p.Set(fields[0])
+        node = self._node(header.node_id)
+        st = self._backing.stat(node)
+        parts = self._attribute_parts(node, st, valid, fields)
+        if parts:
+            first, *rest = parts
+            with self._guard.admit(first.request, first.facts, *rest, caller=self._caller(header)) as leave:
+                self._set_attributes(node, st, valid, fields, leave)
+            st = self._backing.stat(node)
+        return ATTR_TIMES + p.pack_attr(st)
+
+    def _attribute_parts(self, node: Node, st: os.stat_result, valid: p.Set, fields: tuple[int, ...]) -> list[Part]:
+        path, kind = self._inodes.path(node), kind_of(st.st_mode)
+        foreign = self._foreign_names(node, st) if kind is Kind.FILE else 0
+        parts = []
+        if valid & p.Set.SIZE:
+            facts = Facts(size=fields[3], size_before=st.st_size, foreign_names=foreign)
+            parts.append(Part(Request(Operation.TRUNCATE, path, kind), facts))
+        if valid & (p.Set.UID | p.Set.GID):
+            parts.append(Part(Request(Operation.SET_OWNER, path, kind), Facts(foreign_names=foreign)))
+        if valid & p.Set.MODE:
+            mode = fields[11] & 0o7777 if kind is Kind.FILE else -1
+            parts.append(Part(Request(Operation.SET_MODE, path, kind), Facts(mode=mode, foreign_names=foreign)))
+        if valid & (p.Set.ATIME | p.Set.MTIME) and not valid & p.Set.SIZE:
+            parts.append(Part(Request(Operation.SET_TIMES, path, kind)))
+        return parts
+
+    def _set_attributes(
+        self, node: Node, st: os.stat_result, valid: p.Set, fields: tuple[int, ...], leave: Allowed
+    ) -> None:
+        backing = self._backing
+        if valid & p.Set.SIZE:
+            backing.truncate(node, fields[3], leave)
+            if valid & p.Set.KILL_SUIDGID and st.st_mode & SET_IDS:
+                self._kill_set_ids(node, node.fd, st, leave)
+        if valid & (p.Set.UID | p.Set.GID):
+            uid = fields[13] if valid & p.Set.UID else -1
+            backing.set_owner(node, uid, fields[14] if valid & p.Set.GID else -1, leave)
+        if valid & p.Set.MODE:
+            backing.hold_before_mode(node, fields[11])
+            backing.set_mode(node, fields[11] & 0o7777, leave)
+        if valid & (p.Set.ATIME | p.Set.MTIME) and not valid & p.Set.SIZE:
+            access = _time(valid, p.Set.ATIME, p.Set.ATIME_NOW, fields[5], fields[8])
+            backing.set_times(node, access, _time(valid, p.Set.MTIME, p.Set.MTIME_NOW, fields[6], fields[9]), leave)
+
+    def _setxattr(self, header: Header, body: memoryview) -> Reply:
+        size, flags, extra, _ = p.SETXATTR_IN.unpack_from(body)
+        (name,) = p.strings(body[p.SETXATTR_IN.size :], 1)
+        start = p.SETXATTR_IN.size + len(name) + 1
+        value = bytes(body[start : start + size])
+        if len(value) != size:
+            raise ProtocolError("SETXATTR is shorter than it says")
+        node = self._node(header.node_id)
+        path = self._inodes.path(node)
+        if name.startswith(_OURS):
+            self._refuse_virtual(Operation.SET_XATTR, path)
+        st = self._backing.stat(node)
+        kind = kind_of(st.st_mode)
+        operation, mode = Operation.SET_XATTR, -1
+        if name == _ACL and kind is Kind.FILE:
+            operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
+        foreign = self._foreign_names(node, st) if kind is Kind.FILE else 0
+        with self._guard.admit(
+            Request(operation, path, kind),
+            Facts(mode=mode, foreign_names=foreign),
+            caller=self._caller(header),
+            details={"name": os.fsdecode(name)},
+        ) as leave:
+            self._backing.set_xattr(node, name, value, flags, leave)
+            if extra & p.SETXATTR_ACL_KILL_SGID:
+                mode = stat.S_IMODE(self._backing.stat(node).st_mode)
+                self._backing.set_mode(node, mode & ~stat.S_ISGID, leave)
+        return NOTHING
+
+    def _removexattr(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        node = self._node(header.node_id)
+        path = self._inodes.path(node)
+        if name.startswith(_OURS):
+            self._refuse_virtual(Operation.REMOVE_XATTR, path)
+        st = self._backing.stat(node)
+        kind = kind_of(st.st_mode)
+        facts = Facts(foreign_names=self._foreign_names(node, st) if kind is Kind.FILE else 0)
+        request = Request(Operation.REMOVE_XATTR, path, kind)
+        with self._guard.admit(
+            request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}
+        ) as leave:
+            self._backing.remove_xattr(node, name, leave)
+        return NOTHING
+
+
+def _time(valid: p.Set, given: p.Set, now: p.Set, seconds: int, nanoseconds: int) -> tuple[int, int]:
+    if valid & now:
+        return 0, system.UTIME_NOW
+    if not valid & given:
+        return 0, system.UTIME_OMIT
+    return (seconds - (1 << 64) if seconds >= _SIGN else seconds), nanoseconds
+
+
+_ACL_OWNER: Final = 0x01
+_ACL_GROUP: Final = 0x04
+_ACL_MASK: Final = 0x10
+_ACL_OTHER: Final = 0x20
+
+
+def _mode_of_acl(value: bytes, mode: int) -> int:
+    """The permission bits that a file has once this ACL is set: the mask stands where the group's would."""
+    bits: dict[int, int] = {}
+    for at in range(4, len(value) - 7, 8):
+        tag, allowed = int.from_bytes(value[at : at + 2], "little"), int.from_bytes(value[at + 2 : at + 4], "little")
+        bits[tag] = allowed & 7
+    group = bits.get(_ACL_MASK, bits.get(_ACL_GROUP, mode >> 3 & 7))
+    return (mode & 0o7000) | bits.get(_ACL_OWNER, mode >> 6 & 7) << 6 | group << 3 | bits.get(_ACL_OTHER, mode & 7)

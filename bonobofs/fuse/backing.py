@@ -1,0 +1,239 @@
+"""The source, and the only module that touches it.
+
+Every method that changes the source takes the `Allowed` that the guard gave for it, so that none can be called on a
+way around the door. What appears is made as the caller; all else is done as the serving user, the kernel having
+checked the caller's rights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from bonobofs.decision import Allowed
+from bonobofs.fuse import system
+from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
+from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.request import HEAD_BYTES
+
+_DIRENT: Final = struct.Struct("=QqHB")
+_WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Entry = tuple[int, int, int, bytes]
+"""A directory entry: inode number, the file system's own cookie of the next, type, name."""
+
+
+class Below(NamedTuple):
+    """Something below a directory: its path from there, and how to reach it while the walk stands there."""
+
+    path: str
+    directory: int
+    name: bytes
+    st: os.stat_result
+
+
+class Backing(Descriptors):
+    """Every read and every change of the source. Used by one thread."""
+
+    def __init__(self, root: int, inodes: Inodes, *, cache: int) -> None:
+        """Take an open descriptor of the source's root; `cache` is how many descriptors may be kept open."""
+        super().__init__(root, inodes, cache=cache)
+        self._umask = os.umask(0)
+        self._entries: Final = ctypes.create_string_buffer(65536)
+        self._caller: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+
+    # -- reading
+
+    def entries(self, node: Node, cookie: int, size: int) -> list[Entry]:
+        """Entries of the directory from `cookie` on, about `size` bytes of them; [] at the end.
+
+        The cookies are the file system's own, so that a reader skips nothing though no handle keeps its place.
+        """
+        fd = self.directory(node)
+        if node.position != cookie:
+            os.lseek(fd, cookie, os.SEEK_SET)
+        buffer = self._entries
+        filled = system.getdents(fd, buffer, min(size, len(buffer)))
+        found: list[Entry] = []
+        raw = buffer.raw[:filled]
+        at = 0
+        while at < filled:
+            ino, following, length, kind = _DIRENT.unpack_from(raw, at)
+            start = at + _DIRENT.size
+            found.append((ino, following, kind, raw[start : raw.index(b"\0", start)]))
+            at += length
+        node.position = found[-1][1] if found else -1
+        return found
+
+    def head(self, node: Node) -> bytes:
+        """The first HEAD_BYTES of the file."""
+        return os.pread(self.file(node, R), HEAD_BYTES, 0)
+
+    def head_of_entry(self, directory: int, name: bytes) -> bytes:
+        """The first HEAD_BYTES of a regular file that may have no node."""
+        fd = self._open_at(directory, name, os.O_RDONLY | FILE)
+        try:
+            return os.pread(fd, HEAD_BYTES, 0)
+        finally:
+            os.close(fd)
+
+    def walk(self, directory: int, name: bytes) -> Iterator[Below]:
+        """Everything below the directory `name`, whatever it is, without following a symlink."""
+        waiting = [("", os.open(name, _WALKED, dir_fd=directory))]
+        try:
+            while waiting:
+                above, fd = waiting.pop()
+                try:
+                    for found in os.listdir(fd):
+                        raw = os.fsencode(found)
+                        st = os.stat(raw, dir_fd=fd, follow_symlinks=False)
+                        yield Below(above + found, fd, raw, st)
+                        if stat.S_ISDIR(st.st_mode):
+                            waiting.append((f"{above}{found}/", os.open(raw, _WALKED, dir_fd=fd)))
+                finally:
+                    os.close(fd)
+        finally:
+            for _, fd in waiting:
+                os.close(fd)
+
+    def readlink(self, node: Node) -> bytes:
+        """The symlink's text."""
+        return os.readlink(b"", dir_fd=self._handle(node))
+
+    def get_xattr(self, node: Node, name: bytes) -> bytes:
+        """The value of an extended attribute."""
+        return os.getxattr(self._inode_path(node), name)
+
+    def list_xattrs(self, node: Node) -> list[str]:
+        """The names of the extended attributes."""
+        return os.listxattr(self._inode_path(node))
+
+    def statvfs(self) -> os.statvfs_result:
+        """The file system of the source."""
+        return os.statvfs(self.root)
+
+    def sync(self, node: Node, *, data_only: bool) -> None:
+        """Bring the file or directory to the disk."""
+        fd = self.directory(node) if node.is_dir else self.file(node, R)
+        (os.fdatasync if data_only else os.fsync)(fd)
+
+    # -- acting as the caller: files that appear belong to whoever made them
+
+    def act_as(self, uid: int, gid: int, groups: tuple[int, ...], umask: int) -> None:
+        """Make what appears next as this user, with this umask; the file system below checks the rights again."""
+        if umask != self._umask:
+            os.umask(umask)
+            self._umask = umask
+        if self.privileged and (uid, gid, groups) != self._caller:
+            system.set_file_identity(uid, gid, groups)
+            self._caller = (uid, gid, groups)
+
+    def act_as_self(self) -> None:
+        """Touch files as the serving user again."""
+        if self._caller != (0, 0, ()):
+            system.set_file_identity(0, 0, ())
+            self._caller = (0, 0, ())
+
+    # -- changing
+
+    def create(self, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+        """A new regular file, open for reading and writing. FileExistsError: the kernel did not know that it exists."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | FILE
+        try:
+            return os.open(name, flags, mode, dir_fd=directory)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self.drop_all()
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
+
+    def keep_created(self, node: Node, fd: int, mode: int) -> None:
+        """Keep the descriptor of `create`: until FORGET where the file's mode would not let it be opened again."""
+        self._keep(node, fd, R | W)
+        node.checked = self.now
+        if not self.privileged and mode & 0o600 != 0o600:
+            self.hold(node)
+
+    def mkdir(self, directory: int, name: bytes, mode: int, leave: Allowed) -> None:
+        """A new directory."""
+        os.mkdir(name, mode, dir_fd=directory)
+
+    def mknod(self, directory: int, name: bytes, mode: int, device: int, leave: Allowed) -> None:
+        """A new FIFO, socket, device or empty regular file."""
+        os.mknod(name, mode, device, dir_fd=directory)
+
+    def symlink(self, directory: int, name: bytes, target: bytes, leave: Allowed) -> None:
+        """A new symlink."""
+        os.symlink(target, name, dir_fd=directory)
+
+    def link(self, node: Node, directory: int, name: bytes, leave: Allowed) -> None:
+        """A further name for the node's inode, whatever its old name leads to by now."""
+        os.link(self._inode_path(node), name, dst_dir_fd=directory, follow_symlinks=True)
+
+    def unlink(self, directory: int, name: bytes, leave: Allowed) -> None:
+        """Remove a name that is no directory."""
+        os.unlink(name, dir_fd=directory)
+
+    def rmdir(self, directory: int, name: bytes, leave: Allowed) -> None:
+        """Remove an empty directory."""
+        os.rmdir(name, dir_fd=directory)
+
+    def rename(
+        self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed
+    ) -> None:
+        """Move a name, with the flags of renameat2(2)."""
+        if flags:
+            system.renameat2(source, old, target, new, flags)
+        else:
+            os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+    def write(self, fd: int, data: memoryview, offset: int, leave: Allowed) -> int:
+        """Write to a descriptor that `file` gave; bytes written."""
+        return os.pwrite(fd, data, offset)
+
+    def append(self, fd: int, data: memoryview, leave: Allowed) -> int:
+        """Write at the end, wherever other writers have moved it by then; bytes written."""
+        return os.pwritev(fd, [data], 0, os.RWF_APPEND)
+
+    def truncate(self, node: Node, size: int, leave: Allowed) -> None:
+        """Set the file's size."""
+        os.ftruncate(self.file(node, W), size)
+
+    def allocate(self, fd: int, mode: int, offset: int, length: int, leave: Allowed) -> None:
+        """fallocate(2)."""
+        system.fallocate(fd, mode, offset, length)
+
+    def copy_range(
+        self, source: int, source_offset: int, target: int, target_offset: int, length: int, leave: Allowed
+    ) -> int:
+        """copy_file_range(2); bytes copied."""
+        return os.copy_file_range(source, target, length, source_offset, target_offset)
+
+    def set_mode(self, node: Node, mode: int, leave: Allowed) -> None:
+        """chmod(2)."""
+        os.chmod(self._inode_path(node), mode)
+
+    def set_mode_of(self, fd: int, mode: int, leave: Allowed) -> None:
+        """fchmod(2), of a file that is being written."""
+        os.fchmod(fd, mode)
+
+    def set_owner(self, node: Node, uid: int, gid: int, leave: Allowed) -> None:
+        """chown(2); -1 leaves one as it is."""
+        os.chown(self._inode_path(node), uid, gid)
+
+    def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], leave: Allowed) -> None:
+        """utimensat(2); each time is (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
+        system.utimens(self._inode_path(node), access, modification)
+
+    def set_xattr(self, node: Node, name: bytes, value: bytes, flags: int, leave: Allowed) -> None:
+        """setxattr(2)."""
+        os.setxattr(self._inode_path(node), name, value, flags)
+
+    def remove_xattr(self, node: Node, name: bytes, leave: Allowed) -> None:
+        """removexattr(2)."""
+        os.removexattr(self._inode_path(node), name)

@@ -1,0 +1,319 @@
+"""The connection to the kernel: mount, the request loop, replies, invalidations, unmount.
+
+One thread serves. It tries a bounded number of reads before it waits, because being woken on another CPU costs more
+than anything Python does. Invalidations are sent from a second thread, which sleeps otherwise: the kernel may hold, for
+the very request being served, a lock that an invalidation waits for.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import queue
+import select
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from bonobofs.errors import MountError, ProtocolError
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import system
+from bonobofs.fuse.core import Handler, Header
+
+SPIN: Final = 200
+"""Reads that are tried before waiting, where there are two CPUs or more."""
+_MS_NOSUID: Final = 2
+_MS_NODEV: Final = 4
+_MS_NOEXEC: Final = 8
+_MS_RDONLY: Final = 1
+_MS_NOATIME: Final = 1024
+_WANTED: Final = (
+    p.Init.ASYNC_READ
+    | p.Init.BIG_WRITES
+    | p.Init.DONT_MASK
+    | p.Init.DO_READDIRPLUS
+    | p.Init.ASYNC_DIO
+    | p.Init.NO_OPEN_SUPPORT
+    | p.Init.PARALLEL_DIROPS
+    | p.Init.POSIX_ACL
+    | p.Init.MAX_PAGES
+    | p.Init.CACHE_SYMLINKS
+    | p.Init.NO_OPENDIR_SUPPORT
+    | p.Init.EXPLICIT_INVAL_DATA
+    | p.Init.HANDLE_KILLPRIV_V2
+    | p.Init.SETXATTR_EXT
+    | p.Init.INIT_EXT
+    | p.Init.CREATE_SUPP_GROUP
+)
+_NEEDED: Final = (
+    p.Init.NO_OPEN_SUPPORT
+    | p.Init.NO_OPENDIR_SUPPORT
+    | p.Init.MAX_PAGES
+    | p.Init.EXPLICIT_INVAL_DATA
+    | p.Init.POSIX_ACL
+)
+_GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
+_PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
+
+
+def mount(source: str, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
+    """Mount on `mountpoint` and give the descriptor of the connection. `root` is the source, open. MountError."""
+    if os.geteuid() == 0:
+        return _mount_as_root(source, mountpoint, root, allow_other=allow_other, devices=devices)
+    return _mount_as_user(source, mountpoint, allow_other=allow_other)
+
+
+def _mount_as_root(source: str, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountError(f"/dev/fuse cannot be opened ({error.strerror}); run bonobofs doctor") from error
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions"
+    if allow_other:
+        options += ",allow_other"
+    below = os.fstatvfs(root).f_flag
+    flags = _MS_NOATIME
+    for given, flag in ((os.ST_NOSUID, _MS_NOSUID), (os.ST_NOEXEC, _MS_NOEXEC), (os.ST_RDONLY, _MS_RDONLY)):
+        flags |= flag if below & given else 0
+    if below & os.ST_NODEV or not devices:
+        flags |= _MS_NODEV
+    try:
+        system.mount(os.fsencode(source), os.fsencode(mountpoint), b"fuse.bonobofs", flags, options.encode())
+    except OSError as error:
+        os.close(fd)
+        raise MountError(f"the kernel refused the mount on {mountpoint} ({error.strerror})") from error
+    return fd
+
+
+def _mount_as_user(source: str, mountpoint: str, *, allow_other: bool) -> int:
+    options = ["default_permissions", "noatime", "subtype=bonobofs", f"fsname={_escaped(source)}"]
+    if allow_other:
+        options.append("allow_other")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        try:
+            ran = subprocess.run(
+                ["fusermount3", "-o", ",".join(options), "--", mountpoint],
+                pass_fds=(theirs.fileno(),),
+                env={"_FUSE_COMMFD": str(theirs.fileno()), "PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise MountError("fusermount3 is not installed; install the package fuse3, or mount as root") from None
+        if ran.returncode != 0:
+            said = os.fsdecode(ran.stderr).strip().splitlines()
+            raise MountError(f"{said[-1] if said else 'fusermount3 failed'}; run bonobofs doctor")
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds = array.array("i")
+            fds.frombytes(data[:4])
+            os.set_inheritable(fds[0], False)
+            return fds[0]
+    raise MountError("fusermount3 gave no connection; run bonobofs doctor")
+
+
+def _escaped(source: str) -> str:
+    return source.replace("\\", "\\\\").replace(",", "\\,")
+
+
+def unmount(mountpoint: str, *, lazy: bool) -> bool:
+    """Take the mount off; False when it is busy. Never from the thread that serves: the kernel may ask it to write."""
+    if os.geteuid() == 0:
+        try:
+            system.umount(os.fsencode(mountpoint), system.UMOUNT_NOFOLLOW | (system.MNT_DETACH if lazy else 0))
+        except OSError as error:
+            return error.errno != errno.EBUSY
+        return True
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=env)
+    return ran.returncode == 0 or b"busy" not in ran.stderr
+
+
+class Connection:
+    """An open connection: reads requests, gives them to handlers, writes replies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: Final = fd
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._spin: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
+        self._notices: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
+        self._buffer: Final = bytearray(p.BUFFER_SIZE)
+        self._view: Final = memoryview(self._buffer)
+        self._poll: Final = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+        self.flags = p.Init(0)
+        os.set_blocking(fd, False)
+
+    @property
+    def waker(self) -> int:
+        """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
+        return self._waker
+
+    def handshake(self) -> None:
+        """Answer INIT. ProtocolError: the kernel is too old for what the mount needs."""
+        self._poll.poll()
+        length = os.readv(self._fd, [self._buffer])
+        header = p.IN_HEADER.unpack_from(self._buffer)
+        if header[1] != p.Opcode.INIT or length < p.IN_SIZE + p.INIT_IN.size:
+            raise ProtocolError("the kernel did not begin with INIT")
+        unique = header[2]
+        major, minor, readahead, flags = p.INIT_IN.unpack_from(self._buffer, p.IN_SIZE)
+        if flags & p.Init.INIT_EXT:
+            flags |= p.INIT_IN_FLAGS2.unpack_from(self._buffer, p.IN_SIZE + p.INIT_IN.size)[0] << 32
+        if major != p.KERNEL_VERSION or minor < p.OLDEST_MINOR_VERSION or flags & _NEEDED != _NEEDED:
+            self._error(unique, errno.EPROTO)
+            raise ProtocolError(
+                f"the kernel speaks FUSE {major}.{minor}, which is too old; Linux 5.10 or later is needed"
+            )
+        self.flags = p.Init(flags) & _WANTED
+        minor = min(minor, p.KERNEL_MINOR_VERSION)
+        chosen = int(self.flags)
+        body = p.INIT_OUT.pack(
+            p.KERNEL_VERSION,
+            minor,
+            readahead,
+            chosen & 0xFFFFFFFF,
+            64,
+            48,
+            p.MAX_WRITE,
+            1,
+            p.MAX_PAGES,
+            0,
+            chosen >> 32,
+            0,
+        )
+        os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
+
+    def serve(
+        self,
+        handlers: dict[int, Handler],
+        begin: Callable[[float], None],
+        idle: Callable[[float], float | None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        """Serve until the mount ends. `begin` is told the time of each request, `idle` when it is time to tidy up.
+
+        `idle` gives the seconds until it wants to be called again, None when the loop should end. An unforeseen
+        exception refuses that request (EIO) and is handed to `failed`.
+        """
+        threading.Thread(target=self._notify, daemon=True).start()
+        due = monotonic()
+        while True:
+            length = self._next(due)
+            if length < 0:
+                return
+            now = monotonic()
+            if length == 0 or now >= due:
+                wait = idle(now)
+                if wait is None:
+                    return
+                due = now + wait
+            if length:
+                begin(now)
+                self._handle(length, handlers, failed)
+
+    def _next(self, due: float) -> int:
+        """The length of the next request, in the buffer; 0: it is time to tidy up; -1: the mount has ended."""
+        fd, buffers = self._fd, [self._buffer]
+        for _ in range(self._spin):
+            try:
+                return os.readv(fd, buffers)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno in _GONE:
+                    return -1
+                if error.errno not in _PASSING:
+                    raise
+        while True:
+            ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
+            if not ready:
+                return 0
+            if any(which == self._wake for which, _ in ready):
+                os.read(self._wake, 4096)
+                return 0
+            try:
+                return os.readv(fd, buffers)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return -1
+                if error.errno not in _PASSING:
+                    raise
+
+    def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
+        try:
+            _, opcode, unique, node_id, uid, gid, pid, extensions, _ = p.IN_HEADER.unpack_from(self._buffer)
+        except struct.error:
+            return
+        handler = handlers.get(opcode)
+        if handler is None:
+            if opcode not in _SILENT:
+                self._error(unique, errno.ENOSYS)
+            return
+        try:
+            body = handler(Header(node_id, uid, gid, pid, extensions), self._view[p.IN_SIZE : length])
+        except OSError as error:
+            if opcode not in _SILENT:
+                self._error(unique, error.errno or errno.EIO)
+            return
+        except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes a refusal and a record
+            failed(opcode, error)
+            if opcode not in _SILENT:
+                self._error(unique, errno.EIO)
+            return
+        if opcode in _SILENT:
+            return
+        try:
+            if isinstance(body, tuple):
+                head, data = body
+                size = p.OUT_SIZE + len(head) + len(data)
+                os.writev(self._fd, [p.OUT_HEADER.pack(size, 0, unique) + head, data])
+            else:
+                os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
+        except OSError as error:
+            if error.errno not in (*_PASSING, *_GONE):
+                self._error(unique, errno.EIO)
+
+    def _error(self, unique: int, code: int) -> None:
+        try:
+            os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE, -code, unique))
+        except OSError as error:
+            if error.errno not in (*_PASSING, *_GONE):
+                raise
+
+    def invalidate(self, node_id: int, offset: int, length: int) -> None:
+        """The kernel must forget the node's attributes, and its pages from `offset` on (none where it is negative)."""
+        body = p.INVAL_INODE_OUT.pack(node_id, offset, length)
+        self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_INODE, 0) + body)
+
+    def invalidate_entry(self, parent_id: int, name: bytes) -> None:
+        """The kernel must look this name up again."""
+        body = p.INVAL_ENTRY_OUT.pack(parent_id, len(name), 0) + name + b"\0"
+        self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_ENTRY, 0) + body)
+
+    def _notify(self) -> None:
+        while notice := self._notices.get():
+            try:
+                os.write(self._fd, notice)
+            except OSError as error:
+                if error.errno in _GONE or error.errno == errno.EBADF:
+                    return
+                # ENOENT: the kernel does not know the node, so there is nothing to forget
+
+    def close(self) -> None:
+        """End the connection: whoever still stands in the mount gets ENOTCONN."""
+        self._notices.put(b"")
+        os.close(self._fd)
+
+
+_SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)

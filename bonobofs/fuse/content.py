@@ -1,0 +1,209 @@
+"""Requests that change content: runs of writes, files that are made, space that is given or taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final, NoReturn
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import ProtocolError
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import system
+from bonobofs.fuse.core import NOTHING, SET_IDS, Core, Handler, Header, Reply
+from bonobofs.fuse.descriptors import R, W, stale
+from bonobofs.fuse.inodes import Node
+from bonobofs.guard import Run
+from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
+
+_OPEN: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
+_CREATING: Final = 0
+"""Key of the run whose file has no node yet."""
+_MOST_COPIED: Final = 0x7FFFF000
+
+
+class Content(Core):
+    """Handlers that change what files hold."""
+
+    def _changing_content(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.WRITE: self._write,
+            o.CREATE: self._create,
+            o.FALLOCATE: self._fallocate,
+            o.COPY_FILE_RANGE: self._copy_file_range,
+            o.COPY_FILE_RANGE_64: self._copy_file_range_64,
+        }
+
+    def _write(self, header: Header, body: memoryview) -> Reply:
+        _, offset, size, write_flags, _, flags, _ = p.WRITE_IN.unpack_from(body)
+        data = body[p.WRITE_IN.size : p.WRITE_IN.size + size]
+        if len(data) != size:
+            raise ProtocolError("WRITE is shorter than it says")
+        node = self._node(header.node_id)
+        fd = self._backing.file(node, W)
+        st = os.fstat(fd)
+        appends = flags & os.O_APPEND
+        # The kernel appends at the size it knows; another program may have appended meanwhile.
+        at = st.st_size if appends else offset
+        run = self._running(header, node, st, at, data, write_flags)
+        try:
+            written = (
+                self._backing.append(fd, data, run.leave) if appends else self._backing.write(fd, data, at, run.leave)
+            )
+        except OSError as error:
+            self._guard.settle(node.id, error.errno or errno.EIO)
+            raise
+        run.count += 1
+        run.written += written
+        run.size = max(st.st_size, at + written)
+        run.last = self._backing.now
+        if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
+            self._kill_set_ids(node, fd, st, run.leave)
+        if at != offset:
+            self._notices.inode(node.id, 0, 0)
+        return p.WRITE_OUT.pack(written, 0)
+
+    def _running(
+        self, header: Header, node: Node, st: os.stat_result, offset: int, data: memoryview, write_flags: int
+    ) -> Run:
+        """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
+        run = node.run
+        if (
+            run is not None
+            and run.generation == self._guard.policy.generation
+            and st.st_size <= run.limit
+            and offset + len(data) <= run.limit
+            and st.st_nlink == 1
+            and (offset >= HEAD_BYTES or not run.leave.judges_content)
+        ):
+            return run
+        try:
+            return self._judged_run(header, node, st, offset, data)
+        except OSError:
+            if write_flags & p.WRITE_CACHE:
+                self._notices.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
+            raise
+
+    def _judged_run(self, header: Header, node: Node, st: os.stat_result, offset: int, data: memoryview) -> Run:
+        if st.st_nlink == 0 and node.parent is not None:
+            self._gone(node)
+        head = b""
+        if offset < HEAD_BYTES and self._guard.policy.judges_content:
+            head = _overlaid(self._backing.head(node) if st.st_size else b"", offset, data)
+        facts = Facts(
+            size=max(st.st_size, offset + len(data)),
+            size_before=st.st_size,
+            head=head,
+            foreign_names=self._foreign_names(node, st),
+        )
+        request = Request(Operation.WRITE_FILE, self._inodes.path(node))
+        run = node.run
+        if (
+            run is not None
+            and run.generation == self._guard.policy.generation
+            and isinstance(self._guard.decide(request, facts), Allowed)
+        ):
+            return run
+        node.run = self._guard.begin(node.id, request, facts, self._backing.now, caller=self._caller(header))
+        return node.run
+
+    def _gone(self, node: Node) -> NoReturn:
+        """The file was removed or replaced behind the mount while the kernel believed its name."""
+        if node.parent is not None:
+            self._notices.entry(node.parent.id, node.name)
+        self._inodes.cut_off(node)
+        raise stale()
+
+    def _kill_set_ids(self, node: Node, fd: int, st: os.stat_result, leave: Allowed) -> None:
+        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away."""
+        killed = stat.S_ISUID | (stat.S_ISGID if st.st_mode & stat.S_IXGRP else 0)
+        if st.st_mode & killed:
+            self._backing.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
+            self._notices.inode(node.id, -1, 0)
+
+    def _fallocate(self, header: Header, body: memoryview) -> Reply:
+        _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
+        node = self._node(header.node_id)
+        fd = self._backing.file(node, W)
+        st = os.fstat(fd)
+        after = st.st_size if mode & system.FALLOC_KEEP_SIZE else max(st.st_size, offset + length)
+        head = b""
+        if offset < HEAD_BYTES and mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE) and st.st_size:
+            head = _overlaid(self._backing.head(node), offset, bytes(min(length, HEAD_BYTES)))
+        facts = Facts(size=after, size_before=st.st_size, head=head, foreign_names=self._foreign_names(node, st))
+        request = Request(Operation.ALLOCATE, self._inodes.path(node))
+        with self._guard.admit(request, facts, caller=self._caller(header), size=length) as leave:
+            self._backing.allocate(fd, mode, offset, length, leave)
+        return NOTHING
+
+    def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
+        return p.WRITE_OUT.pack(self._copy(header, body), 0)
+
+    def _copy_file_range_64(self, header: Header, body: memoryview) -> Reply:
+        return p.COPY_OUT.pack(self._copy(header, body))
+
+    def _copy(self, header: Header, body: memoryview) -> int:
+        _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
+        length = min(length, _MOST_COPIED)
+        source = self._node(header.node_id)
+        target = self._node(target_id)
+        source_fd = self._backing.file(source, R)
+        target_fd = self._backing.file(target, W)
+        st = os.fstat(target_fd)
+        length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
+        head = b""
+        if target_offset < HEAD_BYTES and self._guard.policy.judges_content:
+            brought = memoryview(os.pread(source_fd, min(HEAD_BYTES, length), source_offset))
+            head = _overlaid(self._backing.head(target) if st.st_size else b"", target_offset, brought)
+        facts = Facts(
+            size=max(st.st_size, target_offset + length),
+            size_before=st.st_size,
+            head=head,
+            foreign_names=self._foreign_names(target, st),
+        )
+        request = Request(Operation.COPY_RANGE, self._inodes.path(target))
+        admission = self._guard.admit(
+            request, facts, caller=self._caller(header), details={"from": self._inodes.path(source)}, size=length
+        )
+        with admission as leave:
+            copied = self._backing.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
+            admission.written = copied
+        return copied
+
+    def _create(self, header: Header, body: memoryview) -> Reply:
+        flags, mode, umask, _ = p.CREATE_IN.unpack_from(body)
+        (name,) = p.strings(body[p.CREATE_IN.size :], 1)
+        parent, directory = self._changing(header, Operation.CREATE_FILE, name)
+        mode &= 0o7777
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        facts = Facts(size=0, mode=mode & ~umask)
+        run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header))
+        try:
+            self._act_as(header, body, umask)
+            fd = self._backing.create(directory, name, mode, run.leave)
+        except OSError as error:
+            self._guard.settle(_CREATING, error.errno or errno.EIO)
+            if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
+                # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
+                # and judged as one that exists.
+                raise stale() from error
+            raise
+        finally:
+            self._backing.act_as_self()
+        st = os.fstat(fd)
+        reply = self._entry(parent, name, st)
+        node = self._inodes.find(st.st_ino)
+        assert node is not None
+        self._backing.keep_created(node, fd, mode)
+        self._guard.rekey(_CREATING, node.id)
+        node.run = run
+        return reply + _OPEN
+
+
+def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:
+    """The first HEAD_BYTES of a file after `data` is written at `offset` (below HEAD_BYTES)."""
+    after = bytearray(head.ljust(offset, b"\0"))
+    after[offset : offset + len(data)] = bytes(data[:HEAD_BYTES])
+    return bytes(after[:HEAD_BYTES])

@@ -1,0 +1,156 @@
+"""What every handler needs: nodes, facts about what lies below, who is calling, and the parts of the mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Final, NamedTuple, NoReturn
+
+from bonobofs.decision import Allowed, Code, Denied
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import virtual
+from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.descriptors import stale
+from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.guard import Caller, Guard
+from bonobofs.request import NO_FACTS, Facts, Operation, Request, WorkspacePath
+
+LONG: Final = 86_400
+"""Seconds for which the kernel may believe names and attributes."""
+ENTRY_TIMES: Final = (LONG, LONG, 0, 0)
+NO_ENTRY: Final = p.ENTRY_OUT.pack(0, 0, *ENTRY_TIMES) + bytes(p.ATTR.size)
+NOTHING: Final = b""
+LEAVES: Final = Facts(leaves=True)
+SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
+
+Reply = bytes | tuple[bytes, memoryview]
+
+
+class Header(NamedTuple):
+    """Who asks, and about which node."""
+
+    node_id: int
+    uid: int
+    gid: int
+    pid: int
+    extensions: int
+
+
+Handler = Callable[[Header, memoryview], Reply]
+
+
+class Notices(NamedTuple):
+    """What the kernel can be told of its own accord; both only queue."""
+
+    inode: Callable[[int, int, int], None]
+    """Node id, offset, length: forget attributes, and pages from the offset on (none where it is negative)."""
+    entry: Callable[[int, bytes], None]
+    """Node id of the directory, name: look it up again."""
+
+
+class Core:
+    """The parts of one mount, and what its families of handlers share."""
+
+    def __init__(
+        self, inodes: Inodes, backing: Backing, guard: Guard, files: virtual.Virtual, notices: Notices
+    ) -> None:
+        self._inodes: Final = inodes
+        self._backing: Final = backing
+        self._guard: Final = guard
+        self._virtual: Final = files
+        self._notices: Final = notices
+        self._nodes: Final = inodes.by_id
+        self._callers: dict[tuple[int, int], Caller] = {}
+
+    def _node(self, node_id: int) -> Node:
+        node = self._nodes.get(node_id)
+        if node is None:
+            if node_id >= virtual.FIRST_ID:
+                self._refuse_virtual(Operation.WRITE_FILE, WorkspacePath(virtual.NAME.decode()))
+            raise stale()
+        return node
+
+    def _refuse_virtual(self, operation: Operation, path: WorkspacePath) -> NoReturn:
+        """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
+        denied = Denied(
+            Code.PROTECTED,
+            "bonobofs",
+            "What bonobofs shows in the mount cannot be changed.",
+            "Read it, and write elsewhere.",
+            path,
+            operation,
+        )
+        self._guard.refuse(denied)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def _caller(self, header: Header) -> Caller:
+        known = self._callers.get((header.pid, header.uid))
+        if known is None:
+            try:
+                with open(f"/proc/{header.pid}/comm", "rb") as comm:
+                    tool = comm.read().rstrip(b"\n").decode("utf-8", "surrogateescape")
+            except OSError:
+                tool = ""  # ended, or in a pid namespace that is not seen from here
+            known = Caller(tool, {"pid": header.pid, "uid": header.uid})
+            self._callers[(header.pid, header.uid)] = known
+        return known
+
+    def _entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
+        """`fuse_entry_out` for what `st` says, with one more reference."""
+        if st.st_dev != self._backing.device:
+            return self._covered_entry(parent, name, st)
+        node = self._inodes.reference(parent, name, st)
+        return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + p.pack_attr(st)
+
+    def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
+        """Something else is mounted there below: a directory is shown empty, a file not at all."""
+        if not stat.S_ISDIR(st.st_mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        node = self._inodes.reference_covered(parent, name, st)
+        return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
+
+    def _foreign_names(self, node: Node, st: os.stat_result) -> int:
+        """Names of the file beyond those that are known, still lead to it, and may be written."""
+        if st.st_nlink < 2:
+            return 0
+        good = 0
+        for parent, name in self._inodes.links(node.ino):
+            try:
+                leads = self._backing.stat_entry(parent, name).st_ino == node.ino
+            except OSError:
+                leads = False
+            if not leads:
+                self._inodes.drop_link(node.ino, parent, name)
+                continue
+            request = Request(Operation.WRITE_FILE, self._inodes.join(parent, name))
+            if isinstance(self._guard.decide(request), Allowed):
+                good += 1
+        return st.st_nlink - good
+
+    def _appearing(self, directory: int, name: bytes, st: os.stat_result, *, text: bytes = b"") -> Facts:
+        """Facts of what gets a (further) name: the whole of it is judged as if it were made there."""
+        if stat.S_ISLNK(st.st_mode):
+            target = text or os.readlink(name, dir_fd=directory)
+            return Facts(target=os.fsdecode(target))
+        if not stat.S_ISREG(st.st_mode):
+            return NO_FACTS
+        head = b""
+        if self._guard.policy.judges_content and st.st_size:
+            head = self._backing.head_of_entry(directory, name)
+        return Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), head=head)
+
+    def _changing(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
+        """The directory in which a name is about to change, and its descriptor, looked at just now."""
+        p.checked_name(name)
+        if header.node_id >= virtual.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual.NAME):
+            self._refuse_virtual(operation, WorkspacePath(os.fsdecode(name)))
+        parent = self._node(header.node_id)
+        if parent.covered:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return parent, self._backing.directory(parent, changing=True)
+
+    def _act_as(self, header: Header, body: memoryview, umask: int) -> None:
+        groups = p.supplementary_groups(body, header.extensions) if header.extensions else ()
+        self._backing.act_as(header.uid, header.gid, groups, umask)

@@ -1,0 +1,309 @@
+"""Descriptors of what lies in the source: opened beneath it, compared with the node, kept by rule.
+
+A node is reached by its directory's descriptor and its name, below a descriptor of the source that is opened before
+mounting; whatever is opened is compared with the node afterwards, because another process may have put something
+else in its place meanwhile (RESOLVE_BENEATH does not see a directory that was moved away, or a file that was
+replaced). A mismatch is ESTALE: the kernel looks the name up again.
+
+No RELEASE ever comes (opens are answered ENOSYS), so descriptors are kept by rule: those that cannot be had again are
+held until FORGET, the others in a small cache that drops them when quiet. A descriptor open for writing is dropped
+soon: while it lasts, whoever runs the file by its source path gets "text file busy".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final
+
+from bonobofs.fuse import system
+from bonobofs.fuse.inodes import Inodes, Node
+
+R: Final = os.R_OK
+W: Final = os.W_OK
+FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+RECHECK: Final = 0.002
+"""Seconds for which a descriptor is used without looking whether its name still leads to it. What replaces or removes
+the file is seen at once all the same, by its link count."""
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+_LONG_PATH: Final = 3800
+"""Paths beyond this many bytes are walked in parts: PATH_MAX is 4096."""
+
+Opener = Callable[[int], int]
+
+
+def stale() -> OSError:
+    """The name does not lead to the node any more."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+class Descriptors:
+    """The open descriptors of one source. Used by one thread."""
+
+    def __init__(self, root: int, inodes: Inodes, *, cache: int) -> None:
+        """Take an open descriptor of the source's root; `cache` is how many descriptors may be kept open."""
+        self.root: Final = root
+        self.device: Final = os.fstat(root).st_dev
+        self.privileged: Final = os.geteuid() == 0
+        self.now = 0.0
+        self._inodes: Final = inodes
+        self._cache: Final = cache
+        self._open: Final[dict[int, Node]] = {}
+        self._tick = 0
+        inodes.root.fd = root
+        inodes.root.access = R
+        inodes.root.held = True
+
+    # -- reaching a node
+
+    def stat_entry(self, directory: Node, name: bytes) -> os.stat_result:
+        """What `name` in the directory is now. FileNotFoundError: it is not there."""
+        return os.stat(name, dir_fd=self.directory(directory), follow_symlinks=False)
+
+    def stat(self, node: Node) -> os.stat_result:
+        """What the node is now. ESTALE or ENOENT: it is not where it was."""
+        if node.parent is None:
+            return os.fstat(node.pin if node.pin >= 0 else node.fd)
+        if node.is_dir:
+            st = self._stat_path(node)
+        else:
+            st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+        if st.st_ino != node.ino or st.st_dev != self.device:
+            if node.covered:
+                return st
+            raise stale()
+        node.checked = self.now
+        return st
+
+    def directory(self, node: Node, *, changing: bool = False) -> int:
+        """An open descriptor of the directory, which still lies where the node does.
+
+        A change always looks; a lookup trusts what was seen within RECHECK.
+        """
+        fd = node.fd
+        if fd < 0:
+            return self._open_directory(node)
+        node.used = self._tick
+        if node.parent is None or (not changing and self.now - node.checked < RECHECK):
+            return fd
+        st = self._stat_path(node)
+        if st.st_ino != node.ino or st.st_dev != self.device:
+            raise stale()
+        node.checked = self.now
+        return fd
+
+    def _stat_path(self, node: Node) -> os.stat_result:
+        path = os.fsencode(self._inodes.path(node))
+        if len(path) < _LONG_PATH:
+            return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+        fd = self._walk(path)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _walk(self, path: bytes) -> int:
+        """An O_PATH descriptor of a directory whose path may be longer than one system call takes."""
+        fd = os.dup(self.root)
+        while path:
+            cut = path.rfind(b"/", 0, _LONG_PATH) if len(path) >= _LONG_PATH else len(path)
+            part, path = path[:cut], path[cut + 1 :]
+            try:
+                below = system.open_beneath(fd, part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def _open_directory(self, node: Node) -> int:
+        if node.parent is None:
+            if node.pin < 0:
+                raise stale()
+            return self._keep(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
+        path = os.fsencode(self._inodes.path(node))
+        above = self.root
+        if len(path) >= _LONG_PATH:
+            above = self._walk(os.path.dirname(path))
+            path = node.name
+        try:
+            fd = self._open_at(above, path, _DIRECTORY)
+        except PermissionError:
+            # An ordinary user's directory without read permission can still be passed through.
+            fd = self._open_at(above, path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        finally:
+            if above != self.root:
+                os.close(above)
+        return self._keep(node, self._compared(node, fd), R)
+
+    def file(self, node: Node, need: int) -> int:
+        """A descriptor of the file that can be read (R) or written (W), and is what the node's name leads to."""
+        fd = node.fd
+        if fd >= 0 and node.access & need == need:
+            node.used = self._tick
+            if node.parent is not None and self.now - node.checked >= RECHECK:
+                self._recheck(node)
+            return fd
+        if node.parent is None:
+            if node.pin < 0 and fd < 0:
+                raise stale()
+            fd, access = self._open_as(need, lambda flags: self._reopen(node, flags))
+        else:
+            directory, name = self.directory(node.parent), node.name
+            fd, access = self._open_as(need, lambda flags: self._open_at(directory, name, flags | FILE))
+            self._compared(node, fd)
+        if node.held:
+            # It was held because it may not be had again: what the new one adds is worth less.
+            os.close(node.fd)
+            node.fd, node.access = fd, node.access | access
+            return fd
+        return self._keep(node, fd, access)
+
+    def _recheck(self, node: Node) -> None:
+        assert node.parent is not None
+        if node.held:
+            return
+        st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+        if st.st_ino != node.ino or st.st_dev != self.device:
+            self._drop(node)
+            raise stale()
+        node.checked = self.now
+
+    def _open_as(self, need: int, opener: Opener) -> tuple[int, int]:
+        if need & W:
+            try:
+                return opener(os.O_RDWR), R | W
+            except PermissionError:
+                return opener(os.O_WRONLY), W
+        return opener(os.O_RDONLY), R
+
+    def _open_at(self, directory: int, path: bytes, flags: int) -> int:
+        try:
+            return system.open_beneath(directory, path, flags)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self.drop_all()
+                return system.open_beneath(directory, path, flags)
+            if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO):
+                raise stale() from error
+            raise
+
+    def _reopen(self, node: Node, flags: int) -> int:
+        through = node.pin if node.pin >= 0 else node.fd
+        return os.open(f"/proc/self/fd/{through}", flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+    def _compared(self, node: Node, fd: int) -> int:
+        """`fd`, if it is the node in this life of its inode number; else it is closed and ESTALE raised."""
+        fd = self._same_number(node, fd)
+        generation = system.generation(fd)
+        if node.generation not in (-1, generation):
+            os.close(fd)
+            self._inodes.cut_off(node)
+            raise stale()
+        node.generation = generation
+        node.checked = self.now
+        return fd
+
+    def _handle(self, node: Node) -> int:
+        """Any descriptor of exactly this inode, O_PATH ones included."""
+        if node.is_dir:
+            return self.directory(node, changing=True)
+        if node.pin >= 0:
+            return node.pin
+        if node.fd < 0:
+            if node.parent is None:
+                raise stale()
+            fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
+            return self._keep(node, self._same_number(node, fd), 0)
+        node.used = self._tick
+        if node.parent is not None:
+            self._recheck(node)
+        return node.fd
+
+    def _inode_path(self, node: Node) -> bytes:
+        """A path by which the kernel reaches exactly this inode: by name, chmod and xattrs would follow a symlink."""
+        return b"/proc/self/fd/%d" % self._handle(node)
+
+    def _same_number(self, node: Node, fd: int) -> int:
+        """`fd`, if its device and inode number are the node's; else it is closed and ESTALE raised."""
+        st = os.fstat(fd)
+        if st.st_ino != node.ino or st.st_dev != self.device:
+            os.close(fd)
+            raise stale()
+        return fd
+
+    # -- keeping descriptors
+
+    def _keep(self, node: Node, fd: int, access: int) -> int:
+        if node.fd >= 0:
+            os.close(node.fd)
+        node.fd = fd
+        node.access = access
+        node.used = self._tick
+        kept = self._open
+        kept.pop(node.id, None)
+        kept[node.id] = node
+        if len(kept) > self._cache:
+            self._drop(kept[next(iter(kept))])
+        return fd
+
+    def _drop(self, node: Node) -> None:
+        self._open.pop(node.id, None)
+        if node.fd >= 0 and not node.held:
+            if node.generation < 0 and node.access:
+                node.generation = system.generation(node.fd)
+            os.close(node.fd)
+            node.fd = -1
+            node.access = 0
+
+    def drop_quiet(self) -> None:
+        """Close what was not used since the call before the last one."""
+        self._tick += 1
+        for node in [node for node in self._open.values() if node.used < self._tick - 1]:
+            self._drop(node)
+
+    def drop_all(self) -> None:
+        """Close every descriptor that can be had again."""
+        for node in list(self._open.values()):
+            self._drop(node)
+
+    def hold(self, node: Node) -> None:
+        """Keep the node's open descriptor until FORGET, if it has one."""
+        if node.fd >= 0:
+            node.held = True
+            self._open.pop(node.id, None)
+
+    def hold_before_mode(self, node: Node, mode: int) -> None:
+        """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
+        if self.privileged or node.is_dir or node.held or mode & 0o600 == 0o600:
+            return
+        try:
+            self.file(node, R | W)
+        except PermissionError:
+            try:
+                self.file(node, R)
+            except PermissionError:
+                return  # nobody has it open through this mount, or it would be held
+        self.hold(node)
+
+    def pin(self, node: Node, directory: int, name: bytes) -> None:
+        """Keep hold of a node whose last known name is about to go, for those who have it open."""
+        if node.fd >= 0:
+            self.hold(node)
+            return
+        if node.pin >= 0:
+            return
+        fd = self._open_at(directory, name, os.O_PATH | os.O_NOFOLLOW)
+        node.pin = self._same_number(node, fd)
+
+    def unpin(self, node: Node) -> None:
+        """The node has a name after all."""
+        if node.pin >= 0:
+            os.close(node.pin)
+            node.pin = -1
+
+    def release(self, node: Node) -> None:
+        """The kernel has forgotten the node: close all that is open for it."""
+        node.held = False
+        self._drop(node)
+        self.unpin(node)

@@ -1,0 +1,233 @@
+"""The nodes that the kernel knows, and where each lies in the source.
+
+A node is what lies below as (device, inode number, generation): a number that is used again is another node. The
+device is the source's for every node, and the generation is read at the first open, so the table is keyed by the
+inode number, and an old node whose generation turns out to differ is cut off. Node ids are never reused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from bonobofs.fuse.protocol import ROOT_ID
+from bonobofs.request import Kind, WorkspacePath
+
+if TYPE_CHECKING:
+    from bonobofs.guard import Run
+
+KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+    stat.S_IFCHR: Kind.DEVICE,
+    stat.S_IFBLK: Kind.DEVICE,
+}
+
+
+def kind_of(mode: int) -> Kind:
+    """The kind of what has this `st_mode`."""
+    return KINDS.get(stat.S_IFMT(mode), Kind.FILE)
+
+
+class Node:
+    """One inode of the source that the kernel holds a reference to.
+
+    `fd` is -1 or an open descriptor, good for `access` (os.R_OK | os.W_OK); `held` keeps it out of the cache's reach
+    until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
+    reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
+    """
+
+    __slots__ = (
+        "access",
+        "checked",
+        "covered",
+        "fd",
+        "generation",
+        "held",
+        "id",
+        "ino",
+        "is_dir",
+        "lookups",
+        "name",
+        "parent",
+        "path",
+        "path_epoch",
+        "pin",
+        "position",
+        "run",
+        "used",
+    )
+
+    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, is_dir: bool) -> None:
+        self.id = node_id
+        self.ino = ino
+        self.parent = parent
+        self.name = name
+        self.is_dir = is_dir
+        self.lookups = 0
+        self.fd = -1
+        self.pin = -1
+        self.access = 0
+        self.held = False
+        self.covered = False
+        self.generation = -1
+        self.path: WorkspacePath | None = None
+        self.path_epoch = -1
+        self.position = 0
+        self.used = 0
+        self.checked = 0.0
+        self.run: Run | None = None
+
+
+class Inodes:
+    """The table of nodes, by node id and by inode number."""
+
+    def __init__(self, root_ino: int) -> None:
+        self.root = Node(ROOT_ID, root_ino, None, b"", True)
+        self.root.lookups = 1
+        self.by_id: dict[int, Node] = {ROOT_ID: self.root}
+        self._by_ino: dict[int, Node] = {root_ino: self.root}
+        self._next_id = ROOT_ID + 1
+        self._linked: dict[int, set[tuple[Node, bytes]]] = {}
+        self._epoch = 0
+
+    def find(self, ino: int) -> Node | None:
+        """The node that the kernel knows for this inode number."""
+        return self._by_ino.get(ino)
+
+    def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for `name` in `parent`, which `st` was just read from, with one more reference by the kernel.
+
+        An inode number that is known under another name, of a file that has only one, was moved behind the mount or
+        used again; which of the two cannot be told, and in doubt it is another node.
+        """
+        ino = st.st_ino
+        node = self._by_ino.get(ino)
+        if node is None:
+            node = self._new(ino, parent, name, is_dir=stat.S_ISDIR(st.st_mode))
+        elif node.parent is None and node.pin >= 0:
+            node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
+        elif node.parent is not parent or node.name != name:
+            if node.is_dir or st.st_nlink < 2:
+                node = self._replace(node, parent, name, st)
+        elif node.is_dir != stat.S_ISDIR(st.st_mode):
+            node = self._replace(node, parent, name, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            self.note_link(node.ino, parent, name)
+        node.lookups += 1
+        return node
+
+    def reference_covered(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for a directory of another file system, mounted there below: a node, but not by its number."""
+        key = (1 << 128) | (st.st_dev << 64) | st.st_ino
+        node = self._by_ino.get(key)
+        if node is None:
+            node = self._new(key, parent, name, is_dir=True)
+            node.covered = True
+        node.parent, node.name = parent, name
+        node.lookups += 1
+        return node
+
+    def _new(self, ino: int, parent: Node, name: bytes, *, is_dir: bool) -> Node:
+        node = Node(self._next_id, ino, parent, name, is_dir)
+        self._next_id += 1
+        self.by_id[node.id] = node
+        self._by_ino[ino] = node
+        return node
+
+    def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        self.cut_off(old)
+        return self._new(st.st_ino, parent, name, is_dir=stat.S_ISDIR(st.st_mode))
+
+    def cut_off(self, node: Node) -> None:
+        """Nothing in the source is this node any more; the kernel may still hold it, by its id."""
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        self._linked.pop(node.ino, None)
+        self.orphan(node)
+
+    def orphan(self, node: Node) -> None:
+        """The last name that is known of the node is gone; `path` still tells where it lay."""
+        node.path = self.path(node)
+        node.parent = None
+
+    def forget(self, node_id: int, count: int) -> Node | None:
+        """Give back `count` references; the node, if these were the last, so that its descriptor can be closed."""
+        node = self.by_id.get(node_id)
+        if node is None or node_id == ROOT_ID:
+            return None
+        node.lookups -= count
+        if node.lookups > 0:
+            return None
+        del self.by_id[node_id]
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        return node
+
+    def path(self, node: Node) -> WorkspacePath:
+        """Where the node lies; for an orphan, where it lay last."""
+        if node.path_epoch == self._epoch and node.path is not None:
+            return node.path
+        above: list[Node] = []
+        at = node
+        while at.parent is not None and (at.path_epoch != self._epoch or at.path is None):
+            above.append(at)
+            at = at.parent
+        path = at.path or ""
+        for below in reversed(above):
+            name = below.name.decode("utf-8", "surrogateescape")
+            path = f"{path}/{name}" if path else name
+            if below.is_dir:
+                below.path = WorkspacePath(path)
+                below.path_epoch = self._epoch
+        return WorkspacePath(path)
+
+    def join(self, parent: Node, name: bytes) -> WorkspacePath:
+        """The path of `name` in `parent`."""
+        above = self.path(parent)
+        text = name.decode("utf-8", "surrogateescape")
+        return WorkspacePath(f"{above}/{text}" if above else text)
+
+    def rename(self, node: Node, parent: Node, name: bytes) -> None:
+        """The node now lies under `name` in `parent`."""
+        if node.parent is not None:
+            self.drop_link(node.ino, node.parent, node.name)
+        node.parent = parent
+        node.name = name
+        if node.ino in self._linked:
+            self._linked[node.ino].add((parent, name))
+        if node.is_dir:
+            self._epoch += 1
+
+    def note_link(self, ino: int, parent: Node, name: bytes) -> None:
+        """A file with several names has this one. Kept after FORGET, or a known file would become unknown."""
+        self._linked.setdefault(ino, set()).add((parent, name))
+
+    def drop_link(self, ino: int, parent: Node, name: bytes) -> None:
+        """The file with several names has lost this one."""
+        links = self._linked.get(ino)
+        if links is not None:
+            links.discard((parent, name))
+            if not links:
+                del self._linked[ino]
+
+    def links(self, ino: int) -> tuple[tuple[Node, bytes], ...]:
+        """The names that are known of a file with several."""
+        return tuple(self._linked.get(ino, ()))
+
+    def descends(self, node: Node, ancestor: Node) -> bool:
+        """Whether `node` is `ancestor` or lies below it."""
+        at: Node | None = node
+        while at is not None:
+            if at is ancestor:
+                return True
+            at = at.parent
+        return False
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.by_id.values())

@@ -1,0 +1,36 @@
+"""What the mount does for each request of the kernel: reads go to the source, changes through the guard first.
+
+A handler gets the request's header fields and body and gives the reply's body; OSError is the reply's errno. Facts
+that the engine needs (sizes, first bytes, names of a hard link) are gathered from what lies below at this moment.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bonobofs.fuse.attributes import Attributes
+from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.core import Handler, Notices
+from bonobofs.fuse.inodes import Inodes
+from bonobofs.fuse.names import Names
+from bonobofs.fuse.reading import Reading
+from bonobofs.fuse.virtual import Virtual
+from bonobofs.guard import Guard
+
+
+class Operations(Reading, Attributes, Names):
+    """The handlers of one mount, by opcode."""
+
+    def __init__(self, inodes: Inodes, backing: Backing, guard: Guard, files: Virtual, notices: Notices) -> None:
+        super().__init__(inodes, backing, guard, files, notices)
+        self.handlers: Final[dict[int, Handler]] = {
+            **self._reading(),
+            **self._changing_content(),
+            **self._changing_names(),
+            **self._changing_attributes(),
+        }
+
+    def quiet(self) -> None:
+        """Called about once a second: forget what may have changed by itself."""
+        self._callers.clear()
+        self._backing.drop_quiet()

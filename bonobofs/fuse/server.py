@@ -1,0 +1,223 @@
+"""The process that serves one mount: `python -m bonobofs.fuse.server`, its configuration as JSON on standard input.
+
+It imports all that it needs and goes to `/` before it mounts: a server whose code, directory or standard input lies
+under its own mount would wait for itself. It loads neither pydantic nor a database.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from bonobofs.audit import recovery
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.recovery import Difference
+from bonobofs.errors import BonobofsError, MountError, TrailError
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import system
+from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.connection import Connection, mount, unmount
+from bonobofs.fuse.core import Notices
+from bonobofs.fuse.inodes import Inodes
+from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.virtual import Virtual
+from bonobofs.guard import Guard
+from bonobofs.policy.engine import compile_policy, describe
+from bonobofs.request import Agent
+
+TIDY: Final = 1.0
+"""Seconds between two rounds of settling, syncing and closing what is quiet."""
+LINGER: Final = 3.0
+"""Seconds for which a busy mount is still served after it has been told to end."""
+_MOST_DESCRIPTORS: Final = 1 << 20
+
+
+class Server:
+    """One mount from its configuration to its end."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config: Final = config
+        self._mountpoint: Final[str] = config["mountpoint"]
+        agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
+        self._root: Final = os.open(config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        policy = compile_policy(config["policy"])
+        identity = Identity(config["session"], agent.label, agent.id)
+        self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
+        self._guard: Final = Guard(policy, agent, self._trail)
+        inodes = Inodes(os.fstat(self._root).st_ino)
+        self._backing: Final = Backing(self._root, inodes, cache=_raise_limit() // 4)
+        self._ending = 0.0
+        self._signals = 0
+        self._settle_asked = False
+        virtual = Virtual(
+            {
+                b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
+                b"denials.jsonl": self._denials,
+                b"whoami.json": lambda: self._whoami(agent),
+            }
+        )
+        self._fd = mount(
+            config["source"],
+            self._mountpoint,
+            self._root,
+            allow_other=config["allow_other"],
+            devices=policy.devices,
+        )
+        self._connection: Final = Connection(self._fd)
+        self._operations: Final = Operations(
+            inodes,
+            self._backing,
+            self._guard,
+            virtual,
+            Notices(self._connection.invalidate, self._connection.invalidate_entry),
+        )
+        self._synced = threading.Event()
+
+    def _whoami(self, agent: Agent) -> bytes:
+        who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
+        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": self._guard.policy.digest}
+        return json.dumps(who, indent=2).encode() + b"\n"
+
+    def _denials(self) -> bytes:
+        return b"".join(json.dumps(denial).encode() + b"\n" for denial in self._guard.denials)
+
+    def run(self) -> None:
+        """Serve until the mount ends, then settle and close the trail."""
+        self._install_signals()
+        self._connection.handshake()
+        self._begin_trail()
+        threading.Thread(target=self._keep_synced, daemon=True).start()
+        _say(self._config, "ready")
+        # Nothing here makes cycles, and a collection with 100,000 nodes stops the mount for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            self._connection.serve(self._operations.handlers, self._begin, self._tidy, self._failed)
+        finally:
+            self._connection.close()
+            self._end_trail()
+
+    def _begin(self, now: float) -> None:
+        self._backing.now = now
+
+    def _install_signals(self) -> None:
+        signal.set_wakeup_fd(self._connection.waker, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._told_to_end)
+        signal.signal(signal.SIGUSR1, self._told_to_settle)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def _told_to_end(self, number: int, frame: object) -> None:
+        if not self._ending:
+            self._ending = time.monotonic() + LINGER
+            threading.Thread(target=self._take_off, daemon=True).start()
+
+    def _told_to_settle(self, number: int, frame: object) -> None:
+        self._settle_asked = True
+
+    def _take_off(self) -> None:
+        """Unmount, which may need the serving thread to answer; where the mount is busy, detach and linger."""
+        if not unmount(self._mountpoint, lazy=False):
+            unmount(self._mountpoint, lazy=True)
+
+    def _tidy(self, now: float) -> float | None:
+        if self._ending and now >= self._ending:
+            return None
+        try:
+            if self._settle_asked:
+                self._settle_asked = False
+                self._guard.settle_all()
+                self._trail.sync()
+            else:
+                self._guard.settle_quiet(now)
+        except TrailError as error:
+            self._diagnose(str(error))
+        self._operations.quiet()
+        return TIDY
+
+    def _keep_synced(self) -> None:
+        while not self._synced.wait(TIDY):
+            try:
+                if not self._trail.is_synced:
+                    self._trail.sync()
+            except TrailError as error:
+                self._diagnose(str(error))
+
+    def _begin_trail(self) -> None:
+        details = {name: self._config[name] for name in ("source", "mountpoint", "role")}
+        self._trail.event("mount", {**details, "policy": self._guard.policy.digest})
+        found = self._config.get("out_of_band", [])
+        protected = {each["path"] for each in found if each["protected"]}
+        recovery.enter(
+            self._trail, (Difference(each["path"], each["what"]) for each in found), lambda path: path in protected
+        )
+        self._trail.sync()
+
+    def _end_trail(self) -> None:
+        self._synced.set()
+        try:
+            self._guard.settle_all()
+            self._trail.close()
+        except TrailError as error:
+            self._diagnose(str(error))
+
+    def _failed(self, opcode: int, error: Exception) -> None:
+        # By hand: the traceback module looks at the source files, and they may lie in the mount.
+        places = []
+        at = error.__traceback__
+        while at is not None:
+            code = at.tb_frame.f_code
+            places.append(f"{Path(code.co_filename).name}:{at.tb_lineno} {code.co_name}")
+            at = at.tb_next
+        name = p.Opcode(opcode).name
+        self._diagnose(f"{name} failed: {type(error).__name__}: {error} at {' > '.join(places)}")
+
+    def _diagnose(self, text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
+
+
+def _raise_limit() -> int:
+    """Raise the limit of open descriptors as far as it goes, and give it: files held open by programs need them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def _say(config: dict[str, Any], word: str) -> None:
+    fd = config.get("ready_fd")
+    if fd is not None:
+        os.write(fd, f"{word}\n".encode("utf-8", "surrogateescape"))
+        os.close(fd)
+        config["ready_fd"] = None
+
+
+def main() -> int:
+    """Serve the mount that standard input describes; the exit code."""
+    config = json.load(sys.stdin)
+    os.chdir("/")
+    os.umask(0o077)
+    system.forbid_tracing()
+    try:
+        server = Server(config)
+        server.run()
+    except (BonobofsError, OSError) as error:
+        text = " ".join(str(error).split())
+        _say(config, f"error: {text}")
+        sys.stderr.write(f"{text}\n")
+        return error.exit_code if isinstance(error, BonobofsError) else MountError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

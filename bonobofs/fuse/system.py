@@ -1,0 +1,140 @@
+"""System calls that Python's `os` does not offer, through the C library. Errors are raised as OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+from typing import Final
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
+
+RENAME_NOREPLACE: Final = 1
+RENAME_EXCHANGE: Final = 2
+MNT_DETACH: Final = 2
+UMOUNT_NOFOLLOW: Final = 8
+FALLOC_KEEP_SIZE: Final = 1
+FALLOC_PUNCH_HOLE: Final = 2
+FALLOC_ZERO_RANGE: Final = 16
+UTIME_NOW: Final = (1 << 30) - 1
+UTIME_OMIT: Final = (1 << 30) - 2
+_AT_FDCWD: Final = -100
+_FS_IOC_GETVERSION: Final = 0x80087601
+_PR_SET_DUMPABLE: Final = 4
+
+_getdents = _libc.getdents64
+_getdents.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+_getdents.restype = ctypes.c_ssize_t
+_renameat2 = _libc.renameat2
+_renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_fallocate = _libc.fallocate64
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_mount = _libc.mount
+_mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_umount2 = _libc.umount2
+_umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_setfsuid = _libc.setfsuid
+_setfsgid = _libc.setfsgid
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_utimensat = _libc.utimensat
+_utimensat.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def getdents(fd: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+    """Fill `buffer` with `struct linux_dirent64` records from the directory's position; bytes filled, 0 at the end."""
+    return _check(_getdents(fd, buffer, size))
+
+
+def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, flags: int) -> None:
+    """Rename with RENAME_NOREPLACE or RENAME_EXCHANGE."""
+    _check(_renameat2(source_dir, source, target_dir, target, flags))
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """Allocate, punch or zero `length` bytes at `offset`."""
+    _check(_fallocate(fd, mode, offset, length))
+
+
+def utimens(path: bytes, access: tuple[int, int], modification: tuple[int, int]) -> None:
+    """Set both times of what `path` leads to, each (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
+    times = (_Timespec * 2)(_Timespec(*access), _Timespec(*modification))
+    _check(_utimensat(_AT_FDCWD, path, ctypes.byref(times), 0))
+
+
+def generation(fd: int) -> int:
+    """The inode's generation, in which two uses of one inode number differ; 0 where the file system has none."""
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, _FS_IOC_GETVERSION, b"\0\0\0\0"), "little")
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.ENOSYS):
+            return 0
+        raise
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_OPENAT2: Final = 437
+_RESOLVE_NO_XDEV: Final = 0x01
+_RESOLVE_NO_SYMLINKS: Final = 0x04
+_RESOLVE_BENEATH: Final = 0x08
+_how: Final = _OpenHow(0, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+_how_pointer: Final = ctypes.byref(_how)
+_how_size: Final = ctypes.sizeof(_how)
+_syscall: Final = _libc.syscall
+
+
+def open_beneath(directory: int, path: bytes, flags: int) -> int:
+    """Open `path` below the directory's descriptor: no symlink anywhere in it, no `..`, no mount crossed.
+
+    EXDEV, ELOOP: it would have been. For one thread; the serving process has one that opens.
+    """
+    _how.flags = flags | os.O_CLOEXEC
+    return _check(_syscall(_OPENAT2, directory, path, _how_pointer, _how_size))
+
+
+def mount(source: bytes, target: bytes, fstype: bytes, flags: int, data: bytes) -> None:
+    """Attach a file system, as the system call does."""
+    _check(_mount(source, target, fstype, flags, data))
+
+
+def umount(target: bytes, flags: int) -> None:
+    """umount2(2). Other threads of the process go on, which they must when the target is served by it."""
+    _check(_umount2(target, flags))
+
+
+def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:
+    """Let this thread, and no other, touch files as (uid, gid, groups).
+
+    The raw setgroups is called because the C library's changes every thread of the process.
+    """
+    if _SETGROUPS is None:
+        raise OSError(errno.ENOSYS, f"no setgroups known for {platform.machine()}")
+    if uid == 0:
+        _setfsuid(0)
+    array = (ctypes.c_uint32 * len(groups))(*groups)
+    _check(_libc.syscall(_SETGROUPS, len(groups), array))
+    _setfsgid(gid)
+    if uid != 0:
+        _setfsuid(uid)
+
+
+def forbid_tracing() -> None:
+    """Keep other processes of the same user from tracing this one or reading its memory and descriptors."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))

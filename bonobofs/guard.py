@@ -1,0 +1,293 @@
+"""The one door. Whoever changes the source asks here first, and nobody else decides or writes the log.
+
+    with guard.admit(Request(Operation.DELETE_FILE, path), Facts(leaves=True), caller=caller) as leave:
+        backing.unlink(directory, name, leave)
+
+`admit` asks the engine, enters the intent in the trail, and only then lets the block run; how the block ends is the
+outcome. A refusal is entered and raised as `Refused`. When the trail cannot be written, the change is refused as
+UNRECORDED. No error becomes an allow: whatever goes wrong here is raised, and the block does not run.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.log import Trail
+from bonobofs.decision import Allowed, Code, Denied, Refused, as_document
+from bonobofs.errors import TrailError
+from bonobofs.policy.engine import Policy, decide
+from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
+
+QUIET: Final = 1.0
+"""Seconds after which a run of writes, or of equal denials, is settled."""
+ALERT_DENIALS: Final = 3
+ALERT_WINDOW: Final = 300.0
+"""The third denial of one agent within this many seconds is an alert, once per as many."""
+SHOWN_DENIALS: Final = 100
+"""How many of the last refusals `denials.jsonl` shows."""
+
+ACTIONS: Final[dict[Operation, str]] = {
+    Operation.CREATE_FILE: "create",
+    Operation.MKDIR: "create",
+    Operation.MKNOD: "create",
+    Operation.SYMLINK: "create",
+    Operation.LINK: "create",
+    Operation.DELETE_FILE: "delete",
+    Operation.RMDIR: "delete",
+}
+
+
+class Caller(NamedTuple):
+    """Which program asked: evidence, never identity."""
+
+    tool: str = ""
+    details: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
+
+
+class Part(NamedTuple):
+    """A further name that the same change touches, judged with it."""
+
+    request: Request
+    facts: Facts = NO_FACTS
+
+
+NOBODY: Final = Caller()
+
+
+class Run:
+    """Writes to one file under one intent: the beginning is recorded before, the rest when it settles."""
+
+    __slots__ = ("count", "generation", "last", "leave", "limit", "request", "seq", "size", "written")
+
+    def __init__(self, request: Request, leave: Allowed, generation: int, seq: int, now: float) -> None:
+        self.request = request
+        self.leave = leave
+        self.generation = generation
+        self.limit = leave.max_size if leave.max_size is not None else 1 << 63
+        self.seq = seq
+        self.last = now
+        self.count = 0
+        self.written = 0
+        self.size = 0
+
+
+class _Repeat:
+    """A refusal that has been entered once and is counted until it falls quiet."""
+
+    __slots__ = ("count", "denied", "last", "seq")
+
+    def __init__(self, denied: Denied, seq: int, now: float) -> None:
+        self.denied = denied
+        self.seq = seq
+        self.last = now
+        self.count = 0
+
+
+class Admission:
+    """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
+
+    __slots__ = ("_guard", "_operation", "_path", "_seq", "_trail", "details", "leave", "written")
+
+    def __init__(self, trail: Trail, guard: str, request: Request, leave: Allowed, seq: int) -> None:
+        self._trail = trail
+        self._guard = guard
+        self._operation = request.operation
+        self._path = request.path
+        self._seq = seq
+        self.leave = leave
+        self.written = 0
+        self.details: dict[str, Any] | None = None
+
+    def __enter__(self) -> Allowed:
+        return self.leave
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = 0
+        if error is not None:
+            failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
+        self._trail.outcome(
+            self._seq,
+            self._operation,
+            self._path,
+            guard=self._guard,
+            action=ACTIONS.get(self._operation, "modify"),
+            error=failed,
+            bytes=self.written,
+            details=self.details,
+        )
+
+
+class Guard:
+    """The door of one session: one agent, one policy at a time, one trail."""
+
+    def __init__(self, policy: Policy, agent: Agent, trail: Trail, *, name: str = "file") -> None:
+        self.policy = policy
+        self.agent: Final = agent
+        self.trail: Final = trail
+        self.denials: Final[deque[dict[str, Any]]] = deque(maxlen=SHOWN_DENIALS)
+        self.denials_seen = 0
+        self._name: Final = name
+        self._runs: dict[int, Run] = {}
+        self._repeats: dict[tuple[Operation, str, Code], _Repeat] = {}
+        self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
+        self._alerted = -ALERT_WINDOW
+
+    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+        """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
+        return decide(self.policy, self.agent, request, facts)
+
+    def admit(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *parts: Part,
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+    ) -> Admission:
+        """Leave for the change that `request` and all `parts` describe together; `size` is its bytes, for the record.
+
+        Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written.
+        """
+        leave = decide(self.policy, self.agent, request, facts)
+        if isinstance(leave, Denied):
+            raise self.refuse(leave, caller)
+        for part in parts:
+            other = decide(self.policy, self.agent, part.request, part.facts)
+            if isinstance(other, Denied):
+                raise self.refuse(other, caller)
+        return Admission(self.trail, self._name, request, leave, self._intend(request, leave, caller, details, size))
+
+    def begin(self, key: int, request: Request, facts: Facts, now: float, *, caller: Caller = NOBODY) -> Run:
+        """Leave for a run of writes to the file `key`, up to the run's `limit` in size. An older run of it is settled.
+
+        Raises Refused as `admit` does.
+        """
+        self.settle(key)
+        leave = decide(self.policy, self.agent, request, facts)
+        if isinstance(leave, Denied):
+            raise self.refuse(leave, caller)
+        seq = self._intend(request, leave, caller, None, 0)
+        run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)
+        return run
+
+    def rekey(self, key: int, new: int) -> None:
+        """The file of the run `key` is now known as `new`."""
+        self.settle(new)
+        self._runs[new] = self._runs.pop(key)
+
+    def settle(self, key: int, error: int = 0) -> None:
+        """End the run of writes to the file `key`, if there is one, and queue its outcome."""
+        run = self._runs.pop(key, None)
+        if run is None:
+            return
+        run.generation = -1  # whoever still holds it must begin anew
+        details = {"writes": run.count, "size": run.size}
+        self.trail.outcome(
+            run.seq,
+            run.request.operation,
+            run.request.path,
+            guard=self._name,
+            action=ACTIONS.get(run.request.operation, "modify"),
+            error=error,
+            bytes=run.written,
+            details=details,
+        )
+
+    def settle_quiet(self, now: float) -> None:
+        """Settle the runs and the repeated denials that have been quiet for a second."""
+        for key in [key for key, run in self._runs.items() if now - run.last >= QUIET]:
+            self.settle(key)
+        for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
+            self._settle_repeat(mark)
+
+    def settle_all(self) -> None:
+        """Settle every run and every repeated denial, and write what waits. Raises TrailError when it cannot."""
+        for key in list(self._runs):
+            self.settle(key)
+        for mark in list(self._repeats):
+            self._settle_repeat(mark)
+        self.trail.flush()
+
+    def refuse(self, denied: Denied, caller: Caller = NOBODY) -> Refused:
+        """Enter a refusal, or count it where it repeats, and give the exception to raise."""
+        now = monotonic()
+        mark = (denied.operation, denied.path, denied.code)
+        repeat = self._repeats.get(mark)
+        try:
+            if repeat is not None:
+                repeat.count += 1
+                repeat.last = now
+            else:
+                action = ACTIONS.get(denied.operation, "modify")
+                seq = self.trail.denied(denied, action, guard=self._name, tool=caller.tool, details=caller.details)
+                self._repeats[mark] = _Repeat(denied, seq, now)
+                if denied.code is Code.OUTSIDE or denied.code is Code.IDENTITY:
+                    self._alert(
+                        denied, "an attempt to leave the workspace" if denied.code is Code.OUTSIDE else denied.reason
+                    )
+            if not _is_optional_git_lock(denied.path):
+                self._count_denial(denied, now)
+        except TrailError:
+            pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
+        self.denials.append(as_document(denied, denied.path, denied.operation))
+        self.denials_seen += 1
+        return Refused(denied)
+
+    def _intend(
+        self, request: Request, leave: Allowed, caller: Caller, details: dict[str, Any] | None, size: int
+    ) -> int:
+        try:
+            return self.trail.intent(
+                request.operation,
+                request.path,
+                ACTIONS.get(request.operation, "modify"),
+                leave.rule,
+                guard=self._name,
+                tool=caller.tool,
+                bytes=size,
+                details={**caller.details, **details} if details else caller.details,
+            )
+        except TrailError as error:
+            denied = Denied(
+                Code.UNRECORDED,
+                "trail",
+                "The change cannot be recorded, so it is not made.",
+                "Ask the operator to free space for the state directory or to look at `bonobofs status`.",
+                request.path,
+                request.operation,
+            )
+            raise self.refuse(denied, caller) from error
+
+    def _settle_repeat(self, mark: tuple[Operation, str, Code]) -> None:
+        repeat = self._repeats.pop(mark)
+        if repeat.count:
+            try:
+                self.trail.repeated(repeat.seq, repeat.denied, repeat.count, guard=self._name)
+            except TrailError:
+                self._repeats[mark] = repeat
+                raise
+
+    def _count_denial(self, denied: Denied, now: float) -> None:
+        self._denied_at.append(now)
+        if (
+            len(self._denied_at) == ALERT_DENIALS
+            and now - self._denied_at[0] <= ALERT_WINDOW
+            and now - self._alerted >= ALERT_WINDOW
+        ):
+            self._alerted = now
+            self._alert(denied, "three denials of one agent within five minutes")
+
+    def _alert(self, denied: Denied, reason: str) -> None:
+        self.trail.alert(reason, operation=denied.operation, guard=self._name, path=denied.path, code=denied.code)
+
+
+def _is_optional_git_lock(path: str) -> bool:
+    """Whether git only tried to refresh what it can do without; it does so at every `git status`."""
+    return path.endswith(".lock") and ("/.git/" in path or path.startswith(".git/"))

@@ -1,0 +1,113 @@
+"""A policy told to the one who works under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bonobofs.policy import words
+from bonobofs.policy.compiled import EVERYTHING, Policy, meet
+from bonobofs.policy.pattern import Pattern, parse
+
+_ASKING_WHY: Final = """\
+## When something is refused
+
+- `bonobofs why PATH` and the extended attribute `user.bonobofs.why` of a path say whether it may be written, and what
+  may be done instead.
+- `.bonobofs/denials.jsonl` holds the last refusals, each with its code, its reason and what to do instead.
+- The policy cannot be changed from here. Ask the operator."""
+
+
+def allowed_directories(policy: Policy, role: str) -> list[str]:
+    """Where the role may write, one place a line, as `aidlc-docs/ (.md, 1 MB)`; a role that is not defined: nowhere."""
+    if role not in policy.roles:
+        return []
+    lines = [
+        f"{pattern.text} ({', '.join(_limits(offer))})"
+        for offer in policy.offers
+        for pattern in offer.patterns
+        if _open(policy, role, pattern)
+    ]
+    if policy.default is not None:
+        lines += [f"{text} (any file)" for text in _writes(policy, role)]
+    return lines
+
+
+def describe(policy: Policy, role: str) -> str:
+    """The policy as Markdown for the agent in this role: what it may write, what not, and how to ask why."""
+    intro = (
+        f"The role is `{role}`. Reading is free. Every change is judged by the operator's policy and recorded; what it"
+        " does not admit fails with an error, and nothing is changed."
+    )
+    if role not in policy.roles:
+        told = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
+    else:
+        told = ["## Allowed", _bullets(_allowed(policy, role)), "## Refused", _bullets(_refused(policy, role))]
+    return "\n\n".join(["# What may be written here", intro, *told, _ASKING_WHY]) + "\n"
+
+
+def _allowed(policy: Policy, role: str) -> Iterable[str]:
+    writes = _writes(policy, role)
+    if EVERYTHING not in writes:
+        yield f"The role writes only at {_code(writes)}, and there:" if writes else "Nothing: the role writes nowhere."
+    for offer in policy.offers:
+        if writes and any(_open(policy, role, pattern) for pattern in offer.patterns):
+            patterns = _code([pattern.text for pattern in offer.patterns])
+            yield f"{patterns}: {_terms(offer)} (rule `{offer.name}`)"
+    if policy.default is not None and writes:
+        yield "Everything that no rule names."
+    yield "Directories, symlinks and the like go by path alone; suffix, size and content bind regular files."
+
+
+def _refused(policy: Policy, role: str) -> Iterable[str]:
+    document = policy.document
+    protect = [text for table in document.get("protect", ()) for text in table["paths"]]
+    keep = [text for table in document.get("keep", ()) for text in table["paths"]]
+    deny = document.get("role", {}).get(role, {}).get("deny", ())
+    yield f"Any change of {_code([*protect, '.bonobofs/'])}."
+    if deny:
+        yield f"Any change of {_code(deny)}, for this role."
+    if not policy.hidden.everything:
+        hidden = document.get("hidden", ())
+        yield "Names that begin with a dot" + (f", except {_code(hidden)}." if hidden else ".")
+    if keep:
+        yield f"Deleting or renaming away {_code(keep)}; editing them goes by the rules above."
+    yield "A symlink that leads out of the workspace or into a protected path."
+    if not policy.devices:
+        yield "Device files."
+    if policy.default is None:
+        yield "Everything that is not allowed above."
+
+
+def _open(policy: Policy, role: str, pattern: Pattern) -> bool:
+    """Whether the role can write something that the pattern matches, as far as patterns alone tell."""
+    if not meet([pattern], [parse(text) for text in _writes(policy, role)]):
+        return False
+    if not pattern.literal:
+        return True
+    place = list(pattern.components)
+    return not policy.protect.find(place) and not policy.roles[role].deny.find(place)
+
+
+def _writes(policy: Policy, role: str) -> Sequence[str]:
+    table = policy.document.get("role", {}).get(role)
+    return [EVERYTHING] if table is None else table.get("write", ())
+
+
+def _limits(offer: words.Offer) -> list[str]:
+    limits = [*(offer.suffixes or ()), *([words.size(offer.max_size)] if offer.max_size is not None else [])]
+    return limits or ["any file"]
+
+
+def _terms(offer: words.Offer) -> str:
+    kind = f"{_code(offer.suffixes)} files" if offer.suffixes is not None else "any file"
+    limit = f", at most {words.size(offer.max_size)}" if offer.max_size is not None else ""
+    return kind + limit + ("" if offer.executable else ", nothing executable")
+
+
+def _code(texts: Iterable[str]) -> str:
+    return ", ".join(f"`{text}`" for text in texts)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

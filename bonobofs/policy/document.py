@@ -1,0 +1,271 @@
+"""The policy as a person writes it: pydantic models of policy.toml, and reading it from a file.
+
+Nothing is accepted that is not enforced: unknown keys, keys whose effect is not built yet, patterns that could match
+nothing. Every error is one line with the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from bonobofs.errors import PolicyError
+from bonobofs.policy import pattern
+from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden
+from bonobofs.policy.lines import Place, positions
+from bonobofs.policy.words import BUILT_IN_RULES
+
+LARGEST: Final = 2**63 - 1
+"""The largest size that a file can have on Linux."""
+
+_NOT_BUILT: Final = frozenset({"temporary", "scratch", "ask", "git", "beads", "agent_mail"})
+_NOT_BUILT_IN_ROLES: Final = frozenset({"tools", "git", "beads"})
+_SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
+_SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
+
+
+def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
+    """An error for pydantic to carry. `place` leads from the model that raises it to the key."""
+    return PydanticCustomError("policy", "{problem}", {"problem": problem, "place": place})
+
+
+def _pattern(text: str) -> str:
+    try:
+        pattern.parse(text)
+    except PolicyError as error:
+        raise _refuse(f"{text!a}: {error}") from None
+    return text
+
+
+def _hidden(text: str) -> str:
+    try:
+        parse_hidden(text)
+    except PolicyError as error:
+        raise _refuse(f"{text!a}: {error}") from None
+    return text
+
+
+def _suffix(text: str) -> str:
+    if not _SUFFIX.fullmatch(text):
+        raise _refuse(f'{text!a} can be no suffix: it is the last extension with its dot, for instance ".md"')
+    return text
+
+
+def _size(value: object) -> object:
+    number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    if not number and not (isinstance(value, str) and _SIZE.fullmatch(value)):
+        raise _refuse('a size is a number of bytes, or text such as "500KB", "1MB" (1,000,000 bytes) or "1MiB"')
+    return value
+
+
+def _size_that_exists(size: ByteSize) -> ByteSize:
+    if size > LARGEST:
+        raise _refuse("no file can be that large; leave max_size out for no limit")
+    return size
+
+
+def _name(text: str) -> str:
+    if not text or not text.isprintable() or text != text.strip() or ":" in text or len(text) > 64:
+        raise _refuse("a name is 1 to 64 printable characters without a colon or space around it")
+    return text
+
+
+def _rule_name(text: str) -> str:
+    if text in BUILT_IN_RULES:
+        raise _refuse(f"records use the rule name {text} for a part of the policy itself; choose another")
+    return text
+
+
+def _example(path: str) -> str:
+    if not path:
+        raise _refuse("an example is a path from the workspace's root")
+    return path
+
+
+PathPattern = Annotated[str, AfterValidator(_pattern)]
+HiddenPattern = Annotated[str, AfterValidator(_hidden)]
+Suffix = Annotated[str, AfterValidator(_suffix)]
+Size = Annotated[ByteSize, BeforeValidator(_size), AfterValidator(_size_that_exists)]
+Name = Annotated[str, AfterValidator(_name)]
+RuleName = Annotated[Name, AfterValidator(_rule_name)]
+ExamplePath = Annotated[str, AfterValidator(_example)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class Paths(_Table):
+    """[[protect]] and [[keep]]: what nothing may change; what nothing may delete or rename away."""
+
+    paths: list[PathPattern] = Field(min_length=1)
+
+
+class Examples(_Table):
+    """Paths that `policy test` tries against the whole policy; one that ends in a slash is a directory."""
+
+    allow: list[ExamplePath] = []
+    deny: list[ExamplePath] = []
+
+
+class Rule(_Table):
+    """[[rule]]: changes of matching paths that it admits. What it leaves out, it does not limit."""
+
+    name: RuleName
+    paths: list[PathPattern] = Field(min_length=1)
+    suffixes: list[Suffix] | None = Field(default=None, min_length=1)
+    max_size: Size | None = None
+    executable: bool = True
+    examples: Examples = Examples()
+
+
+class Role(_Table):
+    """[role.NAME]: where the role writes, and where it does not although it would."""
+
+    write: list[PathPattern] = []
+    deny: list[PathPattern] = []
+
+
+class PolicyDocument(_Table):
+    """A whole policy. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
+
+    default: Literal["deny", "allow"] = "deny"
+    default_role: Name = DEFAULT_ROLE
+    hidden: list[HiddenPattern] = []
+    devices: bool = False
+    protect: list[Paths] = []
+    keep: list[Paths] = []
+    rule: list[Rule] = []
+    role: dict[Name, Role] = {}
+
+    @model_validator(mode="after")
+    def _names_are_clear(self) -> PolicyDocument:
+        counted = Counter(rule.name for rule in self.rule)
+        seen: set[str] = set()
+        for index, rule in enumerate(self.rule):
+            if rule.name in seen:
+                problem = f"{rule.name!a} names {counted[rule.name]} rules; records could not tell which decided"
+                raise _refuse(problem, ("rule", index, "name"))
+            seen.add(rule.name)
+        if self.default_role != DEFAULT_ROLE and self.default_role not in self.role:
+            raise _refuse(f"the role {self.default_role!a} is not defined; add [role.NAME]", ("default_role",))
+        return self
+
+
+def packaged_default() -> Path:
+    """The default policy that bonobofs ships: in the wheel inside the package, in a checkout at its top."""
+    package = Path(__file__).resolve().parent.parent
+    inside, top = package / "policy.toml", package.parent / "policy.toml"
+    if inside.is_file():
+        return inside
+    # Beside an installed package lies site-packages, where a policy.toml would be somebody else's.
+    if top.is_file() and (package.parent / "pyproject.toml").is_file():
+        return top
+    raise PolicyError(f"{inside}: the default policy is missing; install bonobofs again")
+
+
+def load(path: Path) -> PolicyDocument:
+    """Read a policy file. PolicyError: `FILE:LINE: KEY: what is wrong`."""
+    origin = _shown(str(path))
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise PolicyError(f"{origin}: the policy cannot be read: {reason}") from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PolicyError(f"{origin}:{line}: a policy is UTF-8 text, and this is not") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, origin: str) -> PolicyDocument:
+    """Read a policy from TOML text; `origin` is what errors call it. PolicyError as from `load`."""
+    try:
+        raw = tomllib.loads(text)
+    except RecursionError:
+        raise PolicyError(f"{_shown(origin)}:1: the values are nested too deeply") from None
+    except ValueError as error:
+        raise PolicyError(f"{_shown(origin)}:{_syntax_error(text, error)}") from None
+    try:
+        return PolicyDocument.model_validate(raw)
+    except ValidationError as error:
+        raise PolicyError(f"{_shown(origin)}:{_first_problem(text, error)}") from None
+
+
+def _syntax_error(text: str, error: ValueError) -> str:
+    """`LINE: what is wrong`. tomllib says the line at the end of its message, or that the text ended too soon."""
+    message = str(error)
+    at = re.search(r" \(at line (\d+), column \d+\)$", message)
+    if at is not None:
+        return f"{at[1]}: not TOML: {_shown(message[: at.start()])}"
+    if message.endswith(" (at end of document)"):
+        return f"{text.count(chr(10)) + 1}: not TOML: {_shown(message)}"
+    return f"1: not TOML: {_shown(message)}"
+
+
+def _first_problem(text: str, error: ValidationError) -> str:
+    """`LINE: KEY: what is wrong` for the problem that comes first in the file, and how many more there are."""
+    try:
+        lines = positions(text)
+    except RecursionError:
+        lines = {}
+    problems = sorted(_problem(lines, details) for details in error.errors(include_url=False, include_input=False))
+    line, key, message = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{line}: {key}: {message}{more}"
+
+
+def _problem(lines: dict[Place, int], details: ErrorDetails) -> tuple[int, str, str]:
+    context: dict[str, Any] = details.get("ctx", {})
+    place: Place = (*details["loc"], *context.get("place", ()))
+    if place[-1:] == ("[key]",):
+        place = place[:-1]
+    if details["type"] == "extra_forbidden":
+        message = _unknown_key(place)
+    elif details["type"] == "missing":
+        message = "is missing"
+    else:
+        message = details["msg"]
+    known = next((place[:depth] for depth in range(len(place), 0, -1) if place[:depth] in lines), ())
+    return lines.get(known, 1), _key(place), _shown(message)
+
+
+def _unknown_key(place: Place) -> str:
+    in_role = len(place) == 3 and place[0] == "role" and place[2] in _NOT_BUILT_IN_ROLES
+    if in_role or (len(place) == 1 and place[0] in _NOT_BUILT):
+        return "not built yet, and no rule is accepted that is not enforced; remove it"
+    return "unknown key; remove it or correct its spelling"
+
+
+def _key(place: Place) -> str:
+    """`rule[1].paths[0]`, indices counted from 0; a key that is not bare stands in quotes."""
+    key = ""
+    for part in place:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        else:
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", part) is not None
+            key += ("." if key else "") + (part if bare else ascii(part))
+    return key or "policy"
+
+
+def _shown(text: str) -> str:
+    """Text for one line of a terminal: control characters and what cannot be encoded are escaped."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,0 +1,181 @@
+"""Deciding. Pure and total: the same policy, agent, request and facts give the same answer, and every one gets one.
+
+The order is that of the contracts: outside, devices, protect, the role's `deny`, hidden, the role's `write`, keep, then
+the rules, or `default` where none matches the path; last, what would be allowed is still refused for a file that has
+names beyond those that are known. What is refused earlier is never looked at again, so nothing later can widen it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bonobofs.decision import Allowed, Decision, Denied
+from bonobofs.policy import words
+from bonobofs.policy.compiled import Policy, Rule, compile_policy, digest
+from bonobofs.policy.description import allowed_directories, describe
+from bonobofs.policy.pattern import NO_CHARACTER
+from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
+
+__all__ = ["Policy", "allowed_directories", "compile_policy", "decide", "describe", "digest"]
+
+EXECUTABLE_HEADS: Final = (
+    b"#!",
+    b"\x7fELF",
+    b"MZ",
+    b"\xfe\xed\xfa\xce",
+    b"\xfe\xed\xfa\xcf",
+    b"\xce\xfa\xed\xfe",
+    b"\xcf\xfa\xed\xfe",
+    b"\xca\xfe\xba\xbe",
+    b"\xbe\xba\xfe\xca",
+    b"\0asm",
+)
+"""First bytes of what a system runs: scripts, ELF, DOS and Windows, Mach-O of both orders and widths, wasm."""
+
+_X_BITS: Final = 0o111
+_FILE: Final = Kind.FILE
+_DIRECTORY: Final = Kind.DIRECTORY
+_DEVICE: Final = Kind.DEVICE
+_MKNOD: Final = Operation.MKNOD
+
+_REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
+_OF_THE_ROOT: Final = frozenset(
+    {
+        Operation.SET_MODE,
+        Operation.SET_OWNER,
+        Operation.SET_TIMES,
+        Operation.SET_XATTR,
+        Operation.REMOVE_XATTR,
+    }
+)
+"""What may be done to the root directory itself; everything else would make, remove or replace it."""
+_OF_THE_INODE: Final = frozenset(
+    {
+        Operation.WRITE_FILE,
+        Operation.CREATE_FILE,
+        Operation.TRUNCATE,
+        Operation.ALLOCATE,
+        Operation.COPY_RANGE,
+        Operation.SET_MODE,
+        Operation.SET_OWNER,
+        Operation.SET_TIMES,
+        Operation.SET_XATTR,
+        Operation.REMOVE_XATTR,
+    }
+)
+"""Changes that show under every name of a file. Owner, times and attributes count with content and mode: a change of
+the owner clears set-id bits, ACLs and capabilities are attributes, and build tools go by times. Names (delete, rename,
+link) are not among them: the other names keep what they have."""
+
+
+def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
+    """Whether the agent may make this change. Never raises, whatever the path.
+
+    An Allowed speaks for later changes of the same path too: any size up to `max_size` is admitted while first bytes
+    and mode stay as they are; where `judges_content` is false, also with any first bytes.
+    """
+    operation, path, kind = request
+    parts = path.split("/") if path else []
+    dotted = "/." in path or path[:1] == "."
+    leaves = facts.leaves or operation in _REMOVALS
+    refusal = _not_a_place(path, parts, operation, dotted, leaves)
+    if refusal is None and facts.target is not None and not leaves:
+        refusal = _leads_out(policy, parts, facts.target)
+    if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
+        refusal = words.DEVICE
+    if refusal is None:
+        refusal = _closed(policy, agent.role, parts, dotted, leaves)
+    if refusal is None:
+        matched = policy.rules.find(parts)
+        verdict = _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default
+        if verdict is None:
+            refusal = policy.roles[agent.role].default
+        elif isinstance(verdict, words.Refusal):
+            refusal = verdict
+        elif facts.foreign_names > 0 and operation in _OF_THE_INODE and kind is not _DIRECTORY:
+            refusal = words.HARDLINK
+        else:
+            return verdict
+    # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
+    return tuple.__new__(Denied, (*refusal, path, operation))
+
+
+def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> words.Refusal | None:
+    if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
+        return words.BAD_PATH
+    if not path and (leaves or operation not in _OF_THE_ROOT):
+        return words.ROOT
+    if not path.isascii() and NO_CHARACTER.search(path):
+        return words.BAD_PATH
+    return None
+
+
+def _leads_out(policy: Policy, parts: list[str], target: str) -> words.Refusal | None:
+    """A symlink's text, read from the directory that holds it.
+
+    A `..` that follows a name is refused: the name may be a symlink, now or later, and then the place above it is not
+    the one that the text shows.
+    """
+    if not target or target[0] == "/" or "\0" in target:
+        return words.TARGET
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
+    if ups > len(parts) - 1 or ".." in steps[ups:]:
+        return words.TARGET
+    if policy.protect.find(parts[: len(parts) - 1 - ups] + steps[ups:]):
+        return words.TARGET
+    return None
+
+
+def _closed(policy: Policy, role_name: str, parts: list[str], dotted: bool, leaves: bool) -> words.Refusal | None:
+    """What closes a path before any rule is asked."""
+    refusals = policy.protect.find(parts)
+    if refusals:
+        return refusals[0]
+    role = policy.roles.get(role_name)
+    if role is None:
+        return policy.unknown_role
+    if role.deny and (refusals := role.deny.find(parts)):
+        return refusals[0]
+    if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
+        return policy.hidden.refusal
+    if role.write is not None and not role.write.find(parts):
+        return role.elsewhere
+    if leaves and (refusals := policy.keep.find(parts)):
+        return refusals[0]
+    return None
+
+
+def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | words.Refusal:
+    """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
+    if len(matched) > 1:
+        matched.sort(key=_rank)
+    if kind is not _FILE:
+        return matched[0].leave
+    stem, _, extension = parts[-1].rpartition(".") if parts else ("", "", "")
+    if not stem.strip("."):
+        extension = ""
+    closest: tuple[int, int, words.Refusal] | None = None
+    for rule in matched:
+        if rule.extensions is not None and extension not in rule.extensions:
+            fault = (2, rule.order, rule.wrong_suffix)
+        elif leaves:
+            return rule.leave
+        elif not rule.executable and _runs(facts):
+            fault = (1, rule.order, rule.is_executable)
+        elif rule.max_size is not None and facts.size > rule.max_size and facts.size >= facts.size_before:
+            fault = (0, rule.order, rule.too_large)
+        else:
+            return rule.leave
+        if closest is None or fault < closest:
+            closest = fault
+    assert closest is not None
+    return closest[2]
+
+
+def _rank(rule: Rule) -> int:
+    return rule.rank
+
+
+def _runs(facts: Facts) -> bool:
+    return (facts.mode != -1 and facts.mode & _X_BITS != 0) or facts.head.startswith(EXECUTABLE_HEADS)

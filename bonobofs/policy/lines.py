@@ -1,0 +1,139 @@
+"""Where in a TOML text each key and each array element stands.
+
+tomllib gives values without places, and an error without a line is hard to act on. This reads only as much as it needs
+to count lines, and only texts that tomllib has accepted.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Final
+
+Place = tuple[str | int, ...]
+"""A way to a value: keys of tables and indices of arrays, as pydantic's `loc`."""
+
+_BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_KEY: Final = re.compile(r"""[ \t]*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")
+_STRING: Final = re.compile(
+    r'"""(?:\\.|[^\\])*?"""(?:"{0,2})|' r"'''.*?'''(?:'{0,2})|" r'"(?:\\.|[^"\\])*"|' r"'[^']*'",
+    re.DOTALL,
+)
+_SCALAR: Final = re.compile(r"[^,\]}#\r\n]+")
+
+
+def positions(text: str) -> dict[Place, int]:
+    """The line, counted from 1, of every key and array element of a valid TOML text."""
+    scanner = _Scanner(text.replace("\r\n", "\n"))
+    scanner.document()
+    return scanner.lines
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.lines: dict[Place, int] = {}
+        self._counted = (0, 1)
+        self._tables: dict[Place, int] = {}
+
+    def document(self) -> None:
+        table: Place = ()
+        self._skip(_BLANK)
+        while self.at < len(self.text):
+            if self.text.startswith("[[", self.at):
+                table = self._array_of_tables()
+            elif self.text[self.at] == "[":
+                self.at += 1
+                table = self._key(())
+                self.at += 1
+            else:
+                self._pair(table)
+            self._skip(_BLANK)
+
+    def _array_of_tables(self) -> Place:
+        self.at += 2
+        array = self._key((), last_is_array=True)
+        index = self._tables[array] = self._tables.get(array, -1) + 1
+        self._note((*array, index))
+        self.at += 2
+        return (*array, index)
+
+    def _pair(self, table: Place) -> None:
+        place = self._key(table)
+        self.at += 1
+        self._value(place)
+
+    def _key(self, table: Place, *, last_is_array: bool = False) -> Place:
+        """A key with its dots; a name on the way that is an array of tables means that array's last element."""
+        place = table
+        while True:
+            match = _KEY.match(self.text, self.at)
+            if match is None:
+                raise ValueError("not a key")
+            name = match[1]
+            place = (*place, _unquoted(name))
+            self._note(place, match.start(1))
+            self.at = match.end()
+            dotted = self.text.startswith(".", self.at)
+            if place in self._tables and (dotted or not last_is_array):
+                place = (*place, self._tables[place])
+            if not dotted:
+                return place
+            self.at += 1
+
+    def _value(self, place: Place) -> None:
+        self._skip(_BLANK)
+        self._note(place)
+        opening = self.text[self.at]
+        if opening == "[":
+            self._elements(place)
+        elif opening == "{":
+            self._inline_table(place)
+        elif not self._skip(_STRING):
+            self._skip(_SCALAR)
+
+    def _elements(self, place: Place) -> None:
+        self.at += 1
+        index = 0
+        self._skip(_BLANK)
+        while self.text[self.at] != "]":
+            self._value((*place, index))
+            index += 1
+            self._separator()
+        self.at += 1
+
+    def _inline_table(self, place: Place) -> None:
+        self.at += 1
+        self._skip(_BLANK)
+        while self.text[self.at] != "}":
+            self._pair(place)
+            self._separator()
+        self.at += 1
+
+    def _separator(self) -> None:
+        self._skip(_BLANK)
+        if self.text[self.at] == ",":
+            self.at += 1
+            self._skip(_BLANK)
+
+    def _skip(self, what: re.Pattern[str]) -> bool:
+        match = what.match(self.text, self.at)
+        if match is None:
+            return False
+        self.at = match.end()
+        return True
+
+    def _note(self, place: Place, at: int | None = None) -> None:
+        """The first mention counts: a table's header, a key before its value."""
+        at = self.at if at is None else at
+        counted, line = self._counted
+        line += self.text.count("\n", counted, at)
+        self._counted = (at, line)
+        self.lines.setdefault(place, line)
+
+
+def _unquoted(name: str) -> str:
+    if name[0] in "\"'":
+        return str(next(iter(tomllib.loads(f"x = {name}").values())))
+    return name

@@ -1,0 +1,370 @@
+"""Path patterns, and matching one path against thousands of them at once.
+
+A pattern is read like a line of .gitignore, with these differences, each so that what is written is what is enforced:
+
+- It is anchored at the workspace's root, also without a slash: `notes.md` is that one path, `**/notes.md` every depth.
+- `*`, `?` and `[...]` match within one component, hidden names too. `**` is a whole component: any depth, also none.
+- `dir/` is `dir` itself, whatever it is, and everything below it. `dir` is that one path and nothing below it.
+  `dir/**` is everything below `dir`, not `dir`. `**` alone is the whole workspace, its root included.
+- Case counts, and so does every code point: nothing is folded or normalised. A byte that is not UTF-8 is one character.
+- There is no `!`, no backslash, no `..`, `.` or empty component, no leading slash: they are refused, not reinterpreted.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from bonobofs.errors import PolicyError
+
+ANY_DEPTH: Final = "**"
+NAME_MAX: Final = 255
+"""Longest file name in bytes on Linux; a longer literal component could match nothing."""
+DEPTH_MAX: Final = 256
+"""Most components of one pattern; trees may be deeper, and `**` reaches there."""
+
+_WILD: Final = frozenset("*?[")
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
+NO_CHARACTER: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Surrogates that no file name decodes to (`os.fsdecode` uses U+DC80 to U+DCFF for bytes that are not UTF-8)."""
+
+Value = TypeVar("Value")
+
+
+class Reach(enum.Enum):
+    """How much a pattern covers, seen from the path that its components name."""
+
+    ONLY = "only"
+    BELOW = "below"
+    SUBTREE = "subtree"
+
+
+class Pattern(NamedTuple):
+    """A pattern taken apart. `components` holds literals, globs and ANY_DEPTH, that never last nor twice in a row."""
+
+    text: str
+    components: tuple[str, ...]
+    reach: Reach
+
+    @property
+    def literal(self) -> bool:
+        """No wildcard before its end: the components name exactly one path."""
+        return not any(is_wild(component) for component in self.components)
+
+    @property
+    def anywhere(self) -> str | None:
+        """`.git` of `**/.git/`: a name that is matched wherever it stands in a path, which is one look in a set."""
+        if len(self.components) == 2 and self.components[0] == ANY_DEPTH and self.reach is Reach.SUBTREE:
+            return None if is_wild(self.components[1]) else self.components[1]
+        return None
+
+    def may_meet(self, other: Pattern) -> bool:
+        """Whether some path could match both. Exact but for two globs in the same place, which are taken to meet."""
+        mine, yours = self.components, other.components
+        meets: dict[tuple[int, int], bool] = {}
+        for i in range(len(mine), -1, -1):
+            for j in range(len(yours), -1, -1):
+                if i < len(mine) and mine[i] == ANY_DEPTH:
+                    meets[i, j] = meets[i + 1, j] or (
+                        meets[i, j + 1] if j < len(yours) else other.reach is not Reach.ONLY
+                    )
+                elif j < len(yours) and yours[j] == ANY_DEPTH:
+                    meets[i, j] = meets[i, j + 1] or (
+                        meets[i + 1, j] if i < len(mine) else self.reach is not Reach.ONLY
+                    )
+                elif i == len(mine) and j == len(yours):
+                    meets[i, j] = {self.reach, other.reach} != {Reach.ONLY, Reach.BELOW}
+                elif i == len(mine):
+                    meets[i, j] = self.reach is not Reach.ONLY
+                elif j == len(yours):
+                    meets[i, j] = other.reach is not Reach.ONLY
+                else:
+                    meets[i, j] = meets[i + 1, j + 1] and _names_may_meet(mine[i], yours[j])
+        return meets[0, 0]
+
+
+def is_wild(component: str) -> bool:
+    """Whether the component is anything but a literal name."""
+    return not _WILD.isdisjoint(component)
+
+
+def may_begin_with(component: str, character: str) -> bool:
+    """Whether some name that the component matches begins with the character."""
+    first = _tokens(component)[0]
+    return not first.text or re.fullmatch(first.expression, character) is not None
+
+
+def parse(text: str) -> Pattern:
+    """Take a pattern apart. PolicyError, without a place, says what in it cannot be enforced."""
+    _refuse_foreign_syntax(text)
+    components = text.split("/")
+    if len(components) > DEPTH_MAX:
+        raise PolicyError(f"a pattern has at most {DEPTH_MAX} components; write ** for the rest")
+    reach = Reach.ONLY
+    if components[-1] == "":
+        components.pop()
+        reach = Reach.SUBTREE
+    kept: list[str] = []
+    for component in components:
+        _refuse_component(component)
+        if component != ANY_DEPTH or kept[-1:] != [ANY_DEPTH]:
+            kept.append(component)
+    if kept[-1] == ANY_DEPTH:
+        kept.pop()
+        reach = Reach.BELOW if kept else Reach.SUBTREE
+    return Pattern(text, tuple(kept), reach)
+
+
+def _refuse_foreign_syntax(text: str) -> None:
+    if not text:
+        raise PolicyError("an empty pattern matches nothing; write ** for the whole workspace")
+    if NO_CHARACTER.search(text):
+        raise PolicyError("a pattern cannot hold a lone surrogate; no file name does")
+    if _CONTROL.search(text):
+        raise PolicyError("a pattern cannot hold control characters; write ? for one in a name")
+    if "\\" in text:
+        raise PolicyError("a backslash does not escape here; write [*] for a star, ? for a backslash in a name")
+    if text.startswith("!"):
+        raise PolicyError(
+            "there are no ! patterns; what a pattern must not cover goes into [[protect]] or a role's deny"
+        )
+    if text.startswith("/"):
+        raise PolicyError("patterns begin at the workspace's root without a slash; remove the leading one")
+
+
+def _refuse_component(component: str) -> None:
+    if component == "":
+        raise PolicyError("an empty component (//) matches nothing")
+    if component in (".", ".."):
+        raise PolicyError(f"a component {component} matches nothing; write the path from the workspace's root")
+    if component == ANY_DEPTH:
+        return
+    if ANY_DEPTH in component:
+        raise PolicyError("** stands for whole components only; within a name write *")
+    tokens = _tokens(component)
+    if sum(len(token.text.encode(errors="surrogateescape")) for token in tokens if token.literal) > NAME_MAX:
+        raise PolicyError(f"a name of more than {NAME_MAX} bytes cannot exist")
+
+
+class _Token(NamedTuple):
+    """One piece of a glob: a character, a class or `?` as a regular expression for one character; or a star ("")."""
+
+    text: str
+    literal: bool
+
+    @property
+    def expression(self) -> str:
+        return re.escape(self.text) if self.literal else self.text
+
+
+def _tokens(component: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    at = 0
+    while at < len(component):
+        character = component[at]
+        at += 1
+        if character == "*":
+            tokens.append(_Token("", False))
+        elif character == "?":
+            tokens.append(_Token(".", False))
+        elif character == "[":
+            end = component.find("]", at + (2 if component[at : at + 1] in ("!", "^") else 1))
+            if end < 0:
+                raise PolicyError("a [ without its ]; write [[] for the character itself")
+            tokens.append(_Token(_class(component[at:end]), False))
+            at = end + 1
+        else:
+            tokens.append(_Token(character, True))
+    return tokens
+
+
+def _class(body: str) -> str:
+    """The regular expression for what stands between [ and ], for instance `!a-z_`."""
+    if "[:" in body or "[." in body or "[=" in body:
+        raise PolicyError("named classes such as [:alpha:] are not understood; write the range, for instance [a-z]")
+    negated = body[0] in "!^"
+    rest = body[1:] if negated else body
+    parts: list[str] = []
+    at = 0
+    while at < len(rest):
+        if rest[at + 1 : at + 2] == "-" and at + 2 < len(rest):
+            if rest[at] > rest[at + 2]:
+                raise PolicyError(f"the range {rest[at]}-{rest[at + 2]} is empty")
+            parts.append(f"{re.escape(rest[at])}-{re.escape(rest[at + 2])}")
+            at += 3
+        else:
+            parts.append(re.escape(rest[at]))
+            at += 1
+    return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+
+def compile_name(component: str) -> Callable[[str], object]:
+    """A test for one component; it takes time linear in the name, however many stars there are."""
+    if not is_wild(component):
+        return component.__eq__
+    chunks: list[str] = [""]
+    for token in _tokens(component):
+        if token.text:
+            chunks[-1] += token.expression
+        else:
+            chunks.append("")
+    first, *others = chunks
+    # A chunk has one length, so the first place where it fits is as good as any: atomic groups never come back.
+    middle = "".join(f"(?>.*?{chunk})" for chunk in others[:-1])
+    last = f".*{others[-1]}" if others else ""
+    return re.compile(f"(?s:{first}{middle}{last})").fullmatch
+
+
+class _Globs(Generic[Value]):
+    """The globs below one node, found by what they begin or end with: a thousand `svc-17-*` cost one look."""
+
+    __slots__ = ("_known", "_looks")
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Node[Value]] = {}
+        self._looks: list[tuple[slice, dict[str, list[tuple[Callable[[str], object] | None, _Node[Value]]]]]] = []
+
+    def step(self, component: str) -> _Node[Value]:
+        node = self._known.get(component)
+        if node is None:
+            node = self._known[component] = _Node()
+            tokens = _tokens(component)
+            prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
+            cut, part = (slice(0, len(prefix)), prefix) if prefix or not suffix else (slice(-len(suffix), None), suffix)
+            entries = next((entries for known, entries in self._looks if known == cut), None)
+            if entries is None:
+                entries = {}
+                self._looks.append((cut, entries))
+            # Of `*.md` and `test_*` nothing is left to compare once the literal part is found.
+            fits = None if component in (f"*{part}", f"{part}*") else compile_name(component)
+            entries.setdefault(part, []).append((fits, node))
+        return node
+
+    def nodes(self) -> Iterable[_Node[Value]]:
+        return self._known.values()
+
+    def matching(self, name: str) -> list[_Node[Value]]:
+        return [
+            node
+            for cut, entries in self._looks
+            for fits, node in entries.get(name[cut], ())
+            if fits is None or fits(name)
+        ]
+
+
+def _literal_run(tokens: Iterable[_Token]) -> str:
+    run = ""
+    for token in tokens:
+        if not token.literal:
+            break
+        run += token.text
+    return run
+
+
+class _Node(Generic[Value]):
+    """A place in the automaton. `deep` is the state that a following ANY_DEPTH keeps alive at every depth."""
+
+    __slots__ = ("below", "deep", "globs", "literal", "loops", "only", "onward", "subtree")
+
+    def __init__(self, *, loops: bool = False) -> None:
+        self.loops = loops
+        self.literal: dict[str, _Node[Value]] = {}
+        self.globs: _Globs[Value] | None = None
+        self.deep: _Node[Value] | None = None
+        self.only: list[Value] = []
+        self.below: list[Value] = []
+        self.subtree: list[Value] = []
+        self.onward: tuple[_Node[Value], ...] = ()
+        """The states to be in after arriving here: none where nothing further can be found."""
+
+    def step(self, component: str) -> _Node[Value]:
+        if component == ANY_DEPTH:
+            self.deep = self.deep or _Node(loops=True)
+            return self.deep
+        if is_wild(component):
+            self.globs = self.globs or _Globs()
+            return self.globs.step(component)
+        return self.literal.setdefault(component, _Node())
+
+    def seal(self) -> list[_Node[Value]]:
+        """Fill in `onward`; gives the nodes next to this one."""
+        next_to = [*self.literal.values(), *(self.globs.nodes() if self.globs is not None else ())]
+        if next_to or self.only or self.below:
+            self.onward += (self,)
+        if self.deep is not None:
+            self.onward += (self.deep,)
+            next_to.append(self.deep)
+        return next_to
+
+
+class Matcher(Generic[Value]):
+    """Patterns with a value each; `find` gives the values of all patterns that match one path.
+
+    Time grows with the path's depth and with what matches, not with the number of patterns. A value may be given
+    more than once. Nothing is remembered between two calls.
+    """
+
+    __slots__ = ("_anywhere", "_empty", "_names", "_root")
+
+    def __init__(self, patterns: Iterable[tuple[Pattern, Value]]) -> None:
+        self._root: _Node[Value] = _Node()
+        self._anywhere: dict[str, list[Value]] = {}
+        for pattern, value in patterns:
+            name = pattern.anywhere
+            if name is not None:
+                self._anywhere.setdefault(name, []).append(value)
+                continue
+            node = self._root
+            for component in pattern.components:
+                node = node.step(component)
+            end = {Reach.ONLY: node.only, Reach.BELOW: node.below, Reach.SUBTREE: node.subtree}
+            end[pattern.reach].append(value)
+        pending = [self._root]
+        while pending:
+            pending += pending.pop().seal()
+        self._names = frozenset(self._anywhere)
+        self._empty = not (self._names or self._root.onward or self._root.subtree)
+
+    def __bool__(self) -> bool:
+        return not self._empty
+
+    def find(self, parts: Sequence[str]) -> list[Value]:
+        """The values for a path given by its components; no components is the root."""
+        found = self._root.subtree[:]
+        if not self._names.isdisjoint(parts):
+            found += [value for name in parts for value in self._anywhere.get(name, ())]
+        active: Iterable[_Node[Value]] = self._root.onward
+        for name in parts:
+            following: list[_Node[Value]] = []
+            for node in active:
+                if node.below:
+                    found += node.below
+                child = node.literal.get(name)
+                if child is not None:
+                    found += child.subtree
+                    following += child.onward
+                if node.globs is not None:
+                    for child in node.globs.matching(name):
+                        found += child.subtree
+                        following += child.onward
+                if node.loops:
+                    following.append(node)
+            if not following:
+                return found
+            # A state of a second ANY_DEPTH is reached from itself and from its owner. Kept twice, `**/a/**/a/**/a` on
+            # a/a/a/a... would take time that grows with a power of the depth.
+            active = following if len(following) < 3 else dict.fromkeys(following)
+        for node in active:
+            if node.only:
+                found += node.only
+        return found
+
+
+def _names_may_meet(mine: str, yours: str) -> bool:
+    if is_wild(mine) and is_wild(yours):
+        return True
+    if is_wild(mine):
+        return bool(compile_name(mine)(yours))
+    return bool(compile_name(yours)(mine))

@@ -1,0 +1,201 @@
+"""The sentences of refusals, and a policy told to the one who works under it.
+
+Every refusal is made for a program or a person that will try again: it says what would be allowed instead. The
+sentences are made once, when a policy is compiled, so that they hold no path, time or id of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from bonobofs.decision import Code
+from bonobofs.policy.pattern import Pattern, Reach
+
+_SHOWN: Final = 6
+"""How many patterns or rules one sentence names; `.bonobofs/policy.md` and `policy show` have them all."""
+
+_UNITS: Final = ((10**12, "TB"), (2**40, "TiB"), (10**9, "GB"), (2**30, "GiB"), (10**6, "MB"), (2**20, "MiB"))
+_SMALL_UNITS: Final = ((10**3, "KB"), (2**10, "KiB"))
+
+
+class Refusal(NamedTuple):
+    """The constant part of a denial."""
+
+    code: Code
+    rule: str
+    reason: str
+    instead: str
+
+
+class Offer(NamedTuple):
+    """What one rule admits, in the terms of the policy file."""
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    suffixes: tuple[str, ...] | None
+    max_size: int | None
+    executable: bool
+
+
+def size(count: int) -> str:
+    """`1 MB` for 1,000,000 bytes, `1 MiB` for 1,048,576; plain bytes where no unit divides."""
+    for unit, name in (*_UNITS, *_SMALL_UNITS):
+        if count and count % unit == 0:
+            return f"{count // unit} {name}"
+    return f"{count:,} byte{'' if count == 1 else 's'}"
+
+
+def listed(words: Sequence[str], last: str = "or") -> str:
+    """`a, b or c`; long lists end in how many more there are."""
+    if len(words) > _SHOWN:
+        return f"{', '.join(words[:_SHOWN])} {last} {len(words) - _SHOWN} more"
+    return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def places(patterns: Sequence[Pattern]) -> str:
+    """Where patterns lead: `below docs/ or src/`, or `at *.toml`."""
+    if any(not pattern.components for pattern in patterns):
+        return "anywhere"
+    if all(pattern.reach is Reach.SUBTREE for pattern in patterns):
+        return f"below {listed([pattern.text for pattern in patterns])}"
+    return f"at {listed([pattern.text for pattern in patterns])}"
+
+
+def offer(rule: Offer) -> str:
+    """`a .md file of at most 1 MB below docs/`."""
+    kind = f"a {listed(rule.suffixes)} file" if rule.suffixes is not None else "a file"
+    limit = f" of at most {size(rule.max_size)}" if rule.max_size is not None else ""
+    return f"{kind}{limit} {places(rule.patterns)}"
+
+
+def offers(rules: Sequence[Offer]) -> str:
+    """What to do instead where no rule admits a change."""
+    if not rules:
+        return "Change nothing here; the policy admits no change at all. Ask the operator."
+    shown = [offer(rule) for rule in rules[:_SHOWN]]
+    more = f"; {len(rules) - _SHOWN} more rules admit changes elsewhere" if len(rules) > _SHOWN else ""
+    return f"Write {'; or '.join(shown)}{more}."
+
+
+BAD_PATH: Final = Refusal(
+    Code.OUTSIDE,
+    "outside",
+    "The path is not a plain path below the workspace's root.",
+    "Name the file from the workspace's root, without .., ., empty components or NUL.",
+)
+ROOT: Final = Refusal(
+    Code.OUTSIDE,
+    "outside:root",
+    "The workspace's root itself cannot be made, removed, renamed or replaced.",
+    "Change what lies below the root.",
+)
+TARGET: Final = Refusal(
+    Code.OUTSIDE,
+    "outside:symlink",
+    "The symlink would lead out of the workspace, into a protected path, or where cannot be told.",
+    "Use a relative target inside the workspace with every .. at its beginning.",
+)
+DEVICE: Final = Refusal(
+    Code.DEVICE,
+    "device",
+    "Device files are closed: the policy must say devices = true and the server must run as root.",
+    "Use a regular file, a FIFO or a socket.",
+)
+HARDLINK: Final = Refusal(
+    Code.HARDLINK,
+    "hardlink",
+    "The file has other names that are not known and allowed; a change here would change it there too.",
+    "Copy the file to a new name and rename the copy over this one.",
+)
+RESERVED: Final = Refusal(
+    Code.PROTECTED,
+    "protect:.bonobofs/",
+    "The name .bonobofs belongs to bonobofs; nothing may change it.",
+    "Read .bonobofs/policy.md there, and write somewhere else.",
+)
+NO_ROLE_RULE: Final = "role"
+
+BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", NO_ROLE_RULE})
+"""Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
+
+
+def protected(pattern: Pattern) -> Refusal:
+    """The refusal of one [[protect]] pattern."""
+    name = pattern.components[-1] if pattern.components else ""
+    instead = {
+        ".git": "Leave repository data to the git gate; nothing writes .git directly.",
+        ".beads": "Leave issue data to the Beads gate; nothing writes .beads directly.",
+        "policy.toml": "Ask the operator; the policy in force is kept outside the workspace.",
+    }.get(name, "Leave it as it is and write somewhere else, or ask the operator.")
+    return Refusal(
+        Code.PROTECTED, f"protect:{pattern.text}", "The policy protects this path from every change.", instead
+    )
+
+
+def kept(pattern: Pattern) -> Refusal:
+    """The refusal of one [[keep]] pattern."""
+    reason = "The policy keeps this file: it is never deleted or renamed away."
+    instead = "Keep it under its name; where a rule admits the path, edit it or rename a new version over it."
+    return Refusal(Code.KEEP, f"keep:{pattern.text}", reason, instead)
+
+
+def hidden(allowed: Sequence[str]) -> Refusal:
+    """The refusal of hidden names; `allowed` are the entries of `hidden`."""
+    also = f", or one that the policy lists: {listed(allowed)}" if allowed else ""
+    return Refusal(
+        Code.HIDDEN,
+        "hidden",
+        "Hidden names, which begin with a dot, are closed unless the policy lists them.",
+        f"Use a name without a leading dot{also}.",
+    )
+
+
+def unknown_role(defined: Sequence[str]) -> Refusal:
+    """The refusal of everything to a role that the policy does not define."""
+    reason = "The policy does not define this role, so it may change nothing."
+    return Refusal(Code.ROLE, NO_ROLE_RULE, reason, f"Work in a role that is defined: {listed(defined)}.")
+
+
+def role_denies(name: str, pattern: Pattern, write: Sequence[Pattern]) -> Refusal:
+    """The refusal of one pattern of a role's `deny`."""
+    reason = f"The role {name} may not change this path."
+    return Refusal(Code.ROLE, f"role:{name}:{pattern.text}", reason, _role_instead(name, write))
+
+
+def role_writes_elsewhere(name: str, write: Sequence[Pattern]) -> Refusal:
+    """The refusal outside a role's `write`."""
+    return Refusal(Code.ROLE, f"role:{name}", f"The role {name} does not write here.", _role_instead(name, write))
+
+
+def _role_instead(name: str, write: Sequence[Pattern]) -> str:
+    if not write:
+        return "Ask the operator for a role that writes; this one only reads."
+    if any(not pattern.components for pattern in write):
+        return f"Write somewhere that the role {name} is not denied."
+    return f"Write {places(write)}."
+
+
+def default(rules: Sequence[Offer]) -> Refusal:
+    """The refusal where no rule matches; `rules` are those that the role can use."""
+    return Refusal(Code.DEFAULT, "default", "No rule of the policy admits a change of this path.", offers(rules))
+
+
+def suffix(rule: Offer) -> Refusal:
+    reason = f"Only {listed(rule.suffixes or ())} files may be written here."
+    return Refusal(Code.SUFFIX, rule.name, reason, f"Write {offer(rule)}.")
+
+
+def too_large(rule: Offer) -> Refusal:
+    limit = size(rule.max_size or 0)
+    reason = f"The file would be larger than the {limit} allowed here."
+    return Refusal(Code.SIZE, rule.name, reason, f"Keep it to {limit}, or split it into several files.")
+
+
+def executable(rule: Offer) -> Refusal:
+    return Refusal(
+        Code.EXECUTABLE,
+        rule.name,
+        "Nothing executable may be written here: no x permission, no #! line, no program.",
+        f"Write {offer(rule)}, as plain text without x permission.",
+    )

@@ -1,0 +1,151 @@
+"""The policy decided a second time, as slowly and plainly as it can be said, to compare the engine with.
+
+Nothing here is shared with the engine: patterns are matched by recursion over characters, every rule is looked at for
+every request, and the order of the contracts stands as it is written there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bonobofs.decision import Code
+from bonobofs.request import Agent, Facts, Kind, Operation, Request
+
+EXECUTABLE = [
+    *(b"#!", b"\x7fELF", b"MZ", b"\0asm"),
+    *(bytes.fromhex(magic) for magic in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
+]
+ON_THE_ROOT = ["set_mode", "set_owner", "set_times", "set_xattr", "remove_xattr"]
+ON_THE_INODE = [*ON_THE_ROOT, "write_file", "create_file", "truncate", "allocate", "copy_range"]
+
+
+def name_matches(glob: str, name: str) -> bool:
+    if not glob:
+        return not name
+    if glob[0] == "*":
+        return any(name_matches(glob[1:], name[cut:]) for cut in range(len(name) + 1))
+    if glob[0] == "[":
+        end = glob.index("]", 3 if glob[1] in "!^" else 2)
+        return bool(name) and in_class(glob[1:end], name[0]) and name_matches(glob[end + 1 :], name[1:])
+    return bool(name) and glob[0] in ("?", name[0]) and name_matches(glob[1:], name[1:])
+
+
+def in_class(body: str, character: str) -> bool:
+    if body[0] in "!^":
+        return not in_class(body[1:], character)
+    if len(body) >= 3 and body[1] == "-":
+        return body[0] <= character <= body[2] or (len(body) > 3 and in_class(body[3:], character))
+    return body[0] == character or (len(body) > 1 and in_class(body[1:], character))
+
+
+def path_matches(pattern: str, parts: list[str]) -> bool:
+    if pattern.replace("**/", "") in ("", "**"):
+        return True
+    if pattern.endswith("/**"):
+        return any(path_matches(pattern[:-3], parts[:cut]) for cut in range(len(parts)))
+    if pattern.endswith("/**/"):
+        return path_matches(pattern[:-1], parts)
+    if pattern.endswith("/"):
+        return any(path_matches(pattern[:-1], parts[:cut]) for cut in range(len(parts) + 1))
+    return components_match(pattern.split("/"), parts)
+
+
+def components_match(components: list[str], parts: list[str]) -> bool:
+    if not components:
+        return not parts
+    if components[0] == "**":
+        return any(components_match(components[1:], parts[cut:]) for cut in range(len(parts) + 1))
+    return bool(parts) and name_matches(components[0], parts[0]) and components_match(components[1:], parts[1:])
+
+
+def any_matches(patterns: list[str], parts: list[str]) -> bool:
+    return any(path_matches(pattern, parts) for pattern in patterns)
+
+
+def hidden_is_open(entries: list[str], parts: list[str]) -> bool:
+    for depth, name in enumerate(parts, 1):
+        by_name = any(entry == "**" or ("/" not in entry and name_matches(entry, name)) for entry in entries)
+        by_path = any("/" in entry and path_matches(entry, parts[:depth]) for entry in entries)
+        if name.startswith(".") and not by_name and not by_path:
+            return False
+    return True
+
+
+def target_is_inside(protect: list[str], parts: list[str], target: str) -> bool:
+    if target == "" or "\0" in target or target.startswith("/"):
+        return False
+    place = parts[:-1]
+    down = False
+    for step in target.split("/"):
+        if step in ("", "."):
+            continue
+        if step == "..":
+            if down or not place:
+                return False
+            place.pop()
+        else:
+            down = True
+            place.append(step)
+    return not any_matches(protect, place)
+
+
+def suffix_of(name: str) -> str:
+    dot = name.rfind(".")
+    return name[dot:] if dot >= 0 and set(name[:dot]) - {"."} else ""
+
+
+def refusal_by(rule: dict[str, Any], parts: list[str], facts: Facts, leaves: bool) -> Code | None:
+    if rule["suffixes"] is not None and suffix_of(parts[-1] if parts else "") not in rule["suffixes"]:
+        return Code.SUFFIX
+    if leaves:
+        return None
+    runs = (facts.mode != -1 and facts.mode & 0o111) or any(facts.head.startswith(magic) for magic in EXECUTABLE)
+    if not rule["executable"] and runs:
+        return Code.EXECUTABLE
+    shrinks = facts.size < facts.size_before
+    if rule["max_size"] is not None and facts.size > rule["max_size"] and not shrinks:
+        return Code.SIZE
+    return None
+
+
+def codes(  # noqa: PLR0911 # the order of the contracts, one step a line
+    document: dict[str, Any], agent: Agent, request: Request, facts: Facts
+) -> set[Code]:
+    """The codes that a refusal may have, where several rules refuse any of theirs; empty: the change is allowed."""
+    parts = request.path.split("/") if request.path else []
+    operation = request.operation
+    leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
+    protect = [".bonobofs/", *(pattern for table in document["protect"] for pattern in table["paths"])]
+    keep = [pattern for table in document["keep"] for pattern in table["paths"]]
+    role = document["role"].get(agent.role, {"write": ["**"], "deny": []} if agent.role == "agent" else None)
+
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        return {Code.OUTSIDE}
+    if any("\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff" for character in request.path):
+        return {Code.OUTSIDE}
+    if not parts and (leaves or operation.value not in ON_THE_ROOT):
+        return {Code.OUTSIDE}
+    if facts.target is not None and not leaves and not target_is_inside(protect, parts, facts.target):
+        return {Code.OUTSIDE}
+    makes_device = operation is Operation.MKNOD and request.kind is Kind.DEVICE
+    if makes_device and not (document["devices"] and facts.privileged):
+        return {Code.DEVICE}
+    if any_matches(protect, parts):
+        return {Code.PROTECTED}
+    if role is None or any_matches(role["deny"], parts):
+        return {Code.ROLE}
+    if not hidden_is_open(document["hidden"], parts):
+        return {Code.HIDDEN}
+    if not any_matches(role["write"], parts):
+        return {Code.ROLE}
+    if leaves and any_matches(keep, parts):
+        return {Code.KEEP}
+    matching = [rule for rule in document["rule"] if any_matches(rule["paths"], parts)]
+    if not matching and document["default"] == "deny":
+        return {Code.DEFAULT}
+    refusals = {refusal_by(rule, parts, facts, leaves) for rule in matching} if request.kind is Kind.FILE else {None}
+    if matching and None not in refusals:
+        return {code for code in refusals if code is not None}
+    if facts.foreign_names and operation.value in ON_THE_INODE and request.kind is not Kind.DIRECTORY:
+        return {Code.HARDLINK}
+    return set()

@@ -1,0 +1,111 @@
+"""Random policies, paths, requests and facts. Names are few, so that patterns and paths meet often."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import strategies as st
+
+from bonobofs.errors import PolicyError
+from bonobofs.policy import pattern
+from bonobofs.policy.compiled import parse_hidden
+from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+
+NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", "x.md.py", "x.", "..md", "a..b.md", "é"]
+STRANGE = [*NAMES, "\udcff", "a\nb", "[a]", "*", "", ".", "..", "\0", "\ud800", " a", "a" * 300]
+GLOBS = ["*", "?", "a*", "*b", "*.md", "x.*", "[ab]", "[!a]*", "[a-x].py", ".*", ".?*", "*.*", "?b", "*a*b*", "[.]git"]
+
+
+def mostly(common: st.SearchStrategy[Any], rare: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """The rare one in one case of six. (`one_of` counts a strategy that it is given twice only once.)"""
+    return st.integers(0, 5).flatmap(lambda number: rare if number == 5 else common)
+
+
+def _parses(text: str) -> bool:
+    try:
+        pattern.parse(text)
+    except PolicyError:
+        return False
+    return True
+
+
+def _opens(text: str) -> bool:
+    try:
+        parse_hidden(text)
+    except PolicyError:
+        return False
+    return True
+
+
+components = st.one_of(st.sampled_from(NAMES), st.sampled_from(NAMES), st.sampled_from(GLOBS), st.just("**"))
+patterns = st.builds(
+    lambda parts, end: "/".join(parts) + end, st.lists(components, min_size=1, max_size=4), st.sampled_from(["", "/"])
+).filter(_parses)
+wide = st.one_of(patterns, patterns, st.sampled_from(["**", "**/*", "a/", "*/", "**/*.md", "**/*.py"]))
+hidden = st.one_of(components.filter(lambda text: "." in text or "*" in text), patterns).filter(_opens)
+plain_paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=5).map("/".join)
+strange_paths = st.lists(st.sampled_from(STRANGE), max_size=4).map("/".join)
+paths = mostly(plain_paths, strange_paths | st.text())
+sizes = st.integers(0, 8)
+suffixes = st.sampled_from([".md", ".py", ".a", ".b"])
+
+rules = st.fixed_dictionaries(
+    {
+        "paths": st.lists(wide, min_size=1, max_size=3),
+        "suffixes": st.none() | st.lists(suffixes, min_size=1, max_size=2),
+        "max_size": st.none() | sizes,
+        "executable": st.booleans(),
+    }
+)
+path_tables = st.lists(st.fixed_dictionaries({"paths": st.lists(patterns, min_size=1, max_size=2)}), max_size=1)
+write = mostly(st.just(["**"]), st.lists(wide, max_size=3))
+roles = st.fixed_dictionaries({"write": write, "deny": st.lists(patterns, max_size=2)})
+
+
+def _named(tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": f"rule{index}", **table} for index, table in enumerate(tables)]
+
+
+documents = st.fixed_dictionaries(
+    {
+        "default": st.sampled_from(["deny", "allow"]),
+        "default_role": st.just("agent"),
+        "hidden": st.just(["**"]) | st.lists(hidden, max_size=3),
+        "devices": st.booleans(),
+        "protect": path_tables,
+        "keep": path_tables,
+        "rule": st.lists(rules, max_size=4).map(_named),
+        "role": st.dictionaries(st.sampled_from(["agent", "writer"]), roles, max_size=2),
+    }
+)
+agents = st.sampled_from([*["agent"] * 6, *["writer"] * 3, "nobody"]).map(lambda role: Agent("alice", "1", role))
+requests = st.builds(
+    lambda operation, path, kind: Request(operation, WorkspacePath(path), kind),
+    st.sampled_from(Operation),
+    paths,
+    st.sampled_from([*[Kind.FILE] * 6, *Kind]),
+)
+heads = st.sampled_from(
+    [b"", b"text", b"#!/bin/s", b"\x7fELF", b"MZ", b"\xca\xfe\xba\xbe", b"\0asm", b"#", b"\xfe\xed"]
+)
+targets = mostly(
+    st.none(),
+    st.sampled_from(["/etc/passwd", "", "..", "../..", "a/../b", "./a", "../.git/config", ".bonobofs/x"])
+    | st.lists(st.sampled_from([*NAMES, "..", ".", "", "\0"]), max_size=4).map("/".join),
+)
+facts = st.builds(
+    Facts,
+    size=st.integers(-1, 12),
+    size_before=st.integers(0, 12),
+    mode=st.sampled_from([-1, 0o644, 0o600, 0o755, 0o2, 0o1, 0o7666]),
+    head=heads,
+    target=targets,
+    leaves=st.sampled_from([False, False, False, True]),
+    foreign_names=st.sampled_from([0, 0, 0, 1]),
+    privileged=st.booleans(),
+)
+
+
+def one_line(text: str) -> bool:
+    return re.search(r"[\r\n\x00-\x1f\x7f]", text) is None

@@ -1,0 +1,519 @@
+"""The properties that people rely on when they write a policy, each under the name that one would say aloud."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.decision import Allowed, Code, Decision, Denied
+from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, digest
+from bonobofs.policy.pattern import parse
+from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from tests.policy.random_policies import agents, documents, facts, paths, patterns, plain_paths, requests
+
+ALICE = Agent("alice", "1", "agent")
+ALLOW_ALL: dict[str, Any] = {"default": "allow", "hidden": ["**"], "devices": True}
+
+
+def ask(
+    document: dict[str, Any],
+    path: str,
+    operation: Operation = Operation.WRITE_FILE,
+    known: Facts = NO_FACTS,
+    *,
+    kind: Kind = Kind.FILE,
+    role: str = "agent",
+) -> Decision:
+    request = Request(operation, WorkspacePath(path), kind)
+    return decide(compile_policy(document), ALICE._replace(role=role), request, known)
+
+
+def code(decision: Decision) -> Code | None:
+    return decision.code if isinstance(decision, Denied) else None
+
+
+def rule(paths: list[str], name: str = "rule", **limits: object) -> dict[str, Any]:
+    return {"name": name, "paths": paths, **limits}
+
+
+# What holds for every policy
+
+
+@settings(deadline=None)
+@given(documents, agents, paths, st.sampled_from(Operation), st.sampled_from(Kind), facts)
+def test_every_request_gets_an_answer(
+    document: dict[str, Any], agent: Agent, path: str, operation: Operation, kind: Kind, known: Facts
+) -> None:
+    request = Request(operation, WorkspacePath(path), kind)
+    policy = compile_policy(document)
+    decision = decide(policy, agent, request, known)
+    assert isinstance(decision, Allowed | Denied)
+    assert decide(policy, agent, request, known) == decision
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts)
+def test_default_deny(document: dict[str, Any], agent: Agent, request: Request, known: Facts) -> None:
+    """Without a rule that matches, nothing is allowed."""
+    decision = decide(compile_policy({**document, "default": "deny", "rule": []}), agent, request, known)
+    assert isinstance(decision, Denied)
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts, patterns)
+def test_deny_trumps_allow(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, pattern: str
+) -> None:
+    """Protecting more never allows more, and nor does a role that is denied more."""
+    before = decide(compile_policy(document), agent, request, known)
+    tables = {name: {**table, "deny": [*table["deny"], pattern]} for name, table in document["role"].items()}
+    for narrowed in (
+        {**document, "protect": [*document["protect"], {"paths": [pattern]}]},
+        {**document, "keep": [*document["keep"], {"paths": [pattern]}]},
+        {**document, "role": tables},
+    ):
+        after = decide(compile_policy(narrowed), agent, request, known)
+        assert isinstance(before, Allowed) or isinstance(after, Denied)
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts, st.randoms(use_true_random=False))
+def test_order_of_rules_does_not_matter(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, random: Any
+) -> None:
+    """It changes only which refusal is told; an Allowed is the same to the last field."""
+    shuffled = [*document["rule"]]
+    random.shuffle(shuffled)
+    one = decide(compile_policy(document), agent, request, known)
+    other = decide(compile_policy({**document, "rule": shuffled}), agent, request, known)
+    assert one == other or (isinstance(one, Denied) and isinstance(other, Denied))
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts)
+def test_another_rule_never_forbids_what_a_rule_allows(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+) -> None:
+    one, *others = document["rule"] or [rule(["a/"])]
+    alone = decide(compile_policy({**document, "default": "deny", "rule": [one]}), agent, request, known)
+    together = decide(compile_policy({**document, "default": "deny", "rule": [one, *others]}), agent, request, known)
+    assert isinstance(alone, Denied) or isinstance(together, Allowed)
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts, st.integers(0, 20), st.integers(1, 20))
+def test_shrinking_is_never_too_large(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, size: int, more: int
+) -> None:
+    smaller = known._replace(size=size, size_before=size + more)
+    assert code(decide(compile_policy(document), agent, request, smaller)) is not Code.SIZE
+
+
+@settings(deadline=None)
+@given(documents, agents, plain_paths)
+def test_what_may_be_written_may_be_deleted_whatever_its_size_and_content(
+    document: dict[str, Any], agent: Agent, path: str
+) -> None:
+    policy = compile_policy({**document, "keep": []})
+    written = decide(policy, agent, Request(Operation.WRITE_FILE, WorkspacePath(path)), Facts(size=0))
+    big = Facts(size=10**12, mode=0o755, head=b"#!", leaves=True, foreign_names=3)
+    deleted = decide(policy, agent, Request(Operation.DELETE_FILE, WorkspacePath(path)), big)
+    assert isinstance(written, Denied) or isinstance(deleted, Allowed)
+
+
+@settings(deadline=None)
+@given(requests, facts)
+def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Request, known: Facts) -> None:
+    decision = decide(compile_policy(ALLOW_ALL), ALICE, request, known)
+    never = {Code.OUTSIDE, Code.HARDLINK, *([] if known.privileged else [Code.DEVICE])}
+    reserved = request.path.split("/")[0] == ".bonobofs"
+    assert code(decision) in {None, *never, *([Code.PROTECTED] if reserved else [])}
+
+
+@settings(deadline=None)
+@given(documents, requests, facts)
+def test_a_role_that_is_not_defined_changes_nothing(document: dict[str, Any], request: Request, known: Facts) -> None:
+    decision = decide(compile_policy(document), ALICE._replace(role="nobody"), request, known)
+    assert code(decision) in {Code.ROLE, Code.OUTSIDE, Code.DEVICE, Code.PROTECTED}
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts, plain_paths)
+def test_a_refusal_holds_nothing_of_the_request_but_its_path(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, path: str
+) -> None:
+    """One rule and one code have one sentence, so that refusals can be counted and settled together."""
+    policy = compile_policy(document)
+    one = decide(policy, agent, request, known)
+    other = decide(policy, agent, request._replace(path=WorkspacePath(path)), known)
+    if isinstance(one, Denied) and isinstance(other, Denied) and (one.code, one.rule) == (other.code, other.rule):
+        assert (one.reason, one.instead) == (other.reason, other.instead)
+
+
+# The order of the contracts
+
+
+def test_what_comes_first_in_the_order_is_what_is_told() -> None:
+    """One path that everything refuses, opened one step at a time."""
+    everything: dict[str, Any] = {
+        "protect": [{"paths": ["a/"]}],
+        "keep": [{"paths": ["a/"]}],
+        "role": {"agent": {"write": ["b/"], "deny": ["a/"]}},
+        "rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)],
+    }
+    leaving = Facts(leaves=True)
+    device = Kind.DEVICE
+    steps: list[tuple[dict[str, Any], str, Facts, Kind, Code | None]] = [
+        ({}, "a/../.x", leaving, device, Code.OUTSIDE),
+        ({}, "a/.x", leaving, device, Code.DEVICE),
+        ({}, "a/.x", leaving, Kind.FILE, Code.PROTECTED),
+        ({"protect": []}, "a/.x", leaving, Kind.FILE, Code.ROLE),
+        ({"role": {"agent": {"write": ["b/"]}}}, "a/.x", leaving, Kind.FILE, Code.HIDDEN),
+        ({"hidden": [".x"]}, "a/.x", leaving, Kind.FILE, Code.ROLE),
+        ({"role": {}}, "a/.x", leaving, Kind.FILE, Code.KEEP),
+        ({"keep": []}, "a/.x", leaving, Kind.FILE, Code.SUFFIX),
+        ({"rule": []}, "a/.x", leaving, Kind.FILE, Code.DEFAULT),
+        ({"default": "allow"}, "a/.x", Facts(foreign_names=1), Kind.FILE, Code.HARDLINK),
+        ({}, "a/.x", leaving, Kind.FILE, None),
+    ]
+    for opened, path, known, kind, expected in steps:
+        everything |= opened
+        operation = Operation.MKNOD if kind is device else Operation.WRITE_FILE
+        assert code(ask(everything, path, operation, known, kind=kind)) == expected, (opened, path)
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..",
+        "a/..",
+        "../a",
+        "a/../b",
+        "/a",
+        "a/",
+        "a//b",
+        "/",
+        "//",
+        ".",
+        "a/./b",
+        "./a",
+        "a\0b",
+        "\0",
+        "\ud800",
+        "a/\udfff",
+    ],
+)
+def test_a_path_that_is_not_plain_is_outside(path: str) -> None:
+    for operation in Operation:
+        assert code(ask(ALLOW_ALL, path, operation)) is Code.OUTSIDE
+
+
+@pytest.mark.parametrize(
+    "path", ["a..b.md", "...", "..a", "a..", "a/..b", "\udcff", "a\nb", " ", "%2e%2e", "\uff0e\uff0e"]
+)
+def test_two_dots_within_a_name_are_a_name(path: str) -> None:
+    assert code(ask(ALLOW_ALL, path)) is None
+
+
+def test_the_root_keeps_its_place_and_lets_its_mode_and_times_change() -> None:
+    for operation in Operation:
+        changes_only_attributes = operation.value.startswith(("set_", "remove_"))
+        decision = ask(ALLOW_ALL, "", operation, kind=Kind.DIRECTORY)
+        assert code(decision) == (None if changes_only_attributes else Code.OUTSIDE), operation
+    assert code(ask(ALLOW_ALL, "", Operation.SET_MODE, Facts(leaves=True), kind=Kind.DIRECTORY)) is Code.OUTSIDE
+    assert code(ask({"rule": [rule(["a/"])]}, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is Code.DEFAULT
+    assert code(ask({"rule": [rule(["**"])]}, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "inside"),
+    [
+        ("a/x", "b", True),
+        ("a/x", "../b", True),
+        ("a/x", "..", True),
+        ("x", ".", True),
+        ("a/x", "./b//c/", True),
+        ("a/x", "a..b", True),
+        ("a/b/x", "../../c", True),
+        ("a/x", "../..", False),
+        ("x", "..", False),
+        ("x", "../source/a", False),
+        ("x", "/a", False),
+        ("x", "/proc/self/root/etc", False),
+        ("x", "", False),
+        ("x", "a\0", False),
+        # `b` may be a symlink, now or later, and then `b/..` is not `a`.
+        ("a/x", "b/../c", False),
+        ("a/x", "../b/../../c", False),
+        ("a/x", "../.git/config", False),
+        ("x", ".git", False),
+        ("x", "sub/.git/hooks", False),
+        ("x", ".bonobofs/policy.md", False),
+        ("a/x", "../policy.toml", False),
+        ("a/x", "policy.toml", True),
+    ],
+)
+def test_a_symlink_stays_inside_and_enters_nothing_protected(path: str, target: str, inside: bool) -> None:
+    document = {**ALLOW_ALL, "protect": [{"paths": ["**/.git/", "policy.toml"]}]}
+    for operation in (Operation.SYMLINK, Operation.RENAME, Operation.LINK):
+        decision = ask(document, path, operation, Facts(target=target), kind=Kind.SYMLINK)
+        assert code(decision) == (None if inside else Code.OUTSIDE)
+
+
+def test_a_symlink_that_leads_out_may_be_removed() -> None:
+    for known in (Facts(target="/etc", leaves=True), Facts(target="/etc")):
+        assert code(ask(ALLOW_ALL, "x", Operation.DELETE_FILE, known, kind=Kind.SYMLINK)) is None
+
+
+def test_making_a_device_needs_the_policy_and_the_privilege_and_changing_one_goes_by_path() -> None:
+    for devices in (False, True):
+        for privileged in (False, True):
+            decision = ask(
+                {**ALLOW_ALL, "devices": devices}, "x", Operation.MKNOD, Facts(privileged=privileged), kind=Kind.DEVICE
+            )
+            assert code(decision) == (None if devices and privileged else Code.DEVICE)
+    for operation in set(Operation) - {Operation.MKNOD}:
+        assert code(ask({"default": "allow"}, "x", operation, kind=Kind.DEVICE)) is None
+    assert code(ask({"default": "allow"}, "x", Operation.MKNOD, kind=Kind.FIFO)) is None
+
+
+@pytest.mark.parametrize("path", [".bonobofs", ".bonobofs/policy.md", ".bonobofs/a/b"])
+def test_the_virtual_directory_is_closed_under_every_policy(path: str) -> None:
+    assert code(ask(ALLOW_ALL, path)) is Code.PROTECTED
+    assert code(ask(ALLOW_ALL, f"a/{path}")) is None
+
+
+@pytest.mark.parametrize(
+    ("hidden", "opened", "closed"),
+    [
+        ([], ["a", "a.b", "a/b."], [".a", "a/.b", ".a/b", "a/.b/c"]),
+        ([".github"], [".github", ".github/a", "a/.github/b"], [".githubx", ".github/.x", ".git"]),
+        ([".env.*"], [".env.local", "a/.env.x/b"], [".env", ".environ"]),
+        (["docs/.vale/"], ["docs/.vale", "docs/.vale/a", "docs/.vale/.x/b"], [".vale", "a/docs/.vale", "docs/.x"]),
+        (["docs/.vale"], ["docs/.vale", "docs/.vale/a"], ["docs/.vale/.x"]),
+        (["docs/**"], ["docs/.a", "docs/b/.c/.d"], [".docs", "a/.b"]),
+        (["**/.cache/"], [".cache/.x", "a/.cache/.x/.y"], [".x/.cache"]),
+        (["**"], [".a", "a/.b/.c"], []),
+        (["*"], [".a", "a/.b/.c"], []),
+        ([".*"], [".a", "a/.b/.c"], []),
+    ],
+)
+def test_hidden_names_are_closed_unless_each_is_listed(hidden: list[str], opened: list[str], closed: list[str]) -> None:
+    document = {"default": "allow", "hidden": hidden}
+    assert [path for path in opened if code(ask(document, path)) is not None] == []
+    assert [path for path in closed if code(ask(document, path)) is not Code.HIDDEN] == []
+
+
+# Roles and kept files
+
+
+def test_the_role_agent_writes_everywhere_unless_it_is_defined() -> None:
+    assert code(ask({"default": "allow"}, "a")) is None
+    assert code(ask({"default": "allow", "role": {"agent": {"write": ["b/"]}}}, "a")) is Code.ROLE
+    assert code(ask({"default": "allow", "role": {"agent": {}}}, "a")) is Code.ROLE
+
+
+def test_a_role_narrows_and_never_widens() -> None:
+    document = {"rule": [rule(["a/", "b/"])], "role": {"writer": {"write": ["a/", "c/"], "deny": ["a/x/"]}}}
+    expected = {"a/y": None, "a/x": Code.ROLE, "a/x/y": Code.ROLE, "b/y": Code.ROLE, "c/y": Code.DEFAULT}
+    assert {path: code(ask(document, path, role="writer")) for path in expected} == expected
+
+
+def test_a_kept_file_is_edited_and_renamed_over_but_never_taken_away() -> None:
+    document = {"default": "allow", "keep": [{"paths": ["README.md"]}]}
+    assert code(ask(document, "README.md", Operation.DELETE_FILE)) is Code.KEEP
+    assert code(ask(document, "README.md", Operation.DELETE_FILE, Facts(leaves=True))) is Code.KEEP
+    assert code(ask(document, "README.md", Operation.RENAME, Facts(leaves=True))) is Code.KEEP
+    assert code(ask(document, "README.md", Operation.RENAME, Facts(size=9))) is None
+    assert code(ask(document, "README.md", Operation.WRITE_FILE, Facts(size=9))) is None
+    assert code(ask(document, "docs/README.md", Operation.DELETE_FILE)) is None
+
+
+# Suffix, size, content
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("x.md", True),
+        ("x.py.md", True),
+        (".x.md", True),
+        ("..x.md", True),
+        ("x..md", True),
+        (" .md", True),
+        ("\udcff.md", True),
+        ("x.MD", False),
+        ("x.md.", False),
+        ("x.md ", False),
+        ("x.md\n", False),
+        ("x.md.py", False),
+        ("x", False),
+        ("md", False),
+        (".md", False),
+        ("..md", False),
+        ("...md", False),
+        ("x.mdx", False),
+        ("x.m\u200bd", False),
+    ],
+)
+def test_the_suffix_is_the_last_extension_in_its_exact_letters(name: str, fits: bool) -> None:
+    document = {"hidden": ["**"], "rule": [rule(["a/"], suffixes=[".md"])]}
+    assert code(ask(document, f"a/{name}")) == (None if fits else Code.SUFFIX)
+
+
+def test_directories_and_what_is_no_file_go_by_path() -> None:
+    document = {"rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)]}
+    known = Facts(size=9, mode=0o755, head=b"#!")
+    for kind in (Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET):
+        assert code(ask(document, "a/x", known=known, kind=kind)) is None
+        assert code(ask(document, "b/x", known=known, kind=kind)) is Code.DEFAULT
+
+
+def test_a_file_is_too_large_from_the_first_byte_over_the_limit() -> None:
+    document = {"rule": [rule(["a/"], max_size=10)]}
+    sizes = {Facts(size=10): None, Facts(size=11): Code.SIZE, NO_FACTS: None}
+    sizes |= {Facts(size=20, size_before=21): None, Facts(size=20, size_before=20): Code.SIZE}
+    assert {known: code(ask(document, "a/x", known=known)) for known in sizes} == sizes
+
+
+@pytest.mark.parametrize("head", EXECUTABLE_HEADS)
+def test_executable_content_is_refused_where_the_rule_forbids_it(head: bytes) -> None:
+    forbidding, tolerating = (
+        {"rule": [rule(["a/"], executable=False)]},
+        {"rule": [rule(["a/"])]},
+    )
+    assert code(ask(forbidding, "a/x", known=Facts(head=head))) is Code.EXECUTABLE
+    assert code(ask(forbidding, "a/x", known=Facts(head=head + b"more"))) is Code.EXECUTABLE
+    assert code(ask(forbidding, "a/x", known=Facts(head=head[:-1]))) is None
+    assert code(ask(forbidding, "a/x", known=Facts(head=b" " + head))) is None
+    assert code(ask(tolerating, "a/x", known=Facts(head=head))) is None
+
+
+def test_any_x_bit_makes_a_file_executable() -> None:
+    document = {"rule": [rule(["a/"], executable=False)]}
+    for mode in range(0o10000):
+        decision = ask_again(document, mode)
+        assert (code(decision) is Code.EXECUTABLE) == bool(mode & 0o111), oct(mode)
+    assert code(ask(document, "a/x", known=Facts(mode=-1))) is None
+
+
+def ask_again(document: dict[str, Any], mode: int, compiled: dict[str, Any] = {}) -> Decision:  # noqa: B006 # a cache
+    policy = compiled.setdefault("policy", compile_policy(document))
+    return decide(policy, ALICE, Request(Operation.SET_MODE, WorkspacePath("a/x")), Facts(mode=mode))
+
+
+def test_the_refusal_of_the_rule_that_came_closest_is_told() -> None:
+    """Of a rule for another kind of file and one for this kind, the agent hears what the second lacks."""
+    markdown = rule(["a/"], "markdown", suffixes=[".md"], max_size=10, executable=False)
+    python = rule(["a/"], "python", suffixes=[".py"], max_size=5)
+    for rules in ([markdown, python], [python, markdown]):
+        decision = ask({"rule": rules}, "a/x.py", known=Facts(size=9))
+        assert isinstance(decision, Denied)
+        assert (decision.code, decision.rule) == (Code.SIZE, "python")
+        decision = ask({"rule": rules}, "a/x.md", known=Facts(size=9, head=b"#!"))
+        assert isinstance(decision, Denied)
+        assert (decision.code, decision.rule) == (Code.EXECUTABLE, "markdown")
+    decision = ask({"rule": [markdown, python]}, "a/x.sh")
+    assert isinstance(decision, Denied)
+    assert (decision.code, decision.rule) == (Code.SUFFIX, "markdown")
+
+
+def test_the_widest_rule_that_admits_a_change_gives_the_verdict() -> None:
+    """A verdict that is kept must not outlive any rule that made it: large plain files do not make scripts large."""
+    scripts = rule(["a/"], "scripts", max_size=5)
+    plain = rule(["a/"], "plain", max_size=10, executable=False)
+    document = {"rule": [scripts, plain]}
+    assert ask(document, "a/x", known=Facts(size=3)) == Allowed("plain", 10, judges_content=True)
+    assert ask(document, "a/x", known=Facts(size=3, head=b"#!")) == Allowed("scripts", 5, judges_content=False)
+    assert code(ask(document, "a/x", known=Facts(size=9, head=b"#!"))) is Code.SIZE
+    unlimited = rule(["a/"], "unlimited")
+    assert ask({"rule": [plain, unlimited]}, "a/x", known=Facts(size=3)) == Allowed("unlimited", None)
+
+
+def test_the_widest_rule_is_found_wherever_its_pattern_stands() -> None:
+    rules = [
+        rule(["a/"], "narrow", max_size=5),
+        rule(["**/x"], "wide", max_size=10),
+        rule(["a/b/*"], "plain", max_size=10, executable=False),
+    ]
+    for ordered in itertools.permutations(rules):
+        assert ask({"rule": list(ordered)}, "a/b/x", known=Facts(size=3)) == Allowed("wide", 10, judges_content=False)
+        assert ask({"rule": list(ordered)}, "a/b/y", known=Facts(size=3)) == Allowed("plain", 10, judges_content=True)
+        assert ask({"rule": list(ordered)}, "a/b", known=Facts(size=3)) == Allowed("narrow", 5, judges_content=False)
+
+
+def test_a_directory_has_no_names_that_could_be_unknown() -> None:
+    """Its link count counts its subdirectories."""
+    assert code(ask(ALLOW_ALL, "a", Operation.SET_MODE, Facts(foreign_names=1), kind=Kind.DIRECTORY)) is None
+
+
+def test_a_file_with_unknown_names_keeps_content_mode_owner_times_and_attributes() -> None:
+    changes = {"delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
+    for operation in Operation:
+        decision = ask(ALLOW_ALL, "a/x", operation, Facts(foreign_names=1))
+        assert code(decision) == (None if operation.value in changes else Code.HARDLINK), operation
+    refused_anyway = ask({}, "a/x", known=Facts(foreign_names=1))
+    assert code(refused_anyway) is Code.DEFAULT
+
+
+# The compiled form
+
+
+def test_the_digest_depends_on_what_the_policy_says_and_not_on_the_order_of_its_keys() -> None:
+    one = {"default": "deny", "hidden": [".a"]}
+    assert digest(one) == digest({"hidden": [".a"], "default": "deny"}) == compile_policy(one).digest
+    assert digest(one) != digest({"default": "deny", "hidden": [".b"]})
+    assert compile_policy(one).generation == 1
+    assert compile_policy(one, 7).generation == 7
+
+
+@pytest.mark.parametrize(
+    "template", ["d{}/", "d{}/**", "src/d{}/*.md", "**/d{}/", "d{}-*/", "*-d{}/", "d{}", "src/*-d{}.md"]
+)
+def test_a_decision_takes_no_more_steps_at_a_thousand_rules_than_at_two(template: str) -> None:
+    """Time grows with the path, not with the policy. Calls are counted, for a clock would measure the machine."""
+
+    def calls(count: int, path: str) -> int:
+        policy = compile_policy({"rule": [rule([template.format(n)], f"r{n}") for n in range(count)]})
+        counted = 0
+
+        def count_one(*_: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        sys.setprofile(count_one)
+        try:
+            decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    for path in ("d1/a/b.md", "src/d1/b.md", "a/d1/b", "d1-x/a/b", "x-d1/a/b", "src/x-d1.md", "other/a/b"):
+        # A dozen more for globs whose literal part has another length, which are looked up one length at a time.
+        assert calls(1000, path) <= calls(2, path) + 12
+
+
+def test_the_engine_loads_nothing_but_the_standard_library() -> None:
+    program = (
+        "import bonobofs.policy.engine, sys; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
+    )
+    run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, cwd=".")
+    assert run.stdout.strip() == "{'bonobofs', '__main__'}" or run.stdout.strip() == "{'__main__', 'bonobofs'}"
+
+
+def test_rules_of_patterns_that_cannot_be_enforced_do_not_compile() -> None:
+    from bonobofs.errors import PolicyError
+
+    for document in ({"hidden": ["a"]}, {"rule": [rule(["a**b"])]}, {"protect": [{"paths": ["/a"]}]}):
+        with pytest.raises(PolicyError):
+            compile_policy(document)
+    assert parse("a/").text == "a/"

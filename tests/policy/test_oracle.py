@@ -1,0 +1,73 @@
+"""The engine and a naive second implementation agree on random policies and requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.decision import Allowed
+from bonobofs.policy.document import PolicyDocument
+from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.request import Agent, Facts, Kind, Operation, Request
+from tests.policy import oracle
+from tests.policy.random_policies import agents, documents, facts, one_line, requests
+
+
+@settings(max_examples=1000, deadline=None)
+@given(documents, agents, requests, facts)
+def test_the_engine_decides_as_the_oracle(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+) -> None:
+    decision = decide(compile_policy(document), agent, request, known)
+    expected = oracle.codes(document, agent, request, known)
+    if isinstance(decision, Allowed):
+        assert expected == set()
+        assert decision.rule in {"default", *(rule["name"] for rule in document["rule"])}
+    else:
+        assert decision.code in expected
+        assert (decision.path, decision.operation) == (request.path, request.operation)
+        assert decision.reason.endswith(".")
+        assert decision.instead.endswith(".")
+        assert one_line(decision.rule + decision.reason + decision.instead)
+
+
+def removes(request: Request, known: Facts) -> bool:
+    return known.leaves or request.operation in (Operation.DELETE_FILE, Operation.RMDIR)
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents, agents, requests, facts, st.integers(0, 12), st.sampled_from([b"#!/bin/s", b"\x7fELF", b"text", b""]))
+def test_an_allowed_verdict_speaks_for_every_size_up_to_its_limit(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, size: int, head: bytes
+) -> None:
+    """What a cache makes of a verdict must be what the policy would say."""
+    decision = decide(compile_policy(document), agent, request, known)
+    if not isinstance(decision, Allowed) or removes(request, known):
+        return
+    if decision.max_size is not None and size > decision.max_size:
+        return
+    later = known._replace(size=size, size_before=0)
+    assert oracle.codes(document, agent, request, later) == set()
+    if not decision.judges_content:
+        assert oracle.codes(document, agent, request, later._replace(head=head, mode=0o755)) == set()
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents, agents, requests, facts)
+def test_an_allowed_verdict_names_the_largest_size_that_is_admitted(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+) -> None:
+    decision = decide(compile_policy(document), agent, request, known)
+    if removes(request, known) or request.kind is not Kind.FILE:
+        return
+    if isinstance(decision, Allowed) and decision.max_size is not None:
+        grown = known._replace(size=decision.max_size + 1, size_before=0)
+        assert oracle.codes(document, agent, request, grown) != set()
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents)
+def test_random_policies_are_policies_that_could_be_loaded(document: dict[str, Any]) -> None:
+    assert compile_policy(PolicyDocument.model_validate(document).model_dump(mode="json")).roles

@@ -1,0 +1,113 @@
+"""Patterns mean what their page says, and what could not be enforced is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.errors import PolicyError
+from bonobofs.policy.pattern import Matcher, compile_name, parse
+from tests.policy import oracle
+from tests.policy.random_policies import NAMES, patterns, plain_paths
+
+
+def matches(text: str, path: str) -> bool:
+    return bool(Matcher([(parse(text), True)]).find(path.split("/") if path else []))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("docs/", ["docs", "docs/a", "docs/a/b"], ["", "docs2", "docs2/a", "a/docs", "doc"]),
+        ("docs", ["docs"], ["", "docs/a", "a/docs", "docss"]),
+        ("docs/**", ["docs/a", "docs/a/b"], ["", "docs", "a/docs/b"]),
+        ("docs/**/", ["docs/a", "docs/a/b"], ["", "docs"]),
+        ("docs/*", ["docs/a", "docs/.a"], ["docs", "docs/a/b"]),
+        ("docs/*/", ["docs/a", "docs/a/b"], ["docs"]),
+        ("docs/**/a", ["docs/a", "docs/b/a", "docs/b/c/a"], ["docs", "a", "docs/a/b"]),
+        ("docs/**/a/**", ["docs/a/b", "docs/c/a/b/d"], ["docs/a", "docs/b/a"]),
+        ("**/a", ["a", "b/a", "a/a"], ["", "a/b", "b"]),
+        ("**/a/", ["a", "b/a", "a/b", "b/a/c"], ["", "b", "aa"]),
+        ("**/*.md", ["x.md", "a/x.md", ".md"], ["x.mdx", "md", "x.md/a"]),
+        ("**", ["", "a", "a/b"], []),
+        ("**/", ["", "a", "a/b"], []),
+        ("**/**", ["", "a", "a/b"], []),
+        ("**/*", ["a", "a/b"], [""]),
+        ("a/**/**/b", ["a/b", "a/c/b"], ["a", "b"]),
+        ("[ab]?[!c]", ["axd", "bxd"], ["axc", "cxd", "ax"]),
+        ("[^a]", ["b", "]", "^"], ["a"]),
+        ("[]a]x[[]", ["]x[", "ax["], ["x"]),
+        ("[a-c]*[*]", ["a*", "bxy*"], ["d*", "a"]),
+        ("*a*b*", ["ab", "xaxbx", "aab"], ["ba", "a", "b"]),
+        ("a?", ["aé", "a\udcff", "a\n"], ["a", "aaa"]),
+        ("Docs", ["Docs"], ["docs"]),
+        ("\u00e9", ["\u00e9"], ["e\u0301"]),
+        ("a+(b).md", ["a+(b).md"], ["aab.md"]),
+    ],
+)
+def test_a_pattern_matches(text: str, inside: list[str], outside: list[str]) -> None:
+    assert [path for path in inside if not matches(text, path)] == []
+    assert [path for path in outside if matches(text, path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "/", "/a", "//", "a//b", "a//", ".", "..", "./a", "../a", "a/..", "a/../b", "a/./b", "!a", "a\\b", "\\"),
+        *("a**", "**a", "a**b", "a/**b/c", "***", "[", "a[b", "[]", "[!]", "[b-a]", "[[:alpha:]]", "a[/]b"),
+        *("a\0", "a\nb", "\x7f", "\ud800", "a" * 256, "\u00e9" * 128, "/".join("a" * 257)),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError):
+        parse(text)
+
+
+@given(st.text())
+def test_any_text_is_a_pattern_or_refused(text: str) -> None:
+    with contextlib.suppress(PolicyError):
+        Matcher([(parse(text), True)]).find(text.split("/"))
+
+
+@settings(max_examples=300)
+@given(st.lists(patterns, max_size=6), st.just("") | plain_paths)
+def test_many_patterns_at_once_match_as_each_alone(texts: list[str], path: str) -> None:
+    parts = path.split("/") if path else []
+    matcher = Matcher((parse(text), text) for text in texts)
+    assert set(matcher.find(parts)) == {text for text in texts if oracle.path_matches(text, parts)}
+    assert bool(matcher) == bool(texts)
+
+
+@settings(max_examples=300)
+@given(patterns, patterns, st.just("") | plain_paths)
+def test_patterns_that_match_one_path_may_meet(one: str, other: str, path: str) -> None:
+    assert parse(one).may_meet(parse(other)) == parse(other).may_meet(parse(one))
+    assert parse(one).may_meet(parse(one))
+    if matches(one, path) and matches(other, path):
+        assert parse(one).may_meet(parse(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a/", "b/"), ("a", "a/**"), ("a/*.md", "a/x.py"), ("a/b/", "a/*.md"), ("a/**/c", "b/**/c"), ("*", "a/b")],
+)
+def test_patterns_that_share_no_path_do_not_meet(one: str, other: str) -> None:
+    assert not parse(one).may_meet(parse(other))
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(NAMES))
+def test_literal_patterns_meet_only_when_equal(one: str, other: str) -> None:
+    assert parse(one).may_meet(parse(other)) == (one == other)
+
+
+def test_time_does_not_explode_with_the_depth_of_a_path_or_the_length_of_a_name() -> None:
+    """An agent chooses paths; none that it can choose may hold up the others."""
+    deep = Matcher([(parse("/".join(["**/a"] * 40) + "/**/b"), True), (parse("**/*/**/a/**/?/**/c"), True)])
+    assert deep.find(["a"] * 2000) == []
+    assert deep.find(["a"] * 2000 + ["b"]) == [True]
+    stars = compile_name("*a" * 60 + "*b")
+    assert not stars("a" * 255)
+    assert stars("a" * 254 + "b")

@@ -1,0 +1,98 @@
+"""What a policy says about itself: examples, the text for the agent, sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.policy import examples, words
+from bonobofs.policy.engine import allowed_directories, compile_policy, describe
+from tests.policy.random_policies import documents, one_line
+
+DOCUMENT: dict[str, Any] = {
+    "hidden": [".github"],
+    "default_role": "writer",
+    "protect": [{"paths": ["docs/frozen/"]}],
+    "keep": [{"paths": ["docs/index.md"]}],
+    "rule": [
+        {"name": "docs", "paths": ["docs/", "docs/frozen/"], "suffixes": [".md", ".rst"], "max_size": 2048},
+        {"name": "src", "paths": ["src/**/*.py"], "executable": False},
+    ],
+    "role": {
+        "writer": {"write": ["docs/", "src/a/"], "deny": ["docs/private/"]},
+        "reader": {"write": []},
+        "clerk": {"write": ["notes/"]},
+    },
+}
+
+
+def test_examples_are_tried_against_the_whole_policy_in_the_default_role() -> None:
+    rules = [
+        {
+            **DOCUMENT["rule"][0],
+            "examples": {
+                "allow": ["docs/a.md", "docs/new/", "docs/private/a.md", "docs/a.py"],
+                "deny": ["docs/frozen/a.md", "docs/.a.md", "docs/b.md", "docs/a\nb.rst", "docs/../x"],
+            },
+        }
+    ]
+    document = {**DOCUMENT, "rule": rules}
+    assert examples.count(document) == 9
+    assert examples.failures(document) == [
+        "rule docs: docs/private/a.md should be allowed, but role:writer:docs/private/ refuses it: "
+        "ROLE: The role writer may not change this path.",
+        "rule docs: docs/a.py should be allowed, but docs refuses it: "
+        "SUFFIX: Only .md or .rst files may be written here.",
+        "rule docs: docs/b.md should be denied, but docs admits it",
+        "rule docs: docs/a\\nb.rst should be denied, but docs admits it",
+    ]
+
+
+def test_a_role_is_shown_only_what_it_can_use() -> None:
+    policy = compile_policy(DOCUMENT)
+    docs, frozen, src = "docs/ (.md, .rst, 2 KiB)", "docs/frozen/ (.md, .rst, 2 KiB)", "src/**/*.py (any file)"
+    assert allowed_directories(policy, "agent") == [docs, src]
+    assert frozen not in allowed_directories(policy, "writer")
+    assert allowed_directories(policy, "reader") == []
+    assert allowed_directories(policy, "clerk") == []
+    assert allowed_directories(compile_policy({**DOCUMENT, "default": "allow"}), "clerk") == ["notes/ (any file)"]
+
+
+def test_the_text_for_an_agent_names_its_role_and_its_limits() -> None:
+    policy = compile_policy(DOCUMENT)
+    writer = describe(policy, "writer")
+    for part in ("`writer`", "`docs/private/`", "`.github`", "`docs/index.md`", "at most 2 KiB", "(rule `docs`)"):
+        assert part in writer
+    assert "writes nowhere" in describe(policy, "reader")
+    assert "does not define this role" in describe(policy, "nobody")
+    assert "Everything that no rule names." in describe(compile_policy({"default": "allow", "hidden": ["**"]}), "agent")
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, st.sampled_from(["agent", "writer", "nobody"]))
+def test_every_policy_can_be_told(document: dict[str, Any], role: str) -> None:
+    policy = compile_policy(document)
+    assert describe(policy, role).endswith("\n")
+    assert all(one_line(line) for line in allowed_directories(policy, role))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        *[(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (500_000, "500 KB"), (1_000_000, "1 MB")],
+        *[(1_048_576, "1 MiB"), (1_500_000, "1500 KB"), (1_234_567, "1,234,567 bytes"), (3 * 2**30, "3 GiB")],
+    ],
+)
+def test_sizes_in_words(count: int, text: str) -> None:
+    assert words.size(count) == text
+
+
+def test_long_lists_end_in_how_many_more_there_are() -> None:
+    assert words.listed(["a"]) == "a"
+    assert words.listed(["a", "b"]) == "a or b"
+    assert words.listed(["a", "b", "c"]) == "a, b or c"
+    assert words.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
+    assert words.listed([]) == ""

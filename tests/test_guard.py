@@ -1,0 +1,181 @@
+"""The door: nothing changes without a leave, and nothing is asked without a record."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.decision import Code, Refused
+from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
+from bonobofs.policy.engine import compile_policy
+from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+
+ALICE = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
+POLICY = {
+    "protect": [{"paths": [".git/"]}],
+    "rule": [{"name": "notes", "paths": ["notes/"], "suffixes": [".md"], "max_size": 100, "executable": False}],
+}
+
+
+@pytest.fixture
+def trail(tmp_path: Path) -> Iterator[Trail]:
+    made = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", ALICE.label, ALICE.id))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guard(trail: Trail) -> Guard:
+    return Guard(compile_policy(POLICY), ALICE, trail)
+
+
+def create(path: str) -> Request:
+    return Request(Operation.CREATE_FILE, WorkspacePath(path))
+
+
+def entries(trail: Trail) -> list[dict[str, Any]]:
+    trail.flush()
+    return [json.loads(line) for line in trail.path.read_text().splitlines()]
+
+
+def test_the_intent_is_in_the_trail_before_the_block_runs(guard: Guard, trail: Trail) -> None:
+    with guard.admit(create("notes/a.md")):
+        (intent,) = [json.loads(line) for line in trail.path.read_text().splitlines()]
+    assert (intent["kind"], intent["operation"], intent["path"]) == ("intent", "create_file", "notes/a.md")
+    assert (intent["action"], intent["rule"], intent["agent_id"]) == ("create", "notes", ALICE.id)
+
+
+def test_the_outcome_names_its_intent_and_how_it_ended(guard: Guard, trail: Trail) -> None:
+    with guard.admit(create("notes/a.md")):
+        pass
+    with pytest.raises(OSError, match="No space"), guard.admit(create("notes/b.md")):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    first, done, second, failed = entries(trail)
+    assert (done["kind"], done["details"]["intent"], done["result"]) == ("outcome", first["seq"], "allowed")
+    assert (failed["details"]["intent"], failed["result"]) == (second["seq"], "error")
+    assert "ENOSPC" in failed["reason"]
+
+
+def test_a_refused_change_never_runs_its_block(guard: Guard, trail: Trail) -> None:
+    ran = []
+    with pytest.raises(Refused) as refused, guard.admit(create("notes/a.txt"), caller=Caller("touch", {"pid": 7})):
+        ran.append(1)
+    assert not ran
+    assert (refused.value.errno, refused.value.decision.code) == (errno.EACCES, Code.SUFFIX)
+    (entry,) = entries(trail)
+    assert (entry["result"], entry["code"], entry["governance"]) == ("denied", "SUFFIX", "deny")
+    assert (entry["tool"], entry["details"]["pid"]) == ("touch", 7)
+
+
+def test_one_refused_part_refuses_the_whole(guard: Guard, trail: Trail) -> None:
+    rename = Request(Operation.RENAME, WorkspacePath("notes/a.md"))
+    onto = Part(Request(Operation.RENAME, WorkspacePath(".git/config")))
+    with pytest.raises(Refused) as refused, guard.admit(rename, Facts(leaves=True), onto):
+        pass
+    assert (refused.value.errno, refused.value.decision.path) == (errno.EROFS, ".git/config")
+    assert [entry["result"] for entry in entries(trail)] == ["denied"]
+
+
+def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Guard, trail: Trail) -> None:
+    for _ in range(1000):
+        with pytest.raises(Refused):
+            guard.admit(create("notes/a.txt"))
+    guard.settle_all()
+    first, alert, settled = entries(trail)
+    assert (first["kind"], alert["kind"], settled["kind"]) == ("intent", "alert", "outcome")
+    assert (settled["details"]["intent"], settled["details"]["count"]) == (first["seq"], 999)
+    assert guard.denials_seen == 1000
+
+
+def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Guard, trail: Trail) -> None:
+    for number in range(3 * ALERT_DENIALS):
+        with pytest.raises(Refused):
+            guard.admit(create(f"elsewhere/{number}"))
+    assert [entry["kind"] for entry in entries(trail)].count("alert") == 1
+
+
+def test_optional_locks_of_git_are_refused_without_an_alert(guard: Guard, trail: Trail) -> None:
+    for number in range(10):
+        for lock in (".git/index.lock", f".git/refs/{number}.lock"):
+            with pytest.raises(Refused):
+                guard.admit(create(lock))
+    assert "alert" not in [entry["kind"] for entry in entries(trail)]
+
+
+def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Guard, trail: Trail) -> None:
+    with pytest.raises(Refused):
+        guard.admit(create("notes/../../etc/passwd"))
+    denied, alert = entries(trail)
+    assert (denied["code"], alert["kind"], alert["code"]) == ("OUTSIDE", "alert", "OUTSIDE")
+
+
+def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Guard, trail: Trail) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+    for _ in range(50):
+        run.count, run.written, run.size, run.last = run.count + 1, run.written + 2, 100, 10.0
+    guard.settle_quiet(10.0 + QUIET / 2)
+    assert [entry["kind"] for entry in entries(trail)] == ["intent"]
+    guard.settle_quiet(10.0 + QUIET)
+    intent, outcome = entries(trail)
+    assert (outcome["details"]["intent"], outcome["bytes"]) == (intent["seq"], 100)
+    assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
+
+
+def test_a_settled_run_admits_nothing_more(guard: Guard) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+    assert run.generation == guard.policy.generation
+    guard.settle(5)
+    assert run.generation != guard.policy.generation
+
+
+def test_a_run_reaches_as_far_as_its_rule_admits(guard: Guard) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+    assert run.limit == 100
+
+
+def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.guard import Guard
+from bonobofs.policy.engine import compile_policy
+from bonobofs.request import Agent, Operation, Request
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+base = Path(sys.argv[1])
+guard = Guard(compile_policy({"default": "allow"}), Agent("a", "b", "agent"),
+              Trail.create(base / "t.jsonl", base / "t.head", Identity("t", "a", "b")))
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+try:
+    with guard.admit(Request(Operation.CREATE_FILE, "x")):
+        print("ran")
+except PermissionError as error:
+    print(error.errno, error.decision.code.value)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+with guard.admit(Request(Operation.CREATE_FILE, "x")):
+    print("ran")
+"""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert ran.stdout.split() == [str(errno.EIO), "UNRECORDED", "ran"]
+
+
+def test_only_the_engine_makes_a_leave() -> None:
+    package = Path(__file__).resolve().parent.parent / "bonobofs"
+    makers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "Allowed(" in path.read_text(encoding="utf-8")
+    }
+    assert makers == {"decision.py", "policy/compiled.py"}
