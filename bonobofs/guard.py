@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -87,17 +88,29 @@ class _Repeat:
         self.count = 0
 
 
+class _Outcome(NamedTuple):
+    """How an admitted change ended, not yet entered."""
+
+    seq: int
+    request: Request
+    action: str
+    error: int
+    written: int
+    details: dict[str, Any] | None
+
+
 class Admission:
     """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
 
-    __slots__ = ("_guard", "_operation", "_path", "_seq", "_trail", "details", "leave", "written")
+    __slots__ = ("_action", "_end", "_request", "_seq", "details", "leave", "written")
 
-    def __init__(self, trail: Trail, guard: str, request: Request, leave: Allowed, seq: int) -> None:
-        self._trail = trail
-        self._guard = guard
-        self._operation = request.operation
-        self._path = request.path
+    def __init__(
+        self, end: Callable[[_Outcome], None], request: Request, leave: Allowed, seq: int, action: str
+    ) -> None:
+        self._end = end
+        self._request = request
         self._seq = seq
+        self._action = action
         self.leave = leave
         self.written = 0
         self.details: dict[str, Any] | None = None
@@ -111,22 +124,16 @@ class Admission:
         failed = 0
         if error is not None:
             failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
-        self._trail.outcome(
-            self._seq,
-            self._operation,
-            self._path,
-            guard=self._guard,
-            action=ACTIONS.get(self._operation, "modify"),
-            error=failed,
-            bytes=self.written,
-            details=self.details,
-        )
+        self._end(_Outcome(self._seq, self._request, self._action, failed, self.written, self.details))
 
 
 class Guard:
     """The door of one session: one agent, one policy at a time, one trail."""
 
-    def __init__(self, policy: Policy, agent: Agent, trail: Trail, *, name: str = "file") -> None:
+    def __init__(
+        self, policy: Policy, agent: Agent, trail: Trail, *, name: str = "file", outcomes_later: bool = False
+    ) -> None:
+        """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it."""
         self.policy = policy
         self.agent: Final = agent
         self.trail: Final = trail
@@ -135,6 +142,8 @@ class Guard:
         self._name: Final = name
         self._runs: dict[int, Run] = {}
         self._repeats: dict[tuple[Operation, str, Code], _Repeat] = {}
+        self._ended: Final[list[_Outcome]] = []
+        self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
 
@@ -150,9 +159,11 @@ class Guard:
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
+        action: str = "",
     ) -> Admission:
         """Leave for the change that `request` and all `parts` describe together; `size` is its bytes, for the record.
 
+        `action` is create, modify or delete, where the operation's name alone does not tell.
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written.
         """
         leave = decide(self.policy, self.agent, request, facts)
@@ -162,7 +173,9 @@ class Guard:
             other = decide(self.policy, self.agent, part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
-        return Admission(self.trail, self._name, request, leave, self._intend(request, leave, caller, details, size))
+        action = action or ACTIONS.get(request.operation, "modify")
+        seq = self._intend(request, leave, caller, details, size, action)
+        return Admission(self._end, request, leave, seq, action)
 
     def begin(self, key: int, request: Request, facts: Facts, now: float, *, caller: Caller = NOBODY) -> Run:
         """Leave for a run of writes to the file `key`, up to the run's `limit` in size. An older run of it is settled.
@@ -173,7 +186,7 @@ class Guard:
         leave = decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
-        seq = self._intend(request, leave, caller, None, 0)
+        seq = self._intend(request, leave, caller, None, 0, ACTIONS.get(request.operation, "modify"))
         run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)
         return run
 
@@ -189,14 +202,30 @@ class Guard:
             return
         run.generation = -1  # whoever still holds it must begin anew
         details = {"writes": run.count, "size": run.size}
+        action = ACTIONS.get(run.request.operation, "modify")
+        self._end(_Outcome(run.seq, run.request, action, error, run.written, details))
+
+    def end_runs(self) -> None:
+        """Settle every run: what is written next must be recorded anew, and is refused where that cannot be."""
+        for key in list(self._runs):
+            self.settle(key)
+
+    def enter_outcomes(self) -> None:
+        """Queue the outcomes of what has ended since the last call."""
+        for outcome in self._ended:
+            self._enter(outcome)
+        self._ended.clear()
+
+    def _enter(self, outcome: _Outcome) -> None:
+        seq, request, action, error, written, details = outcome
         self.trail.outcome(
-            run.seq,
-            run.request.operation,
-            run.request.path,
+            seq,
+            request.operation,
+            request.path,
             guard=self._name,
-            action=ACTIONS.get(run.request.operation, "modify"),
+            action=action,
             error=error,
-            bytes=run.written,
+            bytes=written,
             details=details,
         )
 
@@ -204,13 +233,14 @@ class Guard:
         """Settle the runs and the repeated denials that have been quiet for a second."""
         for key in [key for key, run in self._runs.items() if now - run.last >= QUIET]:
             self.settle(key)
+        self.enter_outcomes()
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._settle_repeat(mark)
 
     def settle_all(self) -> None:
         """Settle every run and every repeated denial, and write what waits. Raises TrailError when it cannot."""
-        for key in list(self._runs):
-            self.settle(key)
+        self.end_runs()
+        self.enter_outcomes()
         for mark in list(self._repeats):
             self._settle_repeat(mark)
         self.trail.flush()
@@ -241,13 +271,15 @@ class Guard:
         return Refused(denied)
 
     def _intend(
-        self, request: Request, leave: Allowed, caller: Caller, details: dict[str, Any] | None, size: int
+        self, request: Request, leave: Allowed, caller: Caller, details: dict[str, Any] | None, size: int, action: str
     ) -> int:
+        if self._ended:
+            self.enter_outcomes()
         try:
             return self.trail.intent(
                 request.operation,
                 request.path,
-                ACTIONS.get(request.operation, "modify"),
+                action,
                 leave.rule,
                 guard=self._name,
                 tool=caller.tool,
@@ -255,15 +287,7 @@ class Guard:
                 details={**caller.details, **details} if details else caller.details,
             )
         except TrailError as error:
-            denied = Denied(
-                Code.UNRECORDED,
-                "trail",
-                "The change cannot be recorded, so it is not made.",
-                "Ask the operator to free space for the state directory or to look at `bonobofs status`.",
-                request.path,
-                request.operation,
-            )
-            raise self.refuse(denied, caller) from error
+            raise self.refuse(unrecorded(request), caller) from error
 
     def _settle_repeat(self, mark: tuple[Operation, str, Code]) -> None:
         repeat = self._repeats.pop(mark)
@@ -286,6 +310,18 @@ class Guard:
 
     def _alert(self, denied: Denied, reason: str) -> None:
         self.trail.alert(reason, operation=denied.operation, guard=self._name, path=denied.path, code=denied.code)
+
+
+def unrecorded(request: Request) -> Denied:
+    """The refusal of a change that is admitted and cannot be recorded."""
+    return Denied(
+        Code.UNRECORDED,
+        "trail",
+        "The change cannot be recorded, so it is not made.",
+        "Ask the operator to free space for the state directory or to look at `bonobofs status`.",
+        request.path,
+        request.operation,
+    )
 
 
 def _is_optional_git_lock(path: str) -> bool:

@@ -24,6 +24,9 @@ from bonobofs.request import Operation
 
 OUT_OF_BAND: Final = "out_of_band"
 
+TEMPORARY: Final = "temporary"
+"""Key, in the details of an intent, of the name beside the path by which the new content comes there."""
+
 SLACK: Final = 1.0
 """Seconds by which a record and the kernel's times of the same change may differ."""
 
@@ -133,8 +136,9 @@ class _Record:
                 node = self._node(name)
                 node.touch(began, FOREVER)
                 node.there = node.size = None
-                if _changes_names(intent):
+                if _changes_names(intent) or TEMPORARY in intent.details:
                     self._above(name).touch(began, FOREVER)
+                if _changes_names(intent):
                     self.names.touch(began, FOREVER)
 
     def _note_content(self, node: _Node, intent: AuditEntry, outcome: AuditEntry) -> None:

@@ -183,9 +183,7 @@ class Backing(Descriptors):
         """Remove an empty directory."""
         os.rmdir(name, dir_fd=directory)
 
-    def rename(
-        self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed
-    ) -> None:
+    def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed) -> None:
         """Move a name, with the flags of renameat2(2)."""
         if flags:
             system.renameat2(source, old, target, new, flags)

@@ -18,7 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import protocol as p
@@ -138,6 +138,19 @@ def unmount(mountpoint: str, *, lazy: bool) -> bool:
     return ran.returncode == 0 or b"busy" not in ran.stderr
 
 
+class Hooks(NamedTuple):
+    """What the loop calls between requests."""
+
+    before: Callable[[float], None]
+    """Told the time, before each request."""
+    after: Callable[[], None]
+    """After each reply, while the caller goes on already."""
+    idle: Callable[[float], float | None]
+    """Time to tidy up: gives the seconds until it wants to be called again, None to end the loop."""
+    failed: Callable[[int, Exception], None]
+    """Told of an unforeseen exception, with the opcode."""
+
+
 class Connection:
     """An open connection: reads requests, gives them to handlers, writes replies."""
 
@@ -147,7 +160,10 @@ class Connection:
         self._spin: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
         self._notices: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
+        self._buffers: Final = [self._buffer]
         self._view: Final = memoryview(self._buffer)
+        self._spinner: Final = select.poll()
+        self._spinner.register(fd, select.POLLIN)
         self._poll: Final = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -197,15 +213,9 @@ class Connection:
     def serve(
         self,
         handlers: dict[int, Handler],
-        begin: Callable[[float], None],
-        idle: Callable[[float], float | None],
-        failed: Callable[[int, Exception], None],
+        hooks: Hooks,
     ) -> None:
-        """Serve until the mount ends. `begin` is told the time of each request, `idle` when it is time to tidy up.
-
-        `idle` gives the seconds until it wants to be called again, None when the loop should end. An unforeseen
-        exception refuses that request (EIO) and is handed to `failed`.
-        """
+        """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
         threading.Thread(target=self._notify, daemon=True).start()
         due = monotonic()
         while True:
@@ -214,41 +224,43 @@ class Connection:
                 return
             now = monotonic()
             if length == 0 or now >= due:
-                wait = idle(now)
+                wait = hooks.idle(now)
                 if wait is None:
                     return
                 due = now + wait
             if length:
-                begin(now)
-                self._handle(length, handlers, failed)
+                hooks.before(now)
+                self._handle(length, handlers, hooks.failed)
+                hooks.after()
 
     def _next(self, due: float) -> int:
         """The length of the next request, in the buffer; 0: it is time to tidy up; -1: the mount has ended."""
-        fd, buffers = self._fd, [self._buffer]
+        try:
+            return os.readv(self._fd, self._buffers)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                return self._ended(error)
+        # Looking whether there is something to read costs a fifth of a read that fails: no exception, no message.
+        look = self._spinner.poll
         for _ in range(self._spin):
-            try:
-                return os.readv(fd, buffers)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if error.errno in _GONE:
-                    return -1
-                if error.errno not in _PASSING:
-                    raise
-        while True:
+            if look(0):
+                break
+        else:
             ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
             if not ready:
                 return 0
             if any(which == self._wake for which, _ in ready):
                 os.read(self._wake, 4096)
                 return 0
-            try:
-                return os.readv(fd, buffers)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return -1
-                if error.errno not in _PASSING:
-                    raise
+        try:
+            return os.readv(self._fd, self._buffers)
+        except OSError as error:
+            return 0 if error.errno in _PASSING else self._ended(error)
+
+    def _ended(self, error: OSError) -> int:
+        if error.errno in _GONE:
+            return -1
+        raise error
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
         try:

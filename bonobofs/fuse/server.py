@@ -24,7 +24,7 @@ from bonobofs.errors import BonobofsError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.connection import Connection, mount, unmount
+from bonobofs.fuse.connection import Connection, Hooks, mount, unmount
 from bonobofs.fuse.core import Notices
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
@@ -38,6 +38,7 @@ TIDY: Final = 1.0
 LINGER: Final = 3.0
 """Seconds for which a busy mount is still served after it has been told to end."""
 _MOST_DESCRIPTORS: Final = 1 << 20
+_MOST_CACHED: Final = 4096
 
 
 class Server:
@@ -51,12 +52,13 @@ class Server:
         policy = compile_policy(config["policy"])
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
-        self._guard: Final = Guard(policy, agent, self._trail)
+        self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True)
         inodes = Inodes(os.fstat(self._root).st_ino)
-        self._backing: Final = Backing(self._root, inodes, cache=_raise_limit() // 4)
+        self._backing: Final = Backing(self._root, inodes, cache=min(_raise_limit() // 4, _MOST_CACHED))
         self._ending = 0.0
         self._signals = 0
         self._settle_asked = False
+        self._trail_fails = False
         virtual = Virtual(
             {
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
@@ -101,7 +103,8 @@ class Server:
         gc.freeze()
         gc.disable()
         try:
-            self._connection.serve(self._operations.handlers, self._begin, self._tidy, self._failed)
+            hooks = Hooks(self._begin, self._guard.enter_outcomes, self._tidy, self._failed)
+            self._connection.serve(self._operations.handlers, hooks)
         finally:
             self._connection.close()
             self._end_trail()
@@ -134,15 +137,28 @@ class Server:
             return None
         try:
             if self._settle_asked:
-                self._settle_asked = False
-                self._guard.settle_all()
-                self._trail.sync()
+                self._settle()
             else:
                 self._guard.settle_quiet(now)
         except TrailError as error:
+            self._trail_fails = True
             self._diagnose(str(error))
+        if self._trail_fails:
+            self._trail_fails = False
+            self._guard.end_runs()
         self._operations.quiet()
         return TIDY
+
+    def _settle(self) -> None:
+        """Settle all that is under way, as was asked by SIGUSR1, and say so by the time of a file."""
+        self._settle_asked = False
+        try:
+            self._guard.settle_all()
+            self._trail.sync()
+        finally:
+            said = os.open(f"{self._config['session_dir']}/settled", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            os.utime(said)
+            os.close(said)
 
     def _keep_synced(self) -> None:
         while not self._synced.wait(TIDY):
@@ -150,6 +166,7 @@ class Server:
                 if not self._trail.is_synced:
                     self._trail.sync()
             except TrailError as error:
+                self._trail_fails = True
                 self._diagnose(str(error))
 
     def _begin_trail(self) -> None:
@@ -214,7 +231,7 @@ def main() -> int:
     except (BonobofsError, OSError) as error:
         text = " ".join(str(error).split())
         _say(config, f"error: {text}")
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"bonobofs: {text}\n")
         return error.exit_code if isinstance(error, BonobofsError) else MountError.exit_code
     return 0
 

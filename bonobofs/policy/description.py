@@ -74,7 +74,7 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
         yield f"Deleting or renaming away {_code(keep)}; editing them goes by the rules above."
     yield "A symlink that leads out of the workspace or into a protected path."
     if not policy.devices:
-        yield "Device files."
+        yield "Making device files."
     if policy.default is None:
         yield "Everything that is not allowed above."
 

@@ -53,7 +53,7 @@ class _Scanner:
 
     def _array_of_tables(self) -> Place:
         self.at += 2
-        array = self._key((), last_is_array=True)
+        array = self._key(())
         index = self._tables[array] = self._tables.get(array, -1) + 1
         self._note((*array, index))
         self.at += 2
@@ -64,7 +64,7 @@ class _Scanner:
         self.at += 1
         self._value(place)
 
-    def _key(self, table: Place, *, last_is_array: bool = False) -> Place:
+    def _key(self, table: Place) -> Place:
         """A key with its dots; a name on the way that is an array of tables means that array's last element."""
         place = table
         while True:
@@ -76,10 +76,10 @@ class _Scanner:
             self._note(place, match.start(1))
             self.at = match.end()
             dotted = self.text.startswith(".", self.at)
-            if place in self._tables and (dotted or not last_is_array):
-                place = (*place, self._tables[place])
             if not dotted:
                 return place
+            if place in self._tables:
+                place = (*place, self._tables[place])
             self.at += 1
 
     def _value(self, place: Place) -> None:

@@ -5,7 +5,7 @@ A pattern is read like a line of .gitignore, with these differences, each so tha
 - It is anchored at the workspace's root, also without a slash: `notes.md` is that one path, `**/notes.md` every depth.
 - `*`, `?` and `[...]` match within one component, hidden names too. `**` is a whole component: any depth, also none.
 - `dir/` is `dir` itself, whatever it is, and everything below it. `dir` is that one path and nothing below it.
-  `dir/**` is everything below `dir`, not `dir`. `**` alone is the whole workspace, its root included.
+  `dir/**` is everything below `dir`, not `dir`. `**` alone is the whole workspace, its root included. `**/**` is `**`.
 - Case counts, and so does every code point: nothing is folded or normalised. A byte that is not UTF-8 is one character.
 - There is no `!`, no backslash, no `..`, `.` or empty component, no leading slash: they are refused, not reinterpreted.
 """

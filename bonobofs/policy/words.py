@@ -99,7 +99,7 @@ TARGET: Final = Refusal(
 DEVICE: Final = Refusal(
     Code.DEVICE,
     "device",
-    "Device files are closed: the policy must say devices = true and the server must run as root.",
+    "No device file is made here: the policy must say devices = true and the server must run as root.",
     "Use a regular file, a FIFO or a socket.",
 )
 HARDLINK: Final = Refusal(

@@ -39,6 +39,8 @@ def in_class(body: str, character: str) -> bool:
 
 
 def path_matches(pattern: str, parts: list[str]) -> bool:
+    while "**/**" in pattern:
+        pattern = pattern.replace("**/**", "**")
     if pattern.replace("**/", "") in ("", "**"):
         return True
     if pattern.endswith("/**"):
@@ -72,7 +74,7 @@ def hidden_is_open(entries: list[str], parts: list[str]) -> bool:
 
 
 def target_is_inside(protect: list[str], parts: list[str], target: str) -> bool:
-    if target == "" or "\0" in target or target.startswith("/"):
+    if not parts or target == "" or "\0" in target or target.startswith("/"):
         return False
     place = parts[:-1]
     down = False

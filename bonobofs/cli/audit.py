@@ -1,0 +1,242 @@
+"""`bonobofs audit tail|query|verify|export`."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json as jsonlib
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from bonobofs import session
+from bonobofs.audit import history
+from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.verify import Report, Status, look_below, verify
+from bonobofs.cli.output import document, note, say
+from bonobofs.state.registry import identity_of
+
+app = typer.Typer(help="Read, search, verify and export the record of every change.", rich_markup_mode=None)
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class Format(enum.StrEnum):
+    """What `audit export` writes."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+Json = Annotated[bool, typer.Option("--json", help="For programs: JSON.")]
+
+
+@app.command("tail")
+def tail(
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as entries come, until Ctrl-C.")] = False,
+    denied: Annotated[bool, typer.Option("--denied", help="Only refusals.")] = False,
+    alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="How many of the last entries.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show the last entries of all sessions, the oldest first.
+
+    \b
+    Examples:
+      bonobofs audit tail --denied
+      bonobofs audit tail -f --alerts
+    """
+    home = session.home()
+    session.settle(home)
+    trails = home / "trails"
+    follower = history.Follower(trails) if follow else None
+    wanted = _Wanted(denied=denied, alerts=alerts, outcomes=json)
+    found = wanted.of(_last(trails, 2 * lines, filtered=denied or alerts))
+    _print(deque(found, maxlen=lines), json=json)
+    while follower is not None:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        _print(wanted.of(follower.poll()), json=json)
+
+
+@app.command("query")
+def query(
+    agent: Annotated[str | None, typer.Option(metavar="A", help="Label or UUID of an agent.")] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A path with all below it, or a pattern with * and **.")
+    ] = None,
+    operation: Annotated[
+        str | None, typer.Option(metavar="OPERATION", help="Such as write_file, rename, delete_file.")
+    ] = None,
+    result: Annotated[str | None, typer.Option(metavar="RESULT", help="allowed, denied or error.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Search the record. Each change is shown with how it ended; in JSON that is its `outcome`.
+
+    \b
+    Examples:
+      bonobofs audit query --agent alice --result denied --since 1d
+      bonobofs audit query --path docs --operation delete_file --json
+    """
+    home = session.home()
+    moment = history.since(since, datetime.now(UTC)) if since is not None else None
+    session.settle(home)
+    wanted = history.Query(
+        agent=agent,
+        agent_id=identity_of(home, agent) if agent is not None else None,
+        path=path,
+        operation=operation,
+        result=result,
+        since=moment,
+    )
+    found = wanted.select(history.join(history.merged(history.trails_in(home / "trails"))))
+    if json:
+        document([_plain(change) for change in found])
+        return
+    for change in found:
+        say(_line(change.entry, change.result))
+
+
+@app.command("verify")
+def verify_(json: Json = False) -> int:
+    """Say whether the record is what was written; exit 1 when anything was changed, moved, added or is missing.
+
+    A session that was killed is reported as crashed, with what it had begun and what the source shows there now; that
+    is no finding.
+
+    \b
+    Example:
+      bonobofs audit verify
+    """
+    home = session.home()
+    session.settle(home)
+    known = {one.session.session: one for one in session.statuses(home, ended=True)}
+    reports = list(
+        verify(
+            home / "trails",
+            live=lambda name: name in known and known[name].state in (session.State.SERVING, session.State.ENDING),
+            look=lambda name: look_below(Path(known[name].session.source)) if name in known else None,
+            expected=[name for name, one in known.items() if one.session.pid is not None],
+        )
+    )
+    if json:
+        document([_report(report) for report in reports])
+    else:
+        for report in reports:
+            _tell(report)
+        found = sum(len(report.findings) for report in reports)
+        entries = sum(report.entries for report in reports)
+        say(f"{len(reports)} trails, {entries} entries: {f'{found} findings' if found else 'as they were written'}")
+    return 1 if any(report.findings for report in reports) else 0
+
+
+@app.command("export")
+def export(
+    form: Annotated[
+        Format, typer.Option("--format", metavar="jsonl|csv", help="jsonl: the exact form. csv: for tables.")
+    ],
+) -> None:
+    """Write every entry of every session to standard output.
+
+    \b
+    Example:
+      bonobofs audit export --format csv > changes.csv
+    """
+    home = session.home()
+    session.settle(home)
+    entries = history.merged(history.trails_in(home / "trails"))
+    if form is Format.JSONL:
+        history.export_jsonl(entries, sys.stdout)
+        return
+    # RFC 4180 ends its lines itself.
+    with open(sys.stdout.fileno(), "w", newline="", encoding="utf-8", closefd=False) as out:
+        history.export_csv(entries, out)
+
+
+def _tell(report: Report) -> None:
+    for finding in report.findings:
+        note(f"{report.session}: {finding.message}")
+    if report.status is Status.CRASHED:
+        torn = "; its last line was cut short" if report.torn else ""
+        say(f"{report.session}: crashed after entry {report.entries}{torn}")
+    for intent in report.unfinished:
+        what = f"{intent.operation} {intent.path}"
+        say(f"{report.session}: entry {intent.seq}, {what}, has no outcome; there is now: {intent.shows or 'unknown'}")
+    if report.unfinished_uncounted:
+        say(f"{report.session}: {report.unfinished_uncounted} more entries have no outcome")
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return {
+        "session": report.session,
+        "status": report.status,
+        "entries": report.entries,
+        "torn": report.torn,
+        "findings": [finding._asdict() for finding in report.findings],
+        "unfinished": [intent._asdict() for intent in report.unfinished],
+        "unfinished_uncounted": report.unfinished_uncounted,
+    }
+
+
+def _last(trails: Path, lines: int, *, filtered: bool) -> Iterable[AuditEntry]:
+    paths = history.trails_in(trails)
+    if filtered:
+        return history.merged(paths)
+    found = itertools.chain.from_iterable(history.last(path, lines) for path in paths)
+    return sorted(found, key=lambda entry: entry.timestamp)
+
+
+class _Wanted(NamedTuple):
+    """Which entries `tail` shows. A person is not told twice of a change that ended as it was meant to."""
+
+    denied: bool
+    alerts: bool
+    outcomes: bool
+
+    def of(self, entries: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
+        for entry in entries:
+            if self.denied or self.alerts:
+                if (self.alerts and entry.kind == "alert") or (
+                    self.denied and entry.result == "denied" and entry.kind != "alert"
+                ):
+                    yield entry
+            elif self.outcomes or entry.kind != "outcome" or entry.result != "allowed":
+                yield entry
+
+
+def _print(entries: Iterable[AuditEntry], *, json: bool) -> None:
+    for entry in entries:
+        if json:
+            print(entry.to_json())
+        else:
+            say(_line(entry, entry.result))
+    sys.stdout.flush()
+
+
+def _plain(change: history.Change) -> dict[str, Any]:
+    outcome = jsonlib.loads(change.outcome.to_json()) if change.outcome is not None else None
+    return {**jsonlib.loads(change.entry.to_json()), "result": change.result, "outcome": outcome}
+
+
+def _line(entry: AuditEntry, result: str) -> str:
+    """One line for a person: when, who, what, where, and why not."""
+    moment = entry.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    kind = entry.kind if entry.kind in ("alert", "event") else result
+    others = [f"-> {path}" for path in history.paths_of(entry)[1:]]
+    why = [f"{entry.code}:"] if entry.code else []
+    why += [entry.reason] if entry.reason else []
+    count = entry.details.get("count")
+    times = [f"({count} times more)"] if isinstance(count, int) else []
+    return "  ".join(
+        filter(
+            None, (moment, f"{kind:7}", entry.agent, entry.operation, entry.path or "", *others, *times, " ".join(why))
+        )
+    )

@@ -1,0 +1,212 @@
+"""`bonobofs doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import platform
+import re
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, say, table
+from bonobofs.errors import BonobofsError
+
+OLDEST_KERNEL: Final = (5, 10)
+OLDEST_PYTHON: Final = (3, 11)
+FEW_FILES: Final = 4096
+LITTLE_SPACE: Final = 100 * 10**6
+
+
+class Verdict(enum.StrEnum):
+    """`note` is something that only some uses need."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, what was found and, unless all is well, what to do."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+_CLOSED_NAMESPACES: Final = (
+    ("user/max_user_namespaces", 0),
+    ("kernel/unprivileged_userns_clone", 0),
+    ("kernel/apparmor_restrict_unprivileged_userns", 1),
+)
+_STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAIL: "red"}
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
+    """Look at what mounting needs on this machine, and say what to do about what is missing.
+
+    The exit code is 1 when something that mounting needs is missing. A note matters to some uses only.
+    """
+    checks = [check for look in _LOOKS for check in look()]
+    well = all(check.verdict is not Verdict.FAIL for check in checks)
+    if json:
+        document({"ok": well, "checks": [dataclasses.asdict(check) for check in checks]})
+        return 0 if well else 1
+    table(
+        ("CHECK", "", "FOUND"),
+        [(check.name, check.verdict, check.found) for check in checks],
+        [_STYLES[check.verdict] for check in checks],
+    )
+    for check in checks:
+        if check.remedy:
+            say(f"{check.name}: {check.remedy}")
+    return 0 if well else 1
+
+
+def _kernel() -> Iterator[Check]:
+    release = platform.release()
+    number = re.match(r"(\d+)\.(\d+)", release)
+    if platform.system() != "Linux" or number is None:
+        yield Check("kernel", Verdict.FAIL, f"{platform.system()} {release}", "mounting needs Linux")
+    elif (int(number[1]), int(number[2])) < OLDEST_KERNEL:
+        wanted = ".".join(map(str, OLDEST_KERNEL))
+        yield Check("kernel", Verdict.FAIL, f"Linux {release}", f"Linux {wanted} or later is needed")
+    else:
+        yield Check("kernel", Verdict.OK, f"Linux {release}")
+    yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
+
+
+def _device() -> Iterator[Check]:
+    path = Path("/dev/fuse")
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        remedy = "load the module, as root: modprobe fuse; in a container, pass --device /dev/fuse"
+        yield Check("/dev/fuse", Verdict.FAIL, error.strerror or "missing", remedy)
+        return
+    found = f"mode {stat.S_IMODE(mode):04o}"
+    if not stat.S_ISCHR(mode):
+        remedy = "as root: rm /dev/fuse; mknod -m 666 /dev/fuse c 10 229"
+        yield Check("/dev/fuse", Verdict.FAIL, "not a device", remedy)
+    elif not os.access(path, os.R_OK | os.W_OK):
+        yield Check("/dev/fuse", Verdict.FAIL, found, "this user cannot open it; as root: chmod 0666 /dev/fuse")
+    elif stat.S_IMODE(mode) & 0o666 != 0o666:
+        yield Check("/dev/fuse", Verdict.NOTE, found, "for other users to mount, as root: chmod 0666 /dev/fuse")
+    else:
+        yield Check("/dev/fuse", Verdict.OK, found)
+
+
+def _fusermount() -> Iterator[Check]:
+    needed = os.geteuid() != 0
+    missing = Verdict.FAIL if needed else Verdict.NOTE
+    program = shutil.which("fusermount3")
+    if program is None:
+        remedy = "ordinary users need it to mount; install the package fuse3"
+        yield Check("fusermount3", missing, "missing", remedy)
+        return
+    if not Path(program).stat().st_mode & stat.S_ISUID:
+        yield Check("fusermount3", missing, f"{program}, not set-uid", f"as root: chmod u+s {program}")
+    else:
+        yield Check("fusermount3", Verdict.OK, program)
+    if Path("/etc/mtab").exists():
+        yield Check("/etc/mtab", Verdict.OK, "there")
+    else:
+        remedy = "fusermount3 unmounts nothing without it; as root: ln -s /proc/self/mounts /etc/mtab"
+        yield Check("/etc/mtab", missing, "missing", remedy)
+    try:
+        lines = Path("/etc/fuse.conf").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    if "user_allow_other" in (line.strip() for line in lines):
+        yield Check("user_allow_other", Verdict.OK, "set in /etc/fuse.conf")
+    else:
+        remedy = "only for --allow-other as an ordinary user; as root: echo user_allow_other >> /etc/fuse.conf"
+        yield Check("user_allow_other", Verdict.NOTE, "not set in /etc/fuse.conf", remedy)
+
+
+def _namespaces() -> Iterator[Check]:
+    for name, closed in _CLOSED_NAMESPACES:
+        if _number(Path("/proc/sys", name)) == closed:
+            remedy = (
+                "only for sandboxes of ordinary users, which mounting does not need; see your distribution's manual"
+            )
+            yield Check("user namespaces", Verdict.NOTE, f"closed by {name.replace('/', '.')} = {closed}", remedy)
+            return
+    yield Check("user namespaces", Verdict.OK, "open")
+
+
+def _limits() -> Iterator[Check]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{_limit(soft)}, at most {_limit(hard)}"
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        remedy = f"programs that hold many removed or new files open may run into it; raise it: ulimit -Hn {FEW_FILES}"
+        yield Check("open files", Verdict.NOTE, found, remedy)
+    else:
+        yield Check("open files", Verdict.OK, found)
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY:
+        yield Check("file size", Verdict.OK, "unlimited")
+    else:
+        remedy = "no file and no record can grow beyond it through a mount made from here; ulimit -f unlimited"
+        yield Check("file size", Verdict.NOTE, _limit(soft), remedy)
+    cpus = len(os.sched_getaffinity(0))
+    if cpus > 1:
+        yield Check("processors", Verdict.OK, str(cpus))
+    else:
+        yield Check(
+            "processors", Verdict.NOTE, "1", "changes cost less where the server has a processor beside the caller"
+        )
+
+
+def _state() -> Iterator[Check]:
+    try:
+        home = session.home()
+    except BonobofsError as error:
+        yield Check("state directory", Verdict.FAIL, "cannot be used", str(error))
+        return
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode & 0o077:
+        yield Check(
+            "state directory", Verdict.NOTE, f"{home}, mode {mode:04o}", f"others can look in; chmod 700 {home}"
+        )
+    else:
+        yield Check("state directory", Verdict.OK, str(home))
+    system = os.statvfs(home)
+    free = system.f_bavail * system.f_frsize
+    if free < LITTLE_SPACE:
+        remedy = "without space for the record changes are refused; free some, or set BONOBOFS_HOME to another disk"
+        yield Check("space for records", Verdict.FAIL, f"{free // 10**6} MB", remedy)
+    else:
+        yield Check("space for records", Verdict.OK, f"{free // 10**6} MB")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+_LOOKS: Final[tuple[Callable[[], Iterator[Check]], ...]] = (
+    _kernel,
+    _device,
+    _fusermount,
+    _namespaces,
+    _limits,
+    _state,
+)

@@ -1,0 +1,110 @@
+"""`bonobofs mount` and `bonobofs umount`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import note, say, waiting
+from bonobofs.policy.document import packaged_default
+
+
+def mount(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The directory that is guarded.")],
+    mountpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="MOUNTPOINT", help="Where it is to be used: an existing directory outside it, or the source itself."
+        ),
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option(metavar="A", help="Who works there; a new name is registered. Default: your login name."),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="In which role. Default: the agent's own, else the policy's default_role."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The policy file. Default: policy.toml in the state directory, else the packaged one."
+        ),
+    ] = None,
+    transport: Annotated[str, typer.Option(metavar="T", help="auto or kernel.")] = "auto",
+    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
+    allow_other: Annotated[
+        bool, typer.Option("--allow-other", help="Let other users in; new files are theirs where root serves.")
+    ] = False,
+) -> None:
+    """Mount a directory under a policy.
+
+    Reading goes on as before. Every change made in MOUNTPOINT, by any program, is judged by the policy and recorded
+    before it happens. What the policy says is in MOUNTPOINT/.bonobofs/policy.md.
+
+    \b
+    Examples:
+      bonobofs mount ~/src/app ~/work --agent alice
+      bonobofs mount . ~/work --role reviewer --policy ./strict.toml
+      bonobofs mount /srv/app /srv/app --foreground       guard a directory in its own place, from a service
+    """
+    home = session.home()
+    order = session.Order(
+        source=Path(os.path.abspath(source)),
+        mountpoint=Path(os.path.abspath(mountpoint)),
+        agent=agent,
+        role=role,
+        policy=Path(os.path.abspath(policy)) if policy is not None else None,
+        transport=transport,
+        allow_other=allow_other,
+    )
+    # The mount may come to stand where we do, and we must not stand in it.
+    os.chdir("/")
+    if foreground:
+        mounted, serve = session.prepare_foreground(home, order)
+        _tell(mounted)
+        serve()
+    with waiting(f"mounting {order.source}"):
+        mounted = session.start(home, order)
+    _tell(mounted)
+
+
+def umount(
+    mountpoint: Annotated[
+        str, typer.Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")
+    ],
+) -> None:
+    """Unmount, and wait until the record of the session is settled and closed.
+
+    What a killed server left behind is taken off too.
+
+    \b
+    Example:
+      bonobofs umount ~/work
+    """
+    home = session.home()
+    path = Path(os.path.abspath(mountpoint))
+    os.chdir("/")
+    with waiting(f"settling the record of {path}"):
+        ended = session.stop(home, path)
+    if ended.live:
+        say(f"{path}: unmounted")
+    if ended.dead:
+        say(f"{path}: {ended.dead} dead mount{'s' if ended.dead > 1 else ''} taken off")
+    if not ended.live and not ended.dead:
+        say(f"{path}: nothing was mounted; the end of a session that crashed is noted")
+    if not ended.closed:
+        note("the record has no closing entry; look at it: bonobofs audit verify")
+
+
+def _tell(mounted: session.Mounted) -> None:
+    made = mounted.session
+    origin = "the packaged default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
+    say(f"{made.source} on {made.mountpoint} for {made.agent}, role {made.role}")
+    say(f"policy {origin}, transport {made.transport}, session {made.session}")
+    for text in mounted.notes:
+        note(text)

@@ -1,0 +1,62 @@
+"""What the commands print: plain lines into pipes and files, colour and columns on a terminal (never with NO_COLOR)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bonobofs.audit.history import shown
+
+
+def say(text: str) -> None:
+    """One line for a person. Names that are not UTF-8, and what would steer a terminal, are escaped."""
+    print(shown(text))
+
+
+def note(text: str) -> None:
+    """Something to know, beside the result."""
+    print(f"bonobofs: {shown(text)}", file=sys.stderr)
+
+
+def document(value: Any) -> None:
+    """One JSON document."""
+    print(json.dumps(value, indent=2))
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """Rows under a heading. `styles` gives each row a colour, on a terminal."""
+    cells = [[shown(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _draw(heading, cells, styles)
+        return
+    widths = [max(len(row[column]) for row in [list(heading), *cells]) for column in range(len(heading))]
+    for row in [list(heading), *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show that something is being waited for, while it is, on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 - reading Rich takes longer than most commands do
+
+    with Console(stderr=True).status(shown(text)):
+        yield
+
+
+def _draw(heading: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for name in heading:
+        drawn.add_column(name, overflow="fold")
+    for number, row in enumerate(cells):
+        drawn.add_row(*(Text(cell) for cell in row), style=styles[number] if styles else "")
+    Console().print(drawn)

@@ -1,0 +1,77 @@
+"""`bonobofs policy check|test|show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, note, say
+from bonobofs.policy import examples
+from bonobofs.policy.document import load
+from bonobofs.policy.engine import compile_policy, describe
+
+app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
+
+
+@app.command("check")
+def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file.")]) -> None:
+    """Say whether a policy can be enforced as it is written; else where and why not.
+
+    \b
+    Example:
+      bonobofs policy check ./policy.toml
+    """
+    plain = load(file).model_dump(mode="json")
+    compile_policy(plain)
+    rules = len(plain["rule"])
+    say(f"{file}: in order, {rules} rule{'' if rules == 1 else 's'}")
+
+
+@app.command("test")
+def test(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The policy file. Default: the one that is in force.")
+    ] = None,
+) -> int:
+    """Try the examples that the rules carry; exit 1 when one does not hold.
+
+    \b
+    Example:
+      bonobofs policy test ./policy.toml
+    """
+    origin = file if file is not None else session.choose_policy(session.home(), None).origin
+    plain = load(origin).model_dump(mode="json")
+    failures = examples.failures(plain)
+    for line in failures:
+        note(f"{origin}: {line}")
+    tried = examples.count(plain)
+    say(f"{origin}: {tried - len(failures)} of {tried} examples hold")
+    return 1 if failures else 0
+
+
+@app.command("show")
+def show(
+    role: Annotated[str | None, typer.Option(metavar="R", help="For whom. Default: the policy's default_role.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The policy file. Default: the one that is in force.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The policy itself, as one JSON document.")] = False,
+) -> None:
+    """Say what the policy in force admits, in words.
+
+    \b
+    Example:
+      bonobofs policy show --role reviewer
+    """
+    chosen = session.choose_policy(session.home(), policy)
+    if json:
+        document({"origin": str(chosen.origin), "digest": chosen.compiled.digest, "policy": chosen.plain})
+        return
+    say(f"{chosen.origin}")
+    say(f"digest {chosen.compiled.digest}")
+    print()
+    for line in describe(chosen.compiled, role or chosen.document.default_role).splitlines():
+        say(line)

@@ -1,0 +1,71 @@
+"""`bonobofs status`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, say, table
+from bonobofs.policy.document import packaged_default
+from bonobofs.session import State
+
+BEHIND = "Changes made behind a mount, directly in its source, are not seen through it until it is mounted again."
+_STYLES = {State.SERVING: "green", State.DEAD: "red", State.CRASHED: "red", State.ENDING: "yellow", State.ENDED: "dim"}
+
+
+def status(
+    everything: Annotated[bool, typer.Option("--all", help="Also the sessions that have ended.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False,
+) -> None:
+    """List the sessions of this state directory and how each stands.
+
+    \b
+    serving  it works                     ending   unmounted, its record is being settled
+    dead     its server is gone, and everything in the mount fails: mount again, or umount
+    crashed  server and mount are gone without a closing entry: mount again, or audit verify
+    """
+    found = session.statuses(session.home(), ended=everything)
+    if json:
+        document([_plain(one) for one in found])
+        return
+    if not found:
+        say("nothing is mounted")
+        return
+    table(
+        ("STATE", "MOUNTPOINT", "SOURCE", "AGENT", "ROLE", "PID", "TRANSPORT", "POLICY"),
+        [_row(one) for one in found],
+        [_STYLES[one.state] for one in found],
+    )
+    for one in found:
+        if one.state in (State.DEAD, State.CRASHED):
+            say(_remedy(one))
+    if any(one.state is State.SERVING for one in found):
+        say(BEHIND)
+
+
+def _remedy(one: session.Status) -> str:
+    made = one.session
+    where = made.mountpoint or made.source
+    if one.state is State.DEAD:
+        return f"{where}: its server is gone; run bonobofs mount again, or bonobofs umount {where}"
+    return f"{where}: ended without a closing entry; run bonobofs mount again, or look: bonobofs audit verify"
+
+
+def _row(one: session.Status) -> tuple[str, ...]:
+    made = one.session
+    origin = "default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
+    pid = str(made.pid) if made.pid is not None and one.state in (State.SERVING, State.ENDING) else "-"
+    return one.state, made.mountpoint or "-", made.source, made.agent, made.role, pid, made.transport, origin
+
+
+def _plain(one: session.Status) -> dict[str, Any]:
+    plain = {**dataclasses.asdict(one.session), "state": one.state.value}
+    if one.state in (State.DEAD, State.CRASHED):
+        plain["note"] = _remedy(one)
+    elif one.state is State.SERVING:
+        plain["note"] = BEHIND
+    return plain

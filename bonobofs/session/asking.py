@@ -1,0 +1,178 @@
+"""`why`: what the engine would say of a change, asked without making it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.decision import Code, as_document
+from bonobofs.errors import UsageError
+from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.session.listing import State, statuses
+from bonobofs.session.setup import choose_policy
+from bonobofs.state import mounts
+from bonobofs.state.home import read_document, session_directory
+from bonobofs.state.sessions import Session
+
+WHY: Final = "user.bonobofs.why"
+
+_OF_CONTENT: Final = frozenset(
+    {Operation.WRITE_FILE, Operation.TRUNCATE, Operation.ALLOCATE, Operation.COPY_RANGE, Operation.CREATE_FILE}
+)
+_THROUGH_SYMLINKS: Final = _OF_CONTENT | {Operation.SET_MODE}
+_KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+}
+_MADE: Final = {
+    Operation.MKDIR: Kind.DIRECTORY,
+    Operation.RMDIR: Kind.DIRECTORY,
+    Operation.SYMLINK: Kind.SYMLINK,
+    Operation.MKNOD: Kind.DEVICE,
+}
+_PLAIN_FILE: Final = 0o644
+
+
+class _Place(NamedTuple):
+    """A workspace, and under what it stands."""
+
+    root: Path
+    policy: Policy
+    role: str
+    mounted: bool
+
+
+def ask(
+    home: Path,
+    path: str,
+    *,
+    operation: Operation | None = None,
+    size: int | None = None,
+    role: str | None = None,
+    workspace: Path | None = None,
+) -> dict[str, Any]:
+    """The decision on a change of `path`, in the schema of decisions. `size` is in bytes, after the change.
+
+    Without a workspace, a path is one of the mount, or of the source of a session, that it lies in, else of the working
+    directory. The session's own policy and role hold in it, elsewhere the policy that `mount` would choose. An
+    operation that is not named is the one that writing there takes. UsageError, PolicyError, StateError.
+    """
+    base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
+    # By the words alone: looking would lead into a mount, and `..` is judged as it stands.
+    named = Path(os.path.normpath(base / path))
+    foreign = _foreign_mount(home, named)
+    if foreign is not None:
+        return _ask_the_mount(named, foreign, plain=operation is None and size is None and role is None)
+    place = _place(home, named, base if workspace is not None else None, role)
+    relative, found = _locate(place.root, base, path, operation)
+    chosen = operation or _usual(path, found)
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
+    kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
+    facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
+    request = Request(chosen, WorkspacePath(relative), kind)
+    decision = decide(place.policy, Agent("", "", place.role), request, facts)
+    return as_document(decision, relative, chosen)
+
+
+def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Place:
+    session, root, mounted = _session_of(home, workspace or named)
+    if session is not None:
+        policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
+        return _Place(workspace or root, policy, role or session.role, mounted)
+    chosen = choose_policy(home, None)
+    return _Place(workspace or Path.cwd(), chosen.compiled, role or chosen.document.default_role, mounted=False)
+
+
+def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
+    """The serving session whose mount, or else whose source, a path lies in; that directory; and which it is."""
+    serving = [one.session for one in statuses(home) if one.state is State.SERVING]
+    for mounted in (True, False):
+        for session in reversed(serving):
+            directory = session.mountpoint if mounted else session.source
+            if directory is not None and (path == Path(directory) or Path(directory) in path.parents):
+                return session, Path(directory), mounted
+    return None, path, False
+
+
+def _locate(root: Path, base: Path, path: str, operation: Operation | None) -> tuple[str, os.stat_result | None]:
+    """The workspace path that a name leads to, as the kernel would find it, and what is there."""
+    if ".." in path.split("/"):
+        return path, None
+    name = base / path
+    resolved = Path(os.path.realpath(name.parent), name.name)
+    found = _lstat(resolved)
+    if found is not None and stat.S_ISLNK(found.st_mode) and (operation is None or operation in _THROUGH_SYMLINKS):
+        resolved = Path(os.path.realpath(resolved))
+        found = _lstat(resolved)
+    relative = os.path.relpath(resolved, os.path.realpath(root))
+    return "" if relative == "." else relative, found
+
+
+def _usual(path: str, found: os.stat_result | None) -> Operation:
+    if path.endswith("/") or (found is not None and stat.S_ISDIR(found.st_mode)):
+        return Operation.MKDIR
+    return Operation.CREATE_FILE if found is None else Operation.WRITE_FILE
+
+
+def _facts(place: _Place, relative: str, operation: Operation, size: int | None, found: os.stat_result | None) -> Facts:
+    before = found.st_size if found is not None else 0
+    after = size if size is not None else before
+    return Facts(
+        size=after if operation in _OF_CONTENT else -1,
+        size_before=before,
+        mode=_PLAIN_FILE if operation is Operation.CREATE_FILE and found is None else -1,
+        leaves=operation is Operation.RENAME and found is not None,
+        foreign_names=_foreign_names(place, relative, found),
+        privileged=os.geteuid() == 0,
+    )
+
+
+def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -> int:
+    """The names of a file beyond this one; none where the mount, which knows the others, says that they are allowed."""
+    if found is None or found.st_nlink < 2:
+        return 0
+    if place.mounted and _asked(place.root / relative).get("code") != Code.HARDLINK:
+        return 0
+    return found.st_nlink - 1
+
+
+def _foreign_mount(home: Path, named: Path) -> mounts.Mount | None:
+    """The mount that a path lies in, where it is not one of this state directory."""
+    around = mounts.over(named)
+    if around is None:
+        return None
+    known = {one.session.mountpoint for one in statuses(home)}
+    return None if str(around.mountpoint) in known else around
+
+
+def _ask_the_mount(named: Path, around: mounts.Mount, *, plain: bool) -> dict[str, Any]:
+    answer = _asked(named) if plain else {}
+    if not answer:
+        raise UsageError(
+            f"{around.mountpoint} is mounted from another state directory, so only what exists can be asked about, "
+            f"without options; what may be written is in {around.mountpoint}/.bonobofs/policy.md"
+        )
+    return answer
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    """The mount's own answer; empty where it gives none."""
+    try:
+        answer = json.loads(os.getxattr(path, WHY))
+    except (OSError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _lstat(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None

@@ -1,0 +1,92 @@
+"""The end of a mount: taken off, its server waited for, its record closed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.errors import MountError
+from bonobofs.session import launch
+from bonobofs.session.listing import live_at, was_closed
+from bonobofs.state import mounts, processes
+from bonobofs.state.sessions import Session, lives, load_all, note_ends
+
+SECONDS_TO_SETTLE = 60.0
+_NAMED = 5
+
+
+class Ended(NamedTuple):
+    """What `stop` did."""
+
+    live: bool
+    """A mount that was served was taken off."""
+    dead: int
+    """Dead mounts that were taken off."""
+    closed: bool
+    """The record of what was ended has its closing entry, as far as it is kept here."""
+
+
+def stop(home: Path, mountpoint: Path) -> Ended:
+    """Unmount what is served there, wait until its record is settled, and take off every dead mount below it.
+
+    Raises MountError when nothing of ours is mounted there, when it is in use, or when the server does not end.
+    """
+    path = mounts.resolve(mountpoint)
+    count = len(mounts.at(path))
+    session = live_at(home, path)
+    if not count and session is None:
+        if _note_ends(home, path):
+            return Ended(live=False, dead=0, closed=False)
+        raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists what is")
+    live = closed = True
+    if session is not None:
+        if count:
+            _unmount(path)
+        closed = _wait(home, session, path)
+    elif not launch.is_dead(str(path)):
+        # It is served from another state directory: ended like one of ours, and not by force.
+        _unmount(path)
+    else:
+        live = False
+    dead = take_off(path)
+    _note_ends(home, path)
+    return Ended(live, dead, closed)
+
+
+def take_off(mountpoint: Path, *, leave: int = 0) -> int:
+    """Take mounts off this path though they are in use, until `leave` are left, and say how many. For dead ones."""
+    taken = 0
+    while len(mounts.at(mountpoint)) > leave:
+        mounts.detach(mountpoint, lazy=True)
+        taken += 1
+    return taken
+
+
+def _unmount(path: Path) -> None:
+    try:
+        mounts.detach(path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        holders = processes.holding(path)
+        named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        raise MountError(f"{path} is in use by {named}{more}; let them leave it, then run this again") from error
+
+
+def _wait(home: Path, session: Session, path: Path) -> bool:
+    if session.pid is None or session.starttime is None:
+        return True
+    if not processes.wait_for_end(session.pid, session.starttime, SECONDS_TO_SETTLE):
+        raise MountError(
+            f"{path} is unmounted, but its server (pid {session.pid}) has not settled its record yet; wait for it"
+        )
+    return was_closed(home, session)
+
+
+def _note_ends(home: Path, path: Path) -> int:
+    """Note the end of each session there that ended without noting it, and say how many there were."""
+    over = [one for one in load_all(home) if one.mountpoint == str(path) and one.ended is None and not lives(one)]
+    note_ends(home, [one.session for one in over])
+    return len(over)

@@ -1,0 +1,106 @@
+"""Which sessions there are and how each stands: from the register, the process table and the mount table.
+
+No mount is looked into: a mount whose server hangs would hang whoever asks.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.audit.history import is_closed
+from bonobofs.errors import TrailError
+from bonobofs.state import mounts
+from bonobofs.state.home import session_directory, trail_path
+from bonobofs.state.processes import send
+from bonobofs.state.sessions import Session, lives, load_all
+
+SECONDS_TO_SETTLE = 2.0
+
+
+class State(enum.StrEnum):
+    """How a session stands."""
+
+    SERVING = "serving"
+    ENDING = "ending"
+    """Its mount is gone, its process is still settling the record."""
+    DEAD = "dead"
+    """Its process is gone, its mount is still there and answers ENOTCONN."""
+    CRASHED = "crashed"
+    """Process and mount are gone, and its trail has no closing entry."""
+    ENDED = "ended"
+
+
+class Status(NamedTuple):
+    """One session and how it stands."""
+
+    session: Session
+    state: State
+
+
+def statuses(home: Path, *, ended: bool = False) -> list[Status]:
+    """Every session that has not ended, the oldest first; with `ended`, those too."""
+    sessions = load_all(home)
+    mounted = {str(mount.mountpoint) for mount in mounts.ours()}
+    # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
+    taken = {session.mountpoint for session in sessions if lives(session)}
+    found = [Status(session, _state(home, session, mounted, taken)) for session in sessions]
+    return [status for status in found if ended or status.state is not State.ENDED]
+
+
+def live_at(home: Path, mountpoint: Path) -> Session | None:
+    """The session whose process serves this mountpoint now."""
+    for session in load_all(home):
+        if session.mountpoint == str(mountpoint) and lives(session):
+            return session
+    return None
+
+
+def was_closed(home: Path, session: Session) -> bool:
+    """Whether the last entry of its trail is the closing entry."""
+    try:
+        return is_closed(trail_path(home, session.session))
+    except TrailError:
+        return False
+
+
+def settle(home: Path) -> None:
+    """Ask every server for all that it has not yet written, and wait until each has answered.
+
+    A server answers by renewing the time of `settled` in its session's directory. One that does not in two seconds is
+    passed over: what it has written so far can still be read.
+    """
+    asked = []
+    for session in load_all(home):
+        if session.pid is None or session.starttime is None or session.mountpoint is None or not lives(session):
+            continue
+        mark = session_directory(home, session.session) / "settled"
+        before = _renewed(mark)
+        if send(session.pid, session.starttime, signal.SIGUSR1):
+            asked.append((mark, before))
+    deadline = time.monotonic() + SECONDS_TO_SETTLE
+    for mark, before in asked:
+        while _renewed(mark) == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _renewed(mark: Path) -> int:
+    try:
+        return mark.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _state(home: Path, session: Session, mounted: set[str], taken: set[str | None]) -> State:
+    if session.ended is not None:
+        return State.ENDED
+    if lives(session):
+        return State.SERVING if session.mountpoint is None or session.mountpoint in mounted else State.ENDING
+    if was_closed(home, session):
+        return State.ENDED
+    if session.mountpoint in mounted and session.mountpoint not in taken:
+        return State.DEAD
+    return State.CRASHED

@@ -1,0 +1,228 @@
+"""From `mount` to a mount that answers, or to nothing at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from bonobofs.audit.recovery import compare
+from bonobofs.errors import BonobofsError, MountError, UsageError
+from bonobofs.policy.engine import Policy
+from bonobofs.session import launch
+from bonobofs.session.ending import take_off
+from bonobofs.session.listing import live_at, was_closed
+from bonobofs.session.setup import Drawn, choose_policy, draw
+from bonobofs.state import mounts, places, processes
+from bonobofs.state.home import head_path, session_directory, trail_path
+from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
+
+TRANSPORTS = ("auto", "kernel")
+_SECONDS_TO_END = 5.0
+_MOST_DIFFERENCES = 100_000
+
+
+class Order(NamedTuple):
+    """What `mount` was asked for."""
+
+    source: Path
+    mountpoint: Path
+    agent: str | None = None
+    role: str | None = None
+    policy: Path | None = None
+    transport: str = "auto"
+    allow_other: bool = False
+
+
+class Mounted(NamedTuple):
+    """A session that serves, and what its operator should know, a sentence each."""
+
+    session: Session
+    notes: tuple[str, ...]
+
+
+def start(home: Path, order: Order) -> Mounted:
+    """Mount in the background and return when the mount answers. On failure nothing is left of it; BonobofsError."""
+    with _alone(home):
+        drawn, config, earlier, notes = _prepare(home, order)
+        session, mountpoint = drawn.session, config["mountpoint"]
+        covered = len(mounts.at(Path(mountpoint)))
+        served = False
+        try:
+            with launch.Starting(session_directory(home, session.session) / "server.log", mountpoint) as starting:
+                session = dataclasses.replace(session, pid=starting.pid, starttime=starting.starttime)
+                save(home, session)
+                failure = starting.serve({**config, "ready_fd": starting.ready_fd})
+            if failure:
+                raise MountError(failure)
+            served = True
+            note_ends(home, earlier)
+            failure = launch.look(mountpoint)
+            if failure:
+                raise MountError(f"the mount on {mountpoint} did not answer ({failure}); it was taken off again")
+        except BaseException:
+            _undo(home, session, covered, served=served)
+            raise
+        return Mounted(session, notes)
+
+
+def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], NoReturn]]:
+    """All but the serving itself: the session is on record with this process as its server.
+
+    Calling what comes with it turns this process into the server.
+    """
+    with _alone(home):
+        drawn, config, earlier, notes = _prepare(home, order)
+        pid = os.getpid()
+        session = dataclasses.replace(drawn.session, pid=pid, starttime=processes.start_time(pid))
+        save(home, session)
+        return Mounted(session, notes), partial(launch.become, config, earlier)
+
+
+def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str], tuple[str, ...]]:
+    """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
+    if order.transport not in TRANSPORTS:
+        raise UsageError(f"there is no transport {order.transport!r}; use one of {', '.join(TRANSPORTS)}")
+    mountpoint = mounts.resolve(order.mountpoint)
+    notes = _clear(home, mountpoint, source=mounts.resolve(order.source))
+    source = Path(os.path.realpath(order.source))
+    places.check(source, mountpoint, home)
+    policy = choose_policy(home, order.policy, source)
+    notes += _standing(mountpoint) + _also_mounted(home, source)
+    earlier, differences = _look_back(home, source, policy.compiled)
+    drawn = draw(
+        home,
+        source=source,
+        mountpoint=mountpoint,
+        agent=order.agent,
+        role=order.role,
+        policy=policy,
+        transport="kernel",
+    )
+    session = drawn.session
+    notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
+    config = {
+        "source": session.source,
+        "mountpoint": session.mountpoint,
+        "home": str(home),
+        "session": session.session,
+        "agent": {"label": session.agent, "id": session.agent_id},
+        "role": session.role,
+        "team": session.team,
+        "chain": session.chain,
+        "policy": policy.plain,
+        "policy_origin": session.policy.origin,
+        "allow_other": order.allow_other,
+        "session_dir": str(session_directory(home, session.session)),
+        "trail": str(trail_path(home, session.session)),
+        "head": str(head_path(home, session.session)),
+        "out_of_band": differences,
+        "ready_fd": None,
+    }
+    return drawn, config, earlier, notes
+
+
+def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
+    """Refuse a mountpoint that is served; take a dead mount off it where the new one cannot go on top."""
+    if not mounts.at(mountpoint):
+        return ()
+    session = live_at(home, mountpoint)
+    if session is not None:
+        raise MountError(
+            f"{mountpoint} is mounted already, by {session.agent} (pid {session.pid}); "
+            f"end that first: bonobofs umount {mountpoint}"
+        )
+    if not launch.is_dead(str(mountpoint)):
+        raise MountError(f"{mountpoint} is mounted already, not from the state directory {home}; unmount it there")
+    if os.geteuid() == 0 and source != mountpoint:
+        return (f"A dead mount on {mountpoint} is covered by this one.",)
+    # fusermount3 cannot mount on a dead mount, and a source below its own dead mount cannot be opened.
+    take_off(mountpoint)
+    return (f"A dead mount was taken off {mountpoint}.",)
+
+
+def _standing(mountpoint: Path) -> tuple[str, ...]:
+    inside = [str(process) for process in processes.standing_in(mountpoint) if process.pid != os.getpid()]
+    if not inside:
+        return ()
+    return (f"Outside the mount, as they stood in {mountpoint} before it: {', '.join(inside)}; let them cd again.",)
+
+
+def _also_mounted(home: Path, source: Path) -> tuple[str, ...]:
+    return tuple(
+        f"{source} is mounted on {session.mountpoint} too; locks do not reach from one mount to the other."
+        for session in load_all(home)
+        if session.source == str(source) and lives(session)
+    )
+
+
+def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], list[dict[str, Any]]]:
+    """This source's sessions that ended without noting it, and where the source is not as their record says.
+
+    The two are compared only where the machine went down meanwhile: then what was recorded or done last may be missing.
+    """
+    sessions = [session for session in load_all(home) if session.source == str(source)]
+    over = [one for one in sessions if one.ended is None and not lives(one)]
+    boot = processes.boot_id()
+    differences: list[dict[str, Any]] = []
+    if any(one.boot_id != boot and not was_closed(home, one) for one in over):
+        trails = [(trail_path(home, one.session), head_path(home, one.session)) for one in sessions]
+        known = [pair for pair in trails if pair[0].exists()]
+        for path, what in islice(compare(source, known), _MOST_DIFFERENCES):
+            protected = bool(policy.protect.find(path.split("/")))
+            differences.append({"path": path, "what": what, "protected": protected})
+    return [one.session for one in over], differences
+
+
+def _went_down(differences: list[dict[str, Any]]) -> tuple[str, ...]:
+    if not differences:
+        return ()
+    return (
+        f"The machine went down during an earlier session. In {len(differences)} places the source is not as the "
+        "record says; they are entered: bonobofs audit query --operation out_of_band.",
+    )
+
+
+def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
+    if role in policy.roles:
+        return ()
+    return (
+        f"The policy does not define the role {role}, so every change is refused; it defines: "
+        f"{', '.join(sorted(policy.roles))}.",
+    )
+
+
+def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
+    """End the server and take away what was made. The trail of a session that never served says nothing."""
+    if session.pid is not None and session.starttime is not None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            processes.send(session.pid, session.starttime, number)
+            if processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
+                break
+    with contextlib.suppress(BonobofsError):
+        take_off(Path(session.mountpoint or ""), leave=covered)
+    if served:
+        note_ends(home, [session.session])
+        return
+    shutil.rmtree(session_directory(home, session.session), ignore_errors=True)
+    for path in (trail_path(home, session.session), head_path(home, session.session)):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One mount at a time in a home: between the look at the mountpoint and the mount nobody else may take it."""
+    handle = os.open(home / "mount.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,82 @@
+"""A session of a Python caller, without a mount: the same register, the same record, the same door."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.audit.log import AuditLog, Identity, Trail
+from bonobofs.errors import StateError, TrailError
+from bonobofs.guard import Guard
+from bonobofs.request import Agent
+from bonobofs.session.setup import choose_policy, draw
+from bonobofs.state.home import head_path, home, trail_path
+from bonobofs.state.places import check_source
+from bonobofs.state.processes import start_time
+from bonobofs.state.registry import identity_of
+from bonobofs.state.sessions import Session, note_ends, save
+
+_SYNCED_EVERY: Final = 1.0
+"""Seconds: the most of the record that power loss, or whoever cuts it, can take unnoticed."""
+
+
+class OpenSession(NamedTuple):
+    """What a Python caller works with while its session is open."""
+
+    session: Session
+    guard: Guard
+    log: AuditLog
+
+
+@contextlib.contextmanager
+def open_session(
+    source: Path | str, *, agent: str | None = None, role: str | None = None, policy: Path | None = None
+) -> Iterator[OpenSession]:
+    """A session on `source` for the length of a `with` block; its record is closed at the end.
+
+    Agent, role and policy are chosen as by `mount`. Raises MountError for a source that cannot be guarded, and
+    PolicyError, UsageError, StateError and TrailError as they come.
+    """
+    state = home()
+    root = Path(os.path.realpath(source))
+    check_source(root, state)
+    drawn = draw(
+        state,
+        source=root,
+        mountpoint=None,
+        agent=agent,
+        role=role,
+        policy=choose_policy(state, policy, root),
+        transport="none",
+    )
+    session = dataclasses.replace(drawn.session, pid=os.getpid(), starttime=start_time(os.getpid()))
+    save(state, session)
+    name = session.session
+    trail = Trail.create(
+        trail_path(state, name), head_path(state, name), Identity(name, session.agent, session.agent_id)
+    )
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep_synced, args=(trail, ended), name="bonobofs-trail", daemon=True)
+    try:
+        keeper.start()
+        guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
+        yield OpenSession(session, guard, AuditLog(trail, lambda label: identity_of(state, label)))
+        guard.settle_all()
+    finally:
+        ended.set()
+        trail.close()
+        with contextlib.suppress(StateError, OSError):
+            note_ends(state, [name])
+
+
+def _keep_synced(trail: Trail, ended: threading.Event) -> None:
+    while not ended.wait(_SYNCED_EVERY):
+        # A trail that cannot be synced refuses the next change, and says why.
+        with contextlib.suppress(TrailError):
+            if not trail.is_synced:
+                trail.sync()

@@ -1,0 +1,103 @@
+"""What a session is made of: whose it is, in which role, under which policy, and where its record goes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bonobofs.errors import PolicyError, UsageError
+from bonobofs.policy.document import PolicyDocument, load, packaged_default
+from bonobofs.policy.engine import Policy, compile_policy
+from bonobofs.state import registry
+from bonobofs.state.home import session_directory, write_document
+from bonobofs.state.processes import boot_id
+from bonobofs.state.sessions import PolicyMark, Session, save
+
+
+class ChosenPolicy(NamedTuple):
+    """A policy, where it came from, and its two forms."""
+
+    origin: Path
+    document: PolicyDocument
+    compiled: Policy
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The document as plain data, which is what `compile_policy` takes in whichever process."""
+        return self.document.model_dump(mode="json")
+
+
+class Drawn(NamedTuple):
+    """A session that is entered in the register, before anything serves it."""
+
+    session: Session
+    policy: ChosenPolicy
+    registered: registry.Registered
+
+
+def choose_policy(home: Path, named: Path | None, source: Path | None = None) -> ChosenPolicy:
+    """The policy that is named, else the operator's own in the state directory, else the packaged default.
+
+    A file inside the source is refused: who works there could change what binds them. PolicyError, UsageError.
+    """
+    own = home / "policy.toml"
+    if named is not None:
+        origin = Path(os.path.realpath(named))
+        if source is not None and source in origin.parents:
+            raise UsageError(
+                f"the policy {origin} lies inside the source, where those it binds could change it; copy it elsewhere"
+            )
+        if not origin.is_file():
+            raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
+    else:
+        origin = own if own.exists() else packaged_default()
+    document = load(origin)
+    return ChosenPolicy(origin, document, compile_policy(document.model_dump(mode="json")))
+
+
+def default_agent() -> str:
+    """The label of whoever names none: the login name of the user who runs this."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def draw(
+    home: Path,
+    *,
+    source: Path,
+    mountpoint: Path | None,
+    agent: str | None,
+    role: str | None,
+    policy: ChosenPolicy,
+    transport: str,
+) -> Drawn:
+    """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600)."""
+    registered = registry.register(home, agent if agent is not None else default_agent(), role)
+    session = Session(
+        session=str(uuid.uuid4()),
+        agent=registered.label,
+        agent_id=registered.id,
+        team=None,
+        role=role or registered.role or policy.document.default_role or "agent",
+        chain=None,
+        source=str(source),
+        mountpoint=None if mountpoint is None else str(mountpoint),
+        pid=None,
+        starttime=None,
+        transport=transport,
+        policy=PolicyMark(str(policy.origin), policy.compiled.digest, policy.compiled.generation),
+        boot_id=boot_id(),
+        started=datetime.now(UTC).isoformat(),
+        ended=None,
+    )
+    directory = session_directory(home, session.session)
+    directory.mkdir(mode=0o700)
+    write_document(directory / "policy.json", policy.plain)
+    save(home, session)
+    return Drawn(session, policy, registered)

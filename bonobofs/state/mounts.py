@@ -1,0 +1,101 @@
+"""What is mounted on this machine, read from the kernel's own table. Nothing here looks into a mount: it could hang."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.errors import MountError
+
+FSTYPE = "fuse.bonobofs"
+_UMOUNT_NOFOLLOW = 8
+_MNT_DETACH = 2
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo. Of several on one mountpoint the last is the one that is seen."""
+
+    mountpoint: Path
+    fstype: str
+    source: str
+
+
+def all_mounts() -> list[Mount]:
+    """Everything mounted in this mount namespace, in the order of the kernel's table."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        fstype, source = after.split(b" ")[:2]
+        found.append(Mount(Path(_text(before.split(b" ")[4])), _text(fstype), _text(source)))
+    return found
+
+
+def ours() -> list[Mount]:
+    """The mounts of bonobofs, of whichever user or state directory."""
+    return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
+
+
+def at(mountpoint: Path) -> list[Mount]:
+    """The mounts of bonobofs on exactly this path; the last one is on top."""
+    return [mount for mount in ours() if mount.mountpoint == mountpoint]
+
+
+def over(path: Path) -> Mount | None:
+    """The mount of bonobofs that a path lies in, the innermost one; None when it lies in none."""
+    inside = [mount for mount in ours() if path == mount.mountpoint or mount.mountpoint in path.parents]
+    return max(inside, key=lambda mount: len(mount.mountpoint.parts), default=None)
+
+
+def resolve(mountpoint: Path) -> Path:
+    """The absolute path of a mountpoint without symlinks, asking nothing of what is mounted on it.
+
+    A dead mount answers ENOTCONN to everything, and a hung one does not answer.
+    """
+    path = Path(os.path.abspath(mountpoint))
+    beside = Path(os.path.realpath(path.parent), path.name)
+    return beside if at(beside) else Path(os.path.realpath(path))
+
+
+def detach(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Take the topmost mount off. `lazy` takes it out of the tree though it is in use: for dead ones.
+
+    Raises OSError with EBUSY when it is in use, MountError with what the kernel or fusermount3 said otherwise.
+    """
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        if libc.umount2(os.fsencode(mountpoint), flags) == 0:
+            return
+        number = ctypes.get_errno()
+        if number == errno.EBUSY:
+            raise OSError(number, os.strerror(number), str(mountpoint))
+        raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(number)}")
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise MountError("fusermount3 is missing, which an ordinary user needs; install the package fuse3")
+    ran = subprocess.run(
+        [program, "-u", *(["-z"] if lazy else []), "--", mountpoint],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        check=False,
+        env={"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)},
+    )
+    said = os.fsdecode(ran.stderr).strip()
+    if ran.returncode == 0:
+        return
+    if "busy" in said.lower():
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(mountpoint))
+    raise MountError(f"{mountpoint} cannot be unmounted: {said.splitlines()[-1] if said else 'fusermount3 failed'}")
+
+
+def _text(field: bytes) -> str:
+    """The kernel writes space, tab, newline and backslash as three octal digits."""
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), field))

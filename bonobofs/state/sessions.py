@@ -1,0 +1,90 @@
+"""The register of sessions: one document each, `sessions/UUID/session.json`. What a session did is in its trail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bonobofs.errors import StateError
+from bonobofs.state import processes
+from bonobofs.state.home import read_document, session_directory, write_document
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PolicyMark:
+    """Which policy a session began with: the file, the digest of its meaning, and the count of changes since."""
+
+    origin: str
+    digest: str
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Session:
+    """One session from its start to its end. The field names are those of session.json."""
+
+    session: str
+    """UUID; also the name of its directory and of its trail."""
+    agent: str
+    agent_id: str
+    team: str | None
+    role: str
+    chain: str | None
+    source: str
+    mountpoint: str | None
+    """None: a session of a Python caller, without a mount."""
+    pid: int | None
+    """The process that serves it; with `starttime`, as numbers are used again."""
+    starttime: int | None
+    """Clock ticks since the boot, as in /proc/PID/stat."""
+    transport: str
+    policy: PolicyMark
+    boot_id: str
+    """Another one than now: the machine went down since, and the trail's last second may be missing."""
+    started: str
+    """UTC, ISO 8601."""
+    ended: str | None
+    """When its end was noted; null while it lives, and after a crash until the next mount or umount there."""
+
+
+def lives(session: Session) -> bool:
+    """Whether the very process that serves it still runs: the same number, the same start, in the same boot."""
+    if session.ended is not None or session.boot_id != processes.boot_id():
+        return False
+    return processes.is_alive(session.pid, session.starttime)
+
+
+def save(home: Path, session: Session) -> None:
+    write_document(_record(home, session.session), dataclasses.asdict(session))
+
+
+def note_ends(home: Path, names: Iterable[str]) -> None:
+    """Enter that these sessions have ended, by now at the latest."""
+    for name in names:
+        session = _session(read_document(_record(home, name)))
+        save(home, dataclasses.replace(session, ended=datetime.now(UTC).isoformat()))
+
+
+def load_all(home: Path) -> list[Session]:
+    """Every session that is registered, the oldest first. A directory without a record is one that is being made."""
+    found = []
+    for directory in (home / "sessions").iterdir():
+        path = _record(home, directory.name)
+        try:
+            found.append(_session(read_document(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (TypeError, KeyError) as error:
+            raise StateError(f"{path} was not written by this version of bonobofs; move its directory away") from error
+    return sorted(found, key=lambda session: session.started)
+
+
+def _record(home: Path, name: str) -> Path:
+    return session_directory(home, name) / "session.json"
+
+
+def _session(document: dict[str, Any]) -> Session:
+    return Session(**{**document, "policy": PolicyMark(**document["policy"])})

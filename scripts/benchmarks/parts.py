@@ -1,0 +1,108 @@
+"""Single parts of bonobofs by themselves, as a program: one decision, one change in the log, the server's memory.
+
+Usage: python -m benchmarks.parts decision|log|memory, with the plan as JSON on standard input. It prints one number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+from benchmarks.plan import RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks.worlds import bonobofs
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.policy.document import parse
+from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+
+PASSES = 5
+PATHS_PER_RULE = 10
+
+
+def decision(plan: Plan) -> float:
+    """Microseconds for one decision under 1,000 rules on distinct paths.
+
+    Every path is asked once for each compiled policy, and each pass compiles anew, so that no cache can help.
+    """
+    rules = plan.count(RULES)
+    text = 'default = "deny"\n' + "".join(
+        f'[[rule]]\nname = "rule-{number}"\npaths = ["area{number % 37}/part{number}/**"]\nsuffixes = [".md"]\n'
+        f'max_size = "1 MB"\n'
+        for number in range(rules)
+    )
+    document = parse(text, "bench").model_dump(mode="json")
+    agent, facts = Agent("bench", str(uuid.uuid4()), "agent"), Facts(size=4096)
+    chance = random.Random(7)
+    passes = []
+    for turn in range(PASSES):
+        policy = compile_policy(document)
+        requests = [
+            Request(Operation.WRITE_FILE, WorkspacePath(f"area{number % 37}/part{number}/d{turn}/f{copy}.{suffix}"))
+            for number in range(rules)
+            for copy, suffix in enumerate(["md"] * (PATHS_PER_RULE - 1) + ["py"])
+        ]
+        chance.shuffle(requests)
+        started = perf_counter_ns()
+        for request in requests:
+            decide(policy, agent, request, facts)
+        passes.append((perf_counter_ns() - started) / len(requests) / 1e3)
+    return statistics.median(passes)
+
+
+def log(plan: Plan) -> float:
+    """Microseconds for one change in the log: the intent, written before, and the outcome."""
+    session = str(uuid.uuid4())
+    place = Path(plan.base, "trail")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    trail = Trail.create(
+        place / f"{session}.jsonl", place / f"{session}.head", Identity(session, "bench", str(uuid.uuid4()))
+    )
+    passes = []
+    for turn in range(PASSES):
+        count = plan.count(RECORDS) // PASSES + 1
+        paths = [f"tree/package{turn}/directory/file_{number}.md" for number in range(count)]
+        started = perf_counter_ns()
+        for path in paths:
+            seq = trail.intent("create_file", path, "create", "work")
+            trail.outcome(seq, "create_file", path)
+        passes.append((perf_counter_ns() - started) / len(paths) / 1e3)
+    trail.close()
+    return statistics.median(passes)
+
+
+def memory(plan: Plan) -> float:
+    """Resident megabytes of the serving process after a walk over 100,000 files."""
+    many = plan.source / "many"
+    for number in range(plan.count(WALKED_FILES)):
+        directory = many / f"d{number // 100}"
+        if number % 100 == 0:
+            directory.mkdir(parents=True)
+        (directory / f"file_{number}").touch()
+    try:
+        with bonobofs(plan) as root:
+            subprocess.run(["find", str(root / "many"), "-size", "+0"], check=True, stdout=subprocess.DEVNULL)
+            status = subprocess.run(
+                [plan.python, "-m", "bonobofs", "status", "--json"], check=True, capture_output=True, text=True
+            )
+            server = next(mount["pid"] for mount in json.loads(status.stdout) if mount["mountpoint"] == str(root))
+            lines = Path(f"/proc/{server}/status").read_text().splitlines()
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(many)
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
+
+
+PARTS: dict[str, Callable[[Plan], float]] = {"decision": decision, "log": log, "memory": memory}
+
+if __name__ == "__main__":
+    print(PARTS[sys.argv[1]](Plan.from_json(sys.stdin.read())))

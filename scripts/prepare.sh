@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it: installs what a command needs and this machine lacks, and nothing else.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=${BONOBOFS_VENV:-$ROOT/.venv}
+# Whoever may read the checkout and not write in it has an environment of their own.
+[ -w "$ROOT" ] || VENV=${BONOBOFS_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/bonobofs/venv}
+
+# as_root COMMAND...: run it with root's rights, where there is a way to them.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+        sudo -n "$@"
+    else
+        echo "this needs root: $*" >&2
+        return 1
+    fi
+}
+
+# need_packages PACKAGE...: install the Debian packages that are missing.
+need_packages() {
+    local package missing=()
+    command -v dpkg-query >/dev/null || return 0
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] && return 0
+    echo "installing ${missing[*]}" >&2
+    as_root apt-get update -qq >&2
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+}
+
+# need_fuse: fusermount3, and a /dev/fuse that every user can open, as udev would make it.
+need_fuse() {
+    command -v fusermount3 >/dev/null || need_packages fuse3
+    if [ ! -e /dev/fuse ]; then
+        as_root modprobe fuse 2>/dev/null || true
+        [ -e /dev/fuse ] || as_root mknod -m 0666 /dev/fuse c 10 229
+    fi
+    # fusermount3 unmounts nothing where there is no table of mounts, as in a bare chroot.
+    [ -e /etc/mtab ] || as_root ln -s /proc/self/mounts /etc/mtab
+    [ "$(stat -c %a /dev/fuse)" = 666 ] || as_root chmod 0666 /dev/fuse || true
+}
+
+# find_python: the first Python of 3.11 or later.
+find_python() {
+    local python
+    for python in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$python"
+            return 0
+        fi
+    done
+    echo "Python 3.11 or later is needed" >&2
+    return 1
+}
+
+# need_venv [EXTRA]: a virtual environment with bonobofs installed in place, renewed when pyproject.toml has changed.
+need_venv() {
+    local extra=${1:-} python mark
+    mark=$VENV/installed-${extra:-plain}
+    [ "$mark" -nt "$ROOT/pyproject.toml" ] && return 0
+    if ! python=$(find_python 2>/dev/null) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        need_packages python3 python3-venv ca-certificates
+        python=$(find_python)
+    fi
+    "$VENV/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e "$ROOT${extra:+[$extra]}" >&2
+    touch "$mark"
+}

@@ -1,0 +1,166 @@
+"""`audit tail|query|verify|export` over what a real mount recorded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs, environment
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def world(mounted: Mounted) -> World:
+    """One mount under the default policy, in which something was allowed and something refused."""
+    world = mounted()
+    (world.path / "aidlc-docs").mkdir()
+    (world.path / "aidlc-docs" / "plan.md").write_text("a plan")
+    with pytest.raises(PermissionError):
+        (world.path / "aidlc-docs" / "plan.sh").write_text("a plan")
+    return world
+
+
+def test_tail_shows_what_just_happened(world: World) -> None:
+    """The servers are asked to settle first, so that nothing is missing."""
+    said = bonobofs("audit", "tail").stdout
+    assert "allowed  alice  create_file  aidlc-docs/plan.md" in said
+    assert "denied   alice  create_file  aidlc-docs/plan.sh  SUFFIX: " in said
+    last = bonobofs("audit", "tail", "-n", "1").stdout
+    assert last.count("\n") == 1
+
+
+def test_tail_in_json_is_one_object_a_line(world: World) -> None:
+    """The lines are those of the trail, unchanged."""
+    shown = bonobofs("audit", "tail", "--json").stdout
+    assert shown.encode() == world.trail.read_bytes()
+    (denied,) = _lines(bonobofs("audit", "tail", "--json", "--denied").stdout)
+    assert (denied["code"], denied["path"], denied["result"]) == ("SUFFIX", "aidlc-docs/plan.sh", "denied")
+
+
+def test_tail_of_alerts_shows_alerts_alone(world: World) -> None:
+    """The third denial within five minutes is an alert."""
+    for name in ("a.txt", "b.txt"):
+        with pytest.raises(PermissionError):
+            (world.path / name).touch()
+    (alert,) = _lines(bonobofs("audit", "tail", "--json", "--alerts").stdout)
+    assert alert["kind"] == "alert"
+
+
+def test_tail_follows_until_it_is_interrupted(world: World) -> None:
+    """`audit tail -f` shows entries as they come, and Ctrl-C ends it without a word."""
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "bonobofs", "audit", "tail", "-f", "-n", "1", "--denied", "--json"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["path"] == "aidlc-docs/plan.sh"
+        with pytest.raises(PermissionError):
+            (world.path / "new.txt").touch()
+        assert json.loads(follower.stdout.readline())["path"] == "new.txt"
+        follower.send_signal(signal.SIGINT)
+        _, errors = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert errors == ""
+
+
+def test_query_finds_by_agent_path_operation_result_and_time(mounted: Mounted, world: World) -> None:
+    """Each filter narrows; a change comes with how it ended."""
+    other = mounted(policy=ALLOW_ALL, agent="bob")
+    (other.path / "elsewhere").touch()
+
+    def query(*arguments: str) -> list[str]:
+        return [one["path"] for one in json.loads(bonobofs("audit", "query", "--json", *arguments).stdout)]
+
+    assert query("--agent", "bob", "--operation", "create_file") == ["elsewhere"]
+    assert query("--agent", other.session.agent_id, "--operation", "create_file") == ["elsewhere"]
+    assert query("--path", "aidlc-docs/*.md") == ["aidlc-docs/plan.md"]
+    assert query("--path", "aidlc-docs", "--result", "denied") == ["aidlc-docs/plan.sh"]
+    assert query("--operation", "mkdir", "--since", "1h") == ["aidlc-docs"]
+    assert query("--operation", "mkdir", "--since", "2999-01-01") == []
+    (made,) = json.loads(bonobofs("audit", "query", "--json", "--path", "aidlc-docs/plan.md").stdout)
+    assert made["outcome"]["details"]["size"] == len("a plan")
+    assert "denied   alice  create_file  aidlc-docs/plan.sh" in bonobofs("audit", "query", "--result", "denied").stdout
+
+
+def test_a_moment_that_is_none_is_a_usage_error(world: World) -> None:
+    """It says what could be given."""
+    refused = bonobofs("audit", "query", "--since", "yesterday")
+    assert refused.returncode == 2
+    assert "give 30s, 10m" in refused.stderr
+
+
+def test_verify_is_content_with_what_was_written(world: World) -> None:
+    """A living session, a closed one and none at all are as they were written."""
+    living = bonobofs("audit", "verify")
+    assert (living.returncode, living.stdout) == (
+        0,
+        f"1 trails, {len(world.entries())} entries: as they were written\n",
+    )
+    world.umount()
+    (report,) = json.loads(bonobofs("audit", "verify", "--json").stdout)
+    assert (report["session"], report["status"], report["findings"]) == (world.session.session, "closed", [])
+
+
+def test_verify_names_the_entry_that_was_changed(world: World) -> None:
+    """One other byte is found, and the exit code is 1."""
+    world.umount()
+    world.trail.write_bytes(world.trail.read_bytes().replace(b"plan.sh", b"plan.md"))
+    found = bonobofs("audit", "verify")
+    assert found.returncode == 1
+    assert "was changed" in found.stderr
+    assert json.loads(bonobofs("audit", "verify", "--json").stdout)[0]["findings"]
+
+
+def test_verify_misses_a_trail_that_is_gone(world: World) -> None:
+    """A session is on record with its end, so a whole trail cannot vanish."""
+    world.umount()
+    world.trail.unlink()
+    world.head.unlink()
+    gone = bonobofs("audit", "verify")
+    assert gone.returncode == 1
+    assert "missing" in gone.stderr
+
+
+def test_a_killed_server_is_reported_as_crashed_and_is_no_finding(world: World) -> None:
+    """Open at the end but at the head: exit 0."""
+    world.entries()
+    world.kill()
+    crashed = bonobofs("audit", "verify")
+    assert crashed.returncode == 0, crashed.stderr
+    assert f"{world.session.session}: crashed after entry" in crashed.stdout
+
+
+def test_export_gives_every_entry(world: World) -> None:
+    """JSON lines are the trail as it is; CSV has a heading and one row an entry."""
+    world.umount()
+    assert bonobofs("audit", "export", "--format", "jsonl").stdout.encode() == world.trail.read_bytes()
+    rows = list(csv.DictReader(io.StringIO(bonobofs("audit", "export", "--format", "csv").stdout)))
+    assert [row["path"] for row in rows if row["result"] == "denied"] == ["aidlc-docs/plan.sh"]
+    assert len(rows) == len(world.trail.read_bytes().splitlines())
+
+
+def test_a_reader_that_has_enough_is_no_failure(world: World) -> None:
+    """`bonobofs audit export | head -1` prints a line and nothing about pipes."""
+    piped = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m bonobofs audit export --format jsonl | head -n 1'],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stdout.count("\n") == 1
+    assert piped.stderr == ""

@@ -1,0 +1,130 @@
+"""`why`: the answer before the attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, bonobofs
+
+
+def _why(*arguments: str | Path, code: int, cwd: Path) -> dict[str, Any]:
+    asked = bonobofs("why", "--json", *arguments, cwd=cwd)
+    assert asked.returncode == code, asked.stderr + asked.stdout
+    answer = json.loads(asked.stdout)
+    assert isinstance(answer, dict)
+    assert set(answer) == {"allowed", "code", "rule", "reason", "instead", "path", "operation"}
+    assert answer["allowed"] is (code == 0)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["aidlc-docs/plan.md"], None),
+        (["aidlc-docs/new/"], None),
+        (["aidlc-docs/plan.md", "--size", "1MB"], None),
+        (["aidlc-docs/plan.md", "--size", "1000001"], "SIZE"),
+        (["aidlc-docs/plan.txt"], "SUFFIX"),
+        (["elsewhere.md"], "DEFAULT"),
+        ([".git/config"], "PROTECTED"),
+        (["aidlc-docs/.hidden.md"], "HIDDEN"),
+        (["../x.md"], "OUTSIDE"),
+        (["aidlc-docs/../../x.md"], "OUTSIDE"),
+        (["/etc/passwd"], "OUTSIDE"),
+        (["README.md", "--op", "delete_file"], "KEEP"),
+        (["aidlc-docs/dev", "--op", "mknod"], "DEVICE"),
+        (["aidlc-docs/plan.md", "--role", "unheard-of"], "ROLE"),
+    ],
+)
+def test_each_question_gets_the_code_of_its_rule(arguments: list[str], expected: str | None, source: Path) -> None:
+    """Exit 0 and no code, or 77 and the code, with the one schema of decisions."""
+    answer = _why(*arguments, code=0 if expected is None else 77, cwd=source)
+    assert answer["code"] == expected
+
+
+def test_a_person_is_told_why_and_what_instead(source: Path) -> None:
+    """Three lines: what, why, what would be allowed."""
+    asked = bonobofs("why", "aidlc-docs/plan.txt", cwd=source)
+    what, reason, instead = asked.stdout.splitlines()
+    assert what == "refused: create_file aidlc-docs/plan.txt (SUFFIX, rule artifacts)"
+    assert ".md" in reason
+    assert "aidlc-docs/" in instead
+    assert bonobofs("why", "aidlc-docs/plan.md", cwd=source).stdout.startswith("allowed: ")
+
+
+def test_in_a_mount_the_sessions_own_policy_and_role_hold(mounted: Mounted) -> None:
+    """Also below its root, by absolute path, by the source's path, and after the policy file has changed."""
+    policy = ALLOW_ALL + '[role.reader]\ndeny = ["src/"]\nwrite = ["**"]\n'
+    world = mounted(policy=policy, role="reader")
+    (world.path / "docs").mkdir()
+    Path(world.session.policy.origin).write_text('default = "deny"')
+    assert _why("x.txt", code=0, cwd=world.path / "docs")["path"] == "docs/x.txt"
+    assert _why(world.path / "src" / "x", code=77, cwd=Path("/"))["code"] == "ROLE"
+    assert _why(world.source / "src" / "x", code=77, cwd=Path("/"))["path"] == "src/x"
+    assert _why("src/x", "--workspace", world.path, code=77, cwd=Path("/"))["code"] == "ROLE"
+    assert _why("src/x", "--role", "agent", code=0, cwd=world.path)["rule"] == "default"
+
+
+def test_what_it_says_is_what_happens(mounted: Mounted) -> None:
+    """The answer and the attempt agree, and the extended attribute gives the same one."""
+    world = mounted()
+    (world.source / "aidlc-docs").mkdir()
+    for name in ("plan.md", "plan.sh", "plan"):
+        path = world.source / "aidlc-docs" / name
+        path.write_text("what was there")
+        through = world.path / "aidlc-docs" / name
+        answer = json.loads(bonobofs("why", "--json", through).stdout)
+        assert answer == json.loads(os.getxattr(through, "user.bonobofs.why"))
+        try:
+            with through.open("a") as file:
+                file.write("more")
+        except PermissionError:
+            assert not answer["allowed"]
+        else:
+            assert answer["allowed"]
+
+
+def test_a_symlink_is_judged_where_it_leads(source: Path) -> None:
+    """Writing through a link writes what it names, and a link out of the workspace leads outside."""
+    (source / "aidlc-docs").mkdir()
+    (source / "aidlc-docs" / "link.md").symlink_to("../elsewhere.md")
+    (source / "aidlc-docs" / "out.md").symlink_to("/etc/hostname")
+    (source / "elsewhere.md").touch()
+    assert _why("aidlc-docs/link.md", code=77, cwd=source)["path"] == "elsewhere.md"
+    assert _why("aidlc-docs/out.md", code=77, cwd=source)["code"] == "OUTSIDE"
+    assert _why("aidlc-docs/link.md", "--op", "delete_file", code=0, cwd=source)["path"] == "aidlc-docs/link.md"
+
+
+def test_a_file_with_other_names_is_told_apart(source: Path) -> None:
+    """What it could be changed under is not known to the one who asks."""
+    (source / "aidlc-docs").mkdir()
+    (source / "aidlc-docs" / "plan.md").touch()
+    (source / "other").hardlink_to(source / "aidlc-docs" / "plan.md")
+    assert _why("aidlc-docs/plan.md", code=77, cwd=source)["code"] == "HARDLINK"
+
+
+def test_a_size_that_is_none_is_a_usage_error(source: Path) -> None:
+    """It says what could be given."""
+    asked = bonobofs("why", "x", "--size", "much", cwd=source)
+    assert asked.returncode == 2
+    assert "such as 700KB" in asked.stderr
+
+
+def test_a_mount_of_another_state_directory_answers_for_itself(
+    mounted: Mounted, tmp_path: Path, ordinary_user: OrdinaryUser
+) -> None:
+    """Whoever cannot see the operator's state directory still gets the mount's own answer for what exists."""
+    world = mounted()
+    (world.path / "aidlc-docs").mkdir()
+    (world.path / "aidlc-docs" / "plan.md").touch()
+    agents = {"BONOBOFS_HOME": str(tmp_path / "agents-home")}
+    asked = bonobofs("why", world.path / "aidlc-docs" / "plan.md", env=agents)
+    assert (asked.returncode, asked.stdout) == (0, "allowed: write_file aidlc-docs/plan.md (rule artifacts)\n")
+    asked = bonobofs("why", world.path / "aidlc-docs" / "new.md", env=agents)
+    assert asked.returncode == 2
+    assert f"{world.path}/.bonobofs/policy.md" in asked.stderr

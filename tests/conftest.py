@@ -1,0 +1,104 @@
+"""Shared fixtures. A mount is real, is always taken off, and a test that leaves a mount or a server behind fails."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs import session
+from bonobofs.state import mounts
+from tests.worlds import Mounted, OrdinaryUser, World
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: needs root, and is not collected for others; CI is root")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.geteuid() != 0:
+        apart = [item for item in items if item.get_closest_marker("root")]
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [item for item in items if item not in apart]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """On CI a skip is a failure: a suite that passes by skipping hides what it should show."""
+    report: pytest.TestReport = yield  # type: ignore[assignment] # the wrapper protocol of pluggy
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, and on CI nothing may be: {call.excinfo}"
+    return report  # type: ignore[return-value] # as above
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    base = tmp_path_factory.getbasetemp().resolve()
+    left = [str(mount.mountpoint) for mount in mounts.ours() if base in mount.mountpoint.parents]
+    assert not left, f"mounts were left: {left}"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory of the test's own, also for the programs that it starts."""
+    monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / "home"))
+    return session.home()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty directory to be guarded."""
+    path = tmp_path / "source"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    """A user without rights. Its directory is not in tmp_path, which none but the user of the tests may enter."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        directory = Path(name)
+        yield OrdinaryUser(directory)
+        left = [mount.mountpoint for mount in mounts.ours() if directory in mount.mountpoint.parents]
+        for mountpoint in left:
+            mounts.detach(mountpoint, lazy=True)
+        assert not left, f"mounts were left: {left}"
+
+
+@pytest.fixture
+def mounted(home: Path, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    """Mount `source`, or another directory, as `mount` does; everything is unmounted after the test."""
+    worlds: list[World] = []
+    numbers = itertools.count()
+
+    def mount(
+        *,
+        policy: Path | str | None = None,
+        agent: str | None = "alice",
+        role: str | None = None,
+        source: Path = source,
+        mountpoint: Path | None = None,
+        allow_other: bool = False,
+    ) -> World:
+        number = next(numbers)
+        if isinstance(policy, str):
+            file = tmp_path / f"policy-{number}.toml"
+            file.write_text(policy, encoding="utf-8")
+            policy = file
+        if mountpoint is None:
+            mountpoint = tmp_path / f"mount-{number}"
+            mountpoint.mkdir()
+        order = session.Order(source, mountpoint, agent=agent, role=role, policy=policy, allow_other=allow_other)
+        world = World(home, session.start(home, order).session)
+        worlds.append(world)
+        return world
+
+    yield mount
+    wrong = [line for world in reversed(worlds) for line in world.clear()]
+    assert not wrong, "; ".join(wrong)

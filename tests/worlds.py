@@ -1,0 +1,162 @@
+"""Small worlds for tests: a source, a real mount of it, and its record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bonobofs import session
+from bonobofs.audit.history import read
+from bonobofs.audit.record import AuditEntry
+from bonobofs.session import Session
+from bonobofs.state import mounts, processes
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""
+
+NOBODY = 65534
+
+ALLOW_ALL = 'default = "allow"\nhidden = ["**"]\ndevices = true\n'
+"""A policy that admits every change but those that leave the workspace."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment for a program that uses bonobofs of this checkout."""
+    path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def bonobofs(
+    *arguments: str | Path, cwd: Path = Path("/"), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one command, as a person would, and give what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "bonobofs", *arguments],
+        cwd=cwd,
+        env=environment(**(env or {})),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        timeout=60,
+    )
+
+
+class OrdinaryUser:
+    """A user without rights, with a directory of its own: another one where the tests run as root, else this one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ids: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            self._ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(directory, NOBODY, NOBODY)
+        packages = Path(typer.__file__).parent.parent
+        self._env = {
+            "BONOBOFS_HOME": str(directory / "home"),
+            "HOME": str(directory),
+            "LC_ALL": "C.UTF-8",
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT}:{packages}",
+        }
+        self._python = self._find_python()
+
+    def run(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program as this user, in its directory."""
+        return subprocess.run(
+            command,
+            cwd=self.directory,
+            env={**self._env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            **self._ids,
+        )
+
+    def bonobofs(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return self.run(self._python, "-m", "bonobofs", *arguments, env=env)
+
+    def _find_python(self) -> str:
+        """The interpreter of the tests may lie where only root may look."""
+        for python in (sys.executable, "/usr/bin/python3"):
+            try:
+                if self.run(python, "-c", "import pydantic, typer").returncode == 0:
+                    return python
+            except PermissionError:
+                continue
+        raise AssertionError("no Python that an ordinary user could run; make the checkout readable to others")
+
+
+class World:
+    """A mount that really is there. `path` is the mountpoint, `source` what is below it."""
+
+    def __init__(self, home: Path, made: Session) -> None:
+        self.home = home
+        self.session = made
+        self.source = Path(made.source)
+        self.path = Path(made.mountpoint or "")
+
+    @property
+    def trail(self) -> Path:
+        return self.home / "trails" / f"{self.session.session}.jsonl"
+
+    @property
+    def head(self) -> Path:
+        return self.trail.with_suffix(".head")
+
+    @property
+    def pid(self) -> int:
+        """The process that serves the mount."""
+        assert self.session.pid is not None
+        return self.session.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return processes.is_alive(self.session.pid, self.session.starttime)
+
+    def entries(self) -> list[AuditEntry]:
+        """All that the record holds, once the server has settled it."""
+        session.settle(self.home)
+        return list(read(self.trail))
+
+    def umount(self) -> session.Ended:
+        return session.stop(self.home, self.path)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End the server by a signal and wait until it is gone."""
+        assert self.session.pid is not None
+        assert self.session.starttime is not None
+        processes.send(self.session.pid, self.session.starttime, number)
+        assert processes.wait_for_end(self.session.pid, self.session.starttime, 30)
+
+    def clear(self) -> list[str]:
+        """End whatever is left, by force where it must be, and say what should not have been left."""
+        wrong = []
+        if mounts.at(self.path):
+            try:
+                self.umount()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told and cleared away
+                wrong.append(f"{self.path} could not be unmounted: {error}")
+        while mounts.at(self.path):
+            mounts.detach(self.path, lazy=True)
+        if self.is_alive:
+            wrong.append(f"the server of {self.path} (pid {self.pid}) outlived its mount")
+            self.kill()
+        return wrong
+
+
+Mounted = Callable[..., World]
+"""mounted(policy=…, agent=…, role=…, source=…, mountpoint=…, allow_other=…) mounts, and the end of the test unmounts.
+
+`policy` is a path, or the text of a policy; None is the packaged default.
+"""
