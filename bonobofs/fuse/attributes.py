@@ -38,7 +38,7 @@ class Attributes(Content):
         if parts:
             first, *rest = parts
             with self._guard.admit(first.request, first.facts, *rest, caller=self._caller(header)) as leave:
-                self._set_attributes(node, st, valid, fields, leave)
+                self._set_attributes(header, node, st, valid, fields, leave)
             st = self._backing.stat(node)
         return ATTR_TIMES + p.pack_attr(st)
 
@@ -59,13 +59,13 @@ class Attributes(Content):
         return parts
 
     def _set_attributes(
-        self, node: Node, st: os.stat_result, valid: p.Set, fields: tuple[int, ...], leave: Allowed
+        self, header: Header, node: Node, st: os.stat_result, valid: p.Set, fields: tuple[int, ...], leave: Allowed
     ) -> None:
         backing = self._backing
         if valid & p.Set.SIZE:
             backing.truncate(node, fields[3], leave)
             if valid & p.Set.KILL_SUIDGID and st.st_mode & SET_IDS:
-                self._kill_set_ids(node, node.fd, st, leave)
+                self._kill_set_ids(header, node, node.fd, st, leave)
         if valid & (p.Set.UID | p.Set.GID):
             uid = fields[13] if valid & p.Set.UID else -1
             backing.set_owner(node, uid, fields[14] if valid & p.Set.GID else -1, leave)

@@ -54,7 +54,7 @@ class Backing(Descriptors):
 
         The cookies are the file system's own, so that a reader skips nothing though no handle keeps its place.
         """
-        fd = self.directory(node)
+        fd = self.listed(node)
         if node.position != cookie:
             os.lseek(fd, cookie, os.SEEK_SET)
         buffer = self._entries
@@ -119,7 +119,7 @@ class Backing(Descriptors):
 
     def sync(self, node: Node, *, data_only: bool) -> None:
         """Bring the file or directory to the disk."""
-        fd = self.directory(node) if node.is_dir else self.file(node, R)
+        fd = self.listed(node) if node.is_dir else self.file(node, R)
         (os.fdatasync if data_only else os.fsync)(fd)
 
     # -- acting as the caller: files that appear belong to whoever made them

@@ -60,7 +60,7 @@ class Content(Core):
         run.size = max(st.st_size, at + written)
         run.last = self._backing.now
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
-            self._kill_set_ids(node, fd, st, run.leave)
+            self._kill_set_ids(header, node, fd, st, run.leave)
         if at != offset:
             self._notices.inode(node.id, 0, 0)
         return p.WRITE_OUT.pack(written, 0)
@@ -116,9 +116,14 @@ class Content(Core):
         self._inodes.cut_off(node)
         raise stale()
 
-    def _kill_set_ids(self, node: Node, fd: int, st: os.stat_result, leave: Allowed) -> None:
-        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away."""
-        killed = stat.S_ISUID | (stat.S_ISGID if st.st_mode & stat.S_IXGRP else 0)
+    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, leave: Allowed) -> None:
+        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
+
+        Set-group-id without group execution stays for a member of the group.
+        """
+        killed = stat.S_ISUID
+        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not _is_member(header, st.st_gid)):
+            killed |= stat.S_ISGID
         if st.st_mode & killed:
             self._backing.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
             self._notices.inode(node.id, -1, 0)
@@ -136,6 +141,8 @@ class Content(Core):
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
         with self._guard.admit(request, facts, caller=self._caller(header), size=length) as leave:
             self._backing.allocate(fd, mode, offset, length, leave)
+            if header.uid and st.st_mode & SET_IDS:
+                self._kill_set_ids(header, node, fd, st, leave)
         return NOTHING
 
     def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
@@ -170,6 +177,8 @@ class Content(Core):
         with admission as leave:
             copied = self._backing.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
             admission.written = copied
+            if header.uid and st.st_mode & SET_IDS:
+                self._kill_set_ids(header, target, target_fd, st, leave)
         return copied
 
     def _create(self, header: Header, body: memoryview) -> Reply:
@@ -200,6 +209,18 @@ class Content(Core):
         self._guard.rekey(_CREATING, node.id)
         node.run = run
         return reply + _OPEN
+
+
+def _is_member(header: Header, gid: int) -> bool:
+    """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
+    if header.gid == gid:
+        return True
+    try:
+        with open(f"/proc/{header.pid}/status", "rb") as status:
+            groups = next(line for line in status if line.startswith(b"Groups:"))
+    except (OSError, StopIteration):
+        return False
+    return str(gid).encode() in groups.split()
 
 
 def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:

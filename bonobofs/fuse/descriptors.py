@@ -50,7 +50,8 @@ class Descriptors:
         self._inodes: Final = inodes
         self._cache: Final = cache
         self._open: Final[dict[int, Node]] = {}
-        self._tick = 0
+        self._request = 0
+        self._quiet_since = 0
         inodes.root.fd = root
         inodes.root.access = R
         inodes.root.held = True
@@ -84,7 +85,7 @@ class Descriptors:
         fd = node.fd
         if fd < 0:
             return self._open_directory(node)
-        node.used = self._tick
+        node.used = self._request
         if node.parent is None or (not changing and self.now - node.checked < RECHECK):
             return fd
         st = self._stat_path(node)
@@ -120,27 +121,42 @@ class Descriptors:
         if node.parent is None:
             if node.pin < 0:
                 raise stale()
+            node.position = 0
             return self._keep(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
         path = os.fsencode(self._inodes.path(node))
         above = self.root
         if len(path) >= _LONG_PATH:
             above = self._walk(os.path.dirname(path))
             path = node.name
+        access = R
         try:
             fd = self._open_at(above, path, _DIRECTORY)
         except PermissionError:
             # An ordinary user's directory without read permission can still be passed through.
             fd = self._open_at(above, path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            access = 0
         finally:
             if above != self.root:
                 os.close(above)
-        return self._keep(node, self._compared(node, fd), R)
+        node.position = 0
+        # An O_PATH descriptor does not tell the generation.
+        return self._keep(node, self._compared(node, fd) if access else self._same_number(node, fd), access)
+
+    def listed(self, node: Node) -> int:
+        """A descriptor of the directory that can be read. PermissionError: the serving user may not."""
+        fd = self.directory(node)
+        if not node.access & R:
+            self._drop(node)
+            fd = self._open_directory(node)
+            if not node.access & R:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return fd
 
     def file(self, node: Node, need: int) -> int:
         """A descriptor of the file that can be read (R) or written (W), and is what the node's name leads to."""
         fd = node.fd
         if fd >= 0 and node.access & need == need:
-            node.used = self._tick
+            node.used = self._request
             if node.parent is not None and self.now - node.checked >= RECHECK:
                 self._recheck(node)
             return fd
@@ -215,7 +231,7 @@ class Descriptors:
                 raise stale()
             fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
             return self._keep(node, self._same_number(node, fd), 0)
-        node.used = self._tick
+        node.used = self._request
         if node.parent is not None:
             self._recheck(node)
         return node.fd
@@ -239,12 +255,10 @@ class Descriptors:
             os.close(node.fd)
         node.fd = fd
         node.access = access
-        node.used = self._tick
+        node.used = self._request
         kept = self._open
         kept.pop(node.id, None)
         kept[node.id] = node
-        if len(kept) > self._cache:
-            self._drop(kept[next(iter(kept))])
         return fd
 
     def _drop(self, node: Node) -> None:
@@ -256,15 +270,23 @@ class Descriptors:
             node.fd = -1
             node.access = 0
 
+    def begin(self, now: float) -> None:
+        """A request begins at this time. Only here are descriptors dropped for want of room: none that is in use."""
+        self.now = now
+        self._request += 1
+        kept = self._open
+        while len(kept) > self._cache:
+            self._drop(kept[next(iter(kept))])
+
     def drop_quiet(self) -> None:
         """Close what was not used since the call before the last one."""
-        self._tick += 1
-        for node in [node for node in self._open.values() if node.used < self._tick - 1]:
+        for node in [node for node in self._open.values() if node.used < self._quiet_since]:
             self._drop(node)
+        self._quiet_since = self._request
 
     def drop_all(self) -> None:
-        """Close every descriptor that can be had again."""
-        for node in list(self._open.values()):
+        """Close every descriptor that can be had again and is not in use by this request."""
+        for node in [node for node in self._open.values() if node.used < self._request]:
             self._drop(node)
 
     def hold(self, node: Node) -> None:

@@ -249,7 +249,7 @@ GETXATTR_IN: Final = struct.Struct("=II")
 CREATE_IN: Final = struct.Struct("=IIII")
 """flags, mode, umask, open_flags"""
 FALLOCATE_IN: Final = struct.Struct("=QQQII")
-LSEEK_IN: Final = struct.Struct("=QQII")
+LSEEK_IN: Final = struct.Struct("=QqII")
 COPY_FILE_RANGE_IN: Final = struct.Struct("=QQQQQQQ")
 """fh_in, off_in, nodeid_out, fh_out, off_out, len, flags"""
 EXT_HEADER: Final = struct.Struct("=II")

@@ -103,14 +103,11 @@ class Server:
         gc.freeze()
         gc.disable()
         try:
-            hooks = Hooks(self._begin, self._guard.enter_outcomes, self._tidy, self._failed)
+            hooks = Hooks(self._backing.begin, self._guard.enter_outcomes, self._tidy, self._failed)
             self._connection.serve(self._operations.handlers, hooks)
         finally:
             self._connection.close()
             self._end_trail()
-
-    def _begin(self, now: float) -> None:
-        self._backing.now = now
 
     def _install_signals(self) -> None:
         signal.set_wakeup_fd(self._connection.waker, warn_on_full_buffer=False)

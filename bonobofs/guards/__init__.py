@@ -1,0 +1,7 @@
+"""Guards for Python callers: every one asks the same door as the mount, and writes the same record."""
+
+from __future__ import annotations
+
+from bonobofs.guards.file_guard import FileGuard, ValidationResult
+
+__all__ = ["FileGuard", "ValidationResult"]
