@@ -43,7 +43,8 @@ class Backing(Descriptors):
     def __init__(self, root: int, inodes: Inodes, *, cache: int) -> None:
         """Take an open descriptor of the source's root; `cache` is how many descriptors may be kept open."""
         super().__init__(root, inodes, cache=cache)
-        self._umask = os.umask(0)
+        os.umask(0)
+        self._umask = 0
         self._entries: Final = ctypes.create_string_buffer(65536)
         self._caller: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 

@@ -168,6 +168,7 @@ class Connection:
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
         self.flags = p.Init(0)
+        self._minor = 0
         os.set_blocking(fd, False)
 
     @property
@@ -193,6 +194,7 @@ class Connection:
             )
         self.flags = p.Init(flags) & _WANTED
         minor = min(minor, p.KERNEL_MINOR_VERSION)
+        self._minor = minor
         chosen = int(self.flags)
         body = p.INIT_OUT.pack(
             p.KERNEL_VERSION,
@@ -312,6 +314,15 @@ class Connection:
         """The kernel must look this name up again."""
         body = p.INVAL_ENTRY_OUT.pack(parent_id, len(name), 0) + name + b"\0"
         self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_ENTRY, 0) + body)
+
+    def prune(self, node_ids: list[int], names: list[tuple[int, bytes]]) -> None:
+        """The kernel must forget those of the nodes that nobody has open; `names` says the same to an older kernel."""
+        if self._minor >= p.PRUNE_MINOR_VERSION:
+            body = p.PRUNE_OUT.pack(len(node_ids), 0, 0) + struct.pack(f"={len(node_ids)}Q", *node_ids)
+            self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_PRUNE, 0) + body)
+            return
+        for parent_id, name in names:
+            self.invalidate_entry(parent_id, name)
 
     def _notify(self) -> None:
         while notice := self._notices.get():

@@ -111,8 +111,7 @@ class Content(Core):
 
     def _gone(self, node: Node) -> NoReturn:
         """The file was removed or replaced behind the mount while the kernel believed its name."""
-        if node.parent is not None:
-            self._notices.entry(node.parent.id, node.name)
+        self._backing.lost(node)
         self._inodes.cut_off(node)
         raise stale()
 

@@ -42,12 +42,14 @@ Handler = Callable[[Header, memoryview], Reply]
 
 
 class Notices(NamedTuple):
-    """What the kernel can be told of its own accord; both only queue."""
+    """What the kernel can be told of its own accord; all only queue."""
 
     inode: Callable[[int, int, int], None]
     """Node id, offset, length: forget attributes, and pages from the offset on (none where it is negative)."""
     entry: Callable[[int, bytes], None]
     """Node id of the directory, name: look it up again."""
+    prune: Callable[[list[int], list[tuple[int, bytes]]], None]
+    """Node ids, and the names of the same nodes: forget those that nobody has open."""
 
 
 class Core:
@@ -99,7 +101,7 @@ class Core:
 
     def _entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """`fuse_entry_out` for what `st` says, with one more reference."""
-        if st.st_dev != self._backing.device:
+        if st.st_dev != self._backing.device or self._backing.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + p.pack_attr(st)
@@ -113,7 +115,7 @@ class Core:
 
     def _foreign_names(self, node: Node, st: os.stat_result) -> int:
         """Names of the file beyond those that are known, still lead to it, and may be written."""
-        if st.st_nlink < 2:
+        if st.st_nlink < 2 and node.parent is not None:
             return 0
         good = 0
         for parent, name in self._inodes.links(node.ino):

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from bonobofs.fuse import system
-from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.fuse.inodes import Inodes, Node, kind_of
+from bonobofs.request import Kind
+from bonobofs.state import mounts
 
 R: Final = os.R_OK
 W: Final = os.W_OK
@@ -27,6 +31,7 @@ RECHECK: Final = 0.002
 """Seconds for which a descriptor is used without looking whether its name still leads to it. What replaces or removes
 the file is seen at once all the same, by its link count."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+_RELIEVED: Final = 64
 _LONG_PATH: Final = 3800
 """Paths beyond this many bytes are walked in parts: PATH_MAX is 4096."""
 
@@ -50,11 +55,36 @@ class Descriptors:
         self._inodes: Final = inodes
         self._cache: Final = cache
         self._open: Final[dict[int, Node]] = {}
+        self._mountinfo: Final = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._mounts: Final = select.poll()
+        self._mounts.register(self._mountinfo, select.POLLPRI)
+        self._mounts_seen = False
+        self._covered: frozenset[str] = frozenset()
         self._request = 0
         self._quiet_since = 0
+        self._held: Final[dict[int, Node]] = {}
+        self.lost: Callable[[Node], None] = lambda _: None
+        """Told of a node that is not where the kernel believes it to be."""
         inodes.root.fd = root
         inodes.root.access = R
         inodes.root.held = True
+
+    def note_mounts(self) -> None:
+        """Look what is mounted below the source by now. Of another file system st_dev tells; a bind mount is only here.
+
+        The source's own path may be the mountpoint: only what lies below it counts.
+        """
+        if self._mounts_seen and not self._mounts.poll(0):
+            return
+        self._mounts_seen = True
+        os.lseek(self._mountinfo, 0, os.SEEK_SET)
+        with open(self._mountinfo, "rb", closefd=False) as table:
+            below = mounts.points_below(table.read(), os.readlink(f"/proc/self/fd/{self.root}"))
+        self._covered = frozenset(below)
+
+    def is_covered(self, directory: Node, name: bytes) -> bool:
+        """Whether something is mounted on this name of the source."""
+        return bool(self._covered) and self._inodes.join(directory, name) in self._covered
 
     # -- reaching a node
 
@@ -69,11 +99,16 @@ class Descriptors:
         if node.is_dir:
             st = self._stat_path(node)
         else:
-            st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
-        if st.st_ino != node.ino or st.st_dev != self.device:
+            try:
+                st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+            except PermissionError:
+                if node.fd < 0:
+                    raise
+                return os.fstat(node.fd)  # the way there was closed to us since; who has the file open may go on
+        if not self._is(node, st):
             if node.covered:
                 return st
-            raise stale()
+            raise self._stale(node)
         node.checked = self.now
         return st
 
@@ -89,8 +124,8 @@ class Descriptors:
         if node.parent is None or (not changing and self.now - node.checked < RECHECK):
             return fd
         st = self._stat_path(node)
-        if st.st_ino != node.ino or st.st_dev != self.device:
-            raise stale()
+        if not self._is(node, st):
+            raise self._stale(node)
         node.checked = self.now
         return fd
 
@@ -179,10 +214,16 @@ class Descriptors:
         assert node.parent is not None
         if node.held:
             return
-        st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
-        if st.st_ino != node.ino or st.st_dev != self.device:
+        try:
+            st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+        except PermissionError:
+            return  # the way there was closed to us since; who has the file open may go on
+        except FileNotFoundError:
+            self.lost(node)
+            raise
+        if not self._is(node, st):
             self._drop(node)
-            raise stale()
+            raise self._stale(node)
         node.checked = self.now
 
     def _open_as(self, need: int, opener: Opener) -> tuple[int, int]:
@@ -215,7 +256,7 @@ class Descriptors:
         if node.generation not in (-1, generation):
             os.close(fd)
             self._inodes.cut_off(node)
-            raise stale()
+            raise self._stale(node)
         node.generation = generation
         node.checked = self.now
         return fd
@@ -242,11 +283,18 @@ class Descriptors:
 
     def _same_number(self, node: Node, fd: int) -> int:
         """`fd`, if its device and inode number are the node's; else it is closed and ESTALE raised."""
-        st = os.fstat(fd)
-        if st.st_ino != node.ino or st.st_dev != self.device:
+        if not self._is(node, os.fstat(fd)):
             os.close(fd)
-            raise stale()
+            raise self._stale(node)
         return fd
+
+    def _is(self, node: Node, st: os.stat_result) -> bool:
+        return st.st_ino == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
+
+    def _stale(self, node: Node) -> OSError:
+        """The kernel believes a name that no longer leads to the node: it is told to look again."""
+        self.lost(node)
+        return stale()
 
     # -- keeping descriptors
 
@@ -278,11 +326,24 @@ class Descriptors:
         while len(kept) > self._cache:
             self._drop(kept[next(iter(kept))])
 
+    def crowded(self) -> list[Node]:
+        """Some of the nodes that are held, oldest first, where they are more than a cache full.
+
+        Most are open to nobody: if the kernel is made to look their names up again, it forgets those that are not.
+        """
+        if len(self._held) <= self._cache:
+            return []
+        some = list(self._held.values())[:_RELIEVED]
+        for node in some:
+            self._held[node.id] = self._held.pop(node.id)
+        return some
+
     def drop_quiet(self) -> None:
         """Close what was not used since the call before the last one."""
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
             self._drop(node)
         self._quiet_since = self._request
+        self._request += 1
 
     def drop_all(self) -> None:
         """Close every descriptor that can be had again and is not in use by this request."""
@@ -294,11 +355,21 @@ class Descriptors:
         if node.fd >= 0:
             node.held = True
             self._open.pop(node.id, None)
+            self._held[node.id] = node
 
     def hold_before_mode(self, node: Node, mode: int) -> None:
         """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
-        if self.privileged or node.is_dir or node.held or mode & 0o600 == 0o600:
+        if self.privileged or node.held:
             return
+        if node.is_dir:
+            if mode & 0o100 == 0:
+                files = (each for each in self._inodes if each.kind is Kind.FILE and self._inodes.descends(each, node))
+                for below in list(islice(files, self._cache)):
+                    self._hold_open(below)
+        elif mode & 0o600 != 0o600:
+            self._hold_open(node)
+
+    def _hold_open(self, node: Node) -> None:
         try:
             self.file(node, R | W)
         except PermissionError:
@@ -326,6 +397,8 @@ class Descriptors:
 
     def release(self, node: Node) -> None:
         """The kernel has forgotten the node: close all that is open for it."""
-        node.held = False
+        if node.held:
+            node.held = False
+            del self._held[node.id]
         self._drop(node)
         self.unpin(node)

@@ -52,6 +52,7 @@ class Node:
         "id",
         "ino",
         "is_dir",
+        "kind",
         "lookups",
         "name",
         "parent",
@@ -63,12 +64,13 @@ class Node:
         "used",
     )
 
-    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, is_dir: bool) -> None:
+    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind) -> None:
         self.id = node_id
         self.ino = ino
         self.parent = parent
         self.name = name
-        self.is_dir = is_dir
+        self.kind = kind
+        self.is_dir = kind is Kind.DIRECTORY
         self.lookups = 0
         self.fd = -1
         self.pin = -1
@@ -88,7 +90,7 @@ class Inodes:
     """The table of nodes, by node id and by inode number."""
 
     def __init__(self, root_ino: int) -> None:
-        self.root = Node(ROOT_ID, root_ino, None, b"", True)
+        self.root = Node(ROOT_ID, root_ino, None, b"", Kind.DIRECTORY)
         self.root.lookups = 1
         self.by_id: dict[int, Node] = {ROOT_ID: self.root}
         self._by_ino: dict[int, Node] = {root_ino: self.root}
@@ -109,13 +111,13 @@ class Inodes:
         ino = st.st_ino
         node = self._by_ino.get(ino)
         if node is None:
-            node = self._new(ino, parent, name, is_dir=stat.S_ISDIR(st.st_mode))
+            node = self._new(ino, parent, name, kind_of(st.st_mode))
         elif node.parent is None and node.pin >= 0:
             node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
-        elif node.is_dir != stat.S_ISDIR(st.st_mode):
+        elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:
             self.note_link(node.ino, parent, name)
@@ -127,14 +129,14 @@ class Inodes:
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
         node = self._by_ino.get(key)
         if node is None:
-            node = self._new(key, parent, name, is_dir=True)
+            node = self._new(key, parent, name, Kind.DIRECTORY)
             node.covered = True
         node.parent, node.name = parent, name
         node.lookups += 1
         return node
 
-    def _new(self, ino: int, parent: Node, name: bytes, *, is_dir: bool) -> Node:
-        node = Node(self._next_id, ino, parent, name, is_dir)
+    def _new(self, ino: int, parent: Node, name: bytes, kind: Kind) -> Node:
+        node = Node(self._next_id, ino, parent, name, kind)
         self._next_id += 1
         self.by_id[node.id] = node
         self._by_ino[ino] = node
@@ -142,7 +144,7 @@ class Inodes:
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         self.cut_off(old)
-        return self._new(st.st_ino, parent, name, is_dir=stat.S_ISDIR(st.st_mode))
+        return self._new(st.st_ino, parent, name, kind_of(st.st_mode))
 
     def cut_off(self, node: Node) -> None:
         """Nothing in the source is this node any more; the kernel may still hold it, by its id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import NamedTuple
 
 from bonobofs.fuse import protocol as p
@@ -11,7 +12,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Core, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
-from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 
 
 class _End(NamedTuple):
@@ -179,28 +180,25 @@ class Names(Core):
         same = over is not None and (over.st_ino, over.st_dev) == (source.st.st_ino, source.st.st_dev)
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
         parts = self._moving(source, source.st, target.path)
+        if over is not None:
+            leaving = LEAVES if exchange else NO_FACTS
+            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving))
         if over is not None and exchange:
-            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), LEAVES))
             parts += self._moving(target, over, source.path)
-        elif over is not None:
-            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode))))
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
-            replaced = None
-            if over is not None and not exchange and not same:
-                replaced = self._leaving(target.parent, target.directory, new, over)
-            moved = self._settled(source.st)
+            moved, other = self._settled(source.st), None
+            if over is not None and exchange:
+                other = self._settled(over)
+            elif over is not None and not same:
+                other = self._leaving(target.parent, target.directory, new, over)
             self._backing.rename(source.directory, old, target.directory, new, flags, leave)
-        if same:
-            return NOTHING
-        if over is not None and exchange:
-            other = self._inodes.find(over.st_ino)
+        if not same:
+            if over is not None and exchange:
+                self._moved(other, target, source)
+            elif over is not None:
+                self._left(other, target.parent, new, over)
             self._moved(moved, source, target)
-            self._moved(other, target, source)
-            return NOTHING
-        if over is not None:
-            self._left(replaced, target.parent, new, over)
-        self._moved(moved, source, target)
         return NOTHING
 
     def _end(self, header: Header, name: bytes) -> _End:
@@ -217,6 +215,8 @@ class Names(Core):
         if node is not None and node.run is not None:
             self._guard.settle(node.id)
             node.run = None
+        elif stat.S_ISDIR(st.st_mode):
+            self._guard.end_runs()  # what is open below is judged by its new path
         return node
 
     def _moving(self, origin: _End, st: os.stat_result, path: WorkspacePath) -> list[Part]:

@@ -11,7 +11,7 @@ from typing import Final
 from bonobofs.fuse.attributes import Attributes
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.core import Handler, Notices
-from bonobofs.fuse.inodes import Inodes
+from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.names import Names
 from bonobofs.fuse.reading import Reading
 from bonobofs.fuse.virtual import Virtual
@@ -23,6 +23,7 @@ class Operations(Reading, Attributes, Names):
 
     def __init__(self, inodes: Inodes, backing: Backing, guard: Guard, files: Virtual, notices: Notices) -> None:
         super().__init__(inodes, backing, guard, files, notices)
+        backing.lost = self._look_again
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
             **self._changing_content(),
@@ -30,7 +31,20 @@ class Operations(Reading, Attributes, Names):
             **self._changing_attributes(),
         }
 
+    def _look_again(self, node: Node) -> None:
+        self._notices.inode(node.id, 0, 0)
+        if node.parent is not None:
+            self._notices.entry(node.parent.id, node.name)
+
+    def relieve(self) -> None:
+        """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
+        crowded = self._backing.crowded()
+        if crowded:
+            names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
+            self._notices.prune([node.id for node in crowded], names)
+
     def quiet(self) -> None:
         """Called about once a second: forget what may have changed by itself."""
         self._callers.clear()
+        self._backing.note_mounts()
         self._backing.drop_quiet()

@@ -194,6 +194,8 @@ EXT_GROUPS: Final = 32
 
 NOTIFY_INVAL_INODE: Final = 2
 NOTIFY_INVAL_ENTRY: Final = 3
+NOTIFY_PRUNE: Final = 9
+PRUNE_MINOR_VERSION: Final = 45
 
 MAX_PAGES: Final = 256
 MAX_WRITE: Final = MAX_PAGES * 4096
@@ -256,6 +258,8 @@ EXT_HEADER: Final = struct.Struct("=II")
 SUPP_GROUPS: Final = struct.Struct("=I")
 INVAL_INODE_OUT: Final = struct.Struct("=Qqq")
 INVAL_ENTRY_OUT: Final = struct.Struct("=QII")
+PRUNE_OUT: Final = struct.Struct("=IIQ")
+"""count, padding, spare; then the node ids"""
 
 _SECOND: Final = 1_000_000_000
 

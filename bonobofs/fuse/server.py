@@ -55,6 +55,7 @@ class Server:
         self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True)
         inodes = Inodes(os.fstat(self._root).st_ino)
         self._backing: Final = Backing(self._root, inodes, cache=min(_raise_limit() // 4, _MOST_CACHED))
+        self._backing.note_mounts()
         self._ending = 0.0
         self._signals = 0
         self._settle_asked = False
@@ -79,7 +80,7 @@ class Server:
             self._backing,
             self._guard,
             virtual,
-            Notices(self._connection.invalidate, self._connection.invalidate_entry),
+            Notices(self._connection.invalidate, self._connection.invalidate_entry, self._connection.prune),
         )
         self._synced = threading.Event()
 
@@ -103,7 +104,7 @@ class Server:
         gc.freeze()
         gc.disable()
         try:
-            hooks = Hooks(self._backing.begin, self._guard.enter_outcomes, self._tidy, self._failed)
+            hooks = Hooks(self._backing.begin, self._after, self._tidy, self._failed)
             self._connection.serve(self._operations.handlers, hooks)
         finally:
             self._connection.close()
@@ -129,6 +130,10 @@ class Server:
         if not unmount(self._mountpoint, lazy=False):
             unmount(self._mountpoint, lazy=True)
 
+    def _after(self) -> None:
+        self._guard.enter_outcomes()
+        self._operations.relieve()
+
     def _tidy(self, now: float) -> float | None:
         if self._ending and now >= self._ending:
             return None
@@ -153,9 +158,7 @@ class Server:
             self._guard.settle_all()
             self._trail.sync()
         finally:
-            said = os.open(f"{self._config['session_dir']}/settled", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            os.utime(said)
-            os.close(said)
+            Path(self._config["session_dir"], "settled").touch(mode=0o600)
 
     def _keep_synced(self) -> None:
         while not self._synced.wait(TIDY):

@@ -27,6 +27,13 @@ class Mount(NamedTuple):
     source: str
 
 
+def points_below(table: bytes, directory: str) -> list[str]:
+    """Where anything is mounted below a directory, relative to it; `table` is the text of mountinfo."""
+    above = directory.rstrip("/") + "/"
+    points = [_text(line.split(b" ", 5)[4]) for line in table.splitlines()]
+    return [point.removeprefix(above) for point in points if point.startswith(above)]
+
+
 def all_mounts() -> list[Mount]:
     """Everything mounted in this mount namespace, in the order of the kernel's table."""
     found = []
