@@ -93,6 +93,7 @@ class Attributes(Content):
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
         foreign = self._foreign_names(node, st) if kind is Kind.FILE else 0
+        node.fresh = False
         with self._guard.admit(
             Request(operation, path, kind),
             Facts(mode=mode, foreign_names=foreign),

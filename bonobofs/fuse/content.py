@@ -207,6 +207,7 @@ class Content(Core):
         self._backing.keep_created(node, fd, mode)
         self._guard.rekey(_CREATING, node.id)
         node.run = run
+        node.fresh = True
         return reply + _OPEN
 
 

@@ -63,6 +63,8 @@ class Descriptors:
         self._request = 0
         self._quiet_since = 0
         self._held: Final[dict[int, Node]] = {}
+        self._released: Final[list[int]] = []
+        self._released_at = 0
         self.lost: Callable[[Node], None] = lambda _: None
         """Told of a node that is not where the kernel believes it to be."""
         inodes.root.fd = root
@@ -340,6 +342,7 @@ class Descriptors:
 
     def drop_quiet(self) -> None:
         """Close what was not used since the call before the last one."""
+        self.close_released()
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
             self._drop(node)
         self._quiet_since = self._request
@@ -347,6 +350,7 @@ class Descriptors:
 
     def drop_all(self) -> None:
         """Close every descriptor that can be had again and is not in use by this request."""
+        self.close_released()
         for node in [node for node in self._open.values() if node.used < self._request]:
             self._drop(node)
 
@@ -396,9 +400,28 @@ class Descriptors:
             node.pin = -1
 
     def release(self, node: Node) -> None:
-        """The kernel has forgotten the node: close all that is open for it."""
+        """The kernel has forgotten the node: what is open for it is to be closed.
+
+        Closing the last descriptor of a removed file frees its blocks, which takes as long as removing it did. It is
+        done after the next reply, while the caller goes on.
+        """
         if node.held:
-            node.held = False
             del self._held[node.id]
-        self._drop(node)
-        self.unpin(node)
+        self._open.pop(node.id, None)
+        for fd in (node.fd, node.pin):
+            if fd >= 0:
+                self._released.append(fd)
+        node.fd = node.pin = -1
+        node.held = False
+        self._released_at = self._request
+
+    def after(self) -> None:
+        """A reply has been sent."""
+        if self._released and self._request != self._released_at:
+            self.close_released()
+
+    def close_released(self) -> None:
+        """Close what the kernel has forgotten."""
+        for fd in self._released:
+            os.close(fd)
+        self._released.clear()

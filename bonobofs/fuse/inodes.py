@@ -40,6 +40,7 @@ class Node:
     `fd` is -1 or an open descriptor, good for `access` (os.R_OK | os.W_OK); `held` keeps it out of the cache's reach
     until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
+    `fresh` is a file made through this mount that has been given no attribute since.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Node:
         "checked",
         "covered",
         "fd",
+        "fresh",
         "generation",
         "held",
         "id",
@@ -76,6 +78,7 @@ class Node:
         self.pin = -1
         self.access = 0
         self.held = False
+        self.fresh = False
         self.covered = False
         self.generation = -1
         self.path: WorkspacePath | None = None

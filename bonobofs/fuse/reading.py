@@ -15,6 +15,7 @@ from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
 
+_CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
 """The extended attribute that says whether a path may be written, and if not, why."""
 ATTR_TIMES: Final = p.ATTR_OUT.pack(LONG, 0, 0)
@@ -126,6 +127,7 @@ class Reading(Core):
         return p.LSEEK_OUT.pack(os.lseek(self._backing.file(self._node(header.node_id), R), offset, whence))
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
+        self._backing.close_released()
         v = self._backing.statvfs()
         size = v.f_bsize
         return p.STATFS_OUT.pack(
@@ -217,6 +219,8 @@ class Reading(Core):
         if header.node_id >= virtual.FIRST_ID:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
         node = self._node(header.node_id)
+        if node.fresh and name == _CAPABILITY:
+            raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
         value = self._why(node) if name == WHY else self._backing.get_xattr(node, name)
         return _sized(value, size)
 

@@ -132,6 +132,7 @@ class Server:
 
     def _after(self) -> None:
         self._guard.enter_outcomes()
+        self._backing.after()
         self._operations.relieve()
 
     def _tidy(self, now: float) -> float | None:
