@@ -22,6 +22,7 @@ from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.request import HEAD_BYTES
 
 _DIRENT: Final = struct.Struct("=QqHB")
+_SECOND: Final = 1_000_000_000
 _WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Entry = tuple[int, int, int, bytes]
@@ -108,11 +109,11 @@ class Backing(Descriptors):
 
     def get_xattr(self, node: Node, name: bytes) -> bytes:
         """The value of an extended attribute."""
-        return os.getxattr(self._inode_path(node), name)
+        return os.getxattr(self._object(node), name)
 
     def list_xattrs(self, node: Node) -> list[str]:
         """The names of the extended attributes."""
-        return os.listxattr(self._inode_path(node))
+        return os.listxattr(self._object(node))
 
     def statvfs(self) -> os.statvfs_result:
         """The file system of the source."""
@@ -215,7 +216,7 @@ class Backing(Descriptors):
 
     def set_mode(self, node: Node, mode: int, leave: Allowed) -> None:
         """chmod(2)."""
-        os.chmod(self._inode_path(node), mode)
+        os.chmod(self._object(node), mode)
 
     def set_mode_of(self, fd: int, mode: int, leave: Allowed) -> None:
         """fchmod(2), of a file that is being written."""
@@ -223,16 +224,20 @@ class Backing(Descriptors):
 
     def set_owner(self, node: Node, uid: int, gid: int, leave: Allowed) -> None:
         """chown(2); -1 leaves one as it is."""
-        os.chown(self._inode_path(node), uid, gid)
+        os.chown(self._object(node), uid, gid)
 
     def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], leave: Allowed) -> None:
         """utimensat(2); each time is (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
-        system.utimens(self._inode_path(node), access, modification)
+        target = self._object(node)
+        if isinstance(target, int) and max(access[1], modification[1]) < _SECOND:
+            os.utime(target, ns=(access[0] * _SECOND + access[1], modification[0] * _SECOND + modification[1]))
+        else:
+            system.utimens(self._inode_path(node), access, modification)
 
     def set_xattr(self, node: Node, name: bytes, value: bytes, flags: int, leave: Allowed) -> None:
         """setxattr(2)."""
-        os.setxattr(self._inode_path(node), name, value, flags)
+        os.setxattr(self._object(node), name, value, flags)
 
     def remove_xattr(self, node: Node, name: bytes, leave: Allowed) -> None:
         """removexattr(2)."""
-        os.removexattr(self._inode_path(node), name)
+        os.removexattr(self._object(node), name)

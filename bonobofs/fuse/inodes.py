@@ -1,7 +1,7 @@
 """The nodes that the kernel knows, and where each lies in the source.
 
 A node is what lies below as (device, inode number, generation): a number that is used again is another node. The
-device is the source's for every node, and the generation is read at the first open, so the table is keyed by the
+device is the source's for every node, and the generation is read when a descriptor is let go, so the table is keyed by the
 inode number, and an old node whose generation turns out to differ is cut off. Node ids are never reused.
 """
 
