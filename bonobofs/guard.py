@@ -56,6 +56,10 @@ class Part(NamedTuple):
     facts: Facts = NO_FACTS
 
 
+_OPTIONAL_LOCKS: Final = frozenset(
+    ("index.lock", "gc.pid.lock", "maintenance.lock", "commit-graph.lock", "commit-graph-chain.lock")
+)
+"""What git takes when it could keep something for later, and does without."""
 NOBODY: Final = Caller()
 
 
@@ -66,14 +70,18 @@ class Run:
 
     def __init__(self, request: Request, leave: Allowed, generation: int, seq: int, now: float) -> None:
         self.request = request
-        self.leave = leave
+        self.extend(leave)
         self.generation = generation
-        self.limit = leave.max_size if leave.max_size is not None else 1 << 63
         self.seq = seq
         self.last = now
         self.count = 0
         self.written = 0
         self.size = 0
+
+    def extend(self, leave: Allowed) -> None:
+        """The run goes on under this verdict."""
+        self.leave = leave
+        self.limit = leave.max_size if leave.max_size is not None else 1 << 63
 
 
 class _Repeat:
@@ -257,11 +265,11 @@ class Guard:
             else:
                 action = ACTIONS.get(denied.operation, "modify")
                 seq = self.trail.denied(denied, action, guard=self._name, tool=caller.tool, details=caller.details)
-                self._repeats[mark] = _Repeat(denied, seq, now)
                 if denied.code is Code.OUTSIDE or denied.code is Code.IDENTITY:
                     self._alert(
                         denied, "an attempt to leave the workspace" if denied.code is Code.OUTSIDE else denied.reason
                     )
+                self._repeats[mark] = _Repeat(denied, seq, now)
             if not _is_optional_git_lock(denied.path):
                 self._count_denial(denied, now)
         except TrailError:
@@ -305,8 +313,8 @@ class Guard:
             and now - self._denied_at[0] <= ALERT_WINDOW
             and now - self._alerted >= ALERT_WINDOW
         ):
-            self._alerted = now
             self._alert(denied, "three denials of one agent within five minutes")
+            self._alerted = now
 
     def _alert(self, denied: Denied, reason: str) -> None:
         self.trail.alert(reason, operation=denied.operation, guard=self._name, path=denied.path, code=denied.code)
@@ -326,4 +334,6 @@ def unrecorded(request: Request) -> Denied:
 
 def _is_optional_git_lock(path: str) -> bool:
     """Whether git only tried to refresh what it can do without; it does so at every `git status`."""
-    return path.endswith(".lock") and ("/.git/" in path or path.startswith(".git/"))
+    if "/.git/" not in path and not path.startswith(".git/"):
+        return False
+    return path.rpartition("/")[2] in _OPTIONAL_LOCKS

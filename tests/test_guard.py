@@ -105,10 +105,17 @@ def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Guard, tra
 
 def test_optional_locks_of_git_are_refused_without_an_alert(guard: Guard, trail: Trail) -> None:
     for number in range(10):
-        for lock in (".git/index.lock", f".git/refs/{number}.lock"):
+        for lock in (".git/index.lock", f".git/worktrees/{number}/index.lock"):
             with pytest.raises(Refused):
                 guard.admit(create(lock))
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
+
+
+def test_locks_by_which_git_would_change_what_runs_later_do_alert(guard: Guard, trail: Trail) -> None:
+    for _ in range(ALERT_DENIALS):
+        with pytest.raises(Refused):
+            guard.admit(create(".git/config.lock"))
+    assert [entry["kind"] for entry in entries(trail)].count("alert") == 1
 
 
 def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Guard, trail: Trail) -> None:

@@ -21,7 +21,7 @@ from bonobofs import session
 from bonobofs.cli.output import document, say, table
 from bonobofs.errors import BonobofsError
 
-OLDEST_KERNEL: Final = (5, 10)
+OLDEST_KERNEL: Final = (5, 12)
 OLDEST_PYTHON: Final = (3, 11)
 FEW_FILES: Final = 4096
 LITTLE_SPACE: Final = 100 * 10**6

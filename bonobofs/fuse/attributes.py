@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Final
+from typing import Any, Final
 
 from bonobofs.decision import Allowed
 from bonobofs.errors import ProtocolError
@@ -15,7 +15,7 @@ from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.reading import ATTR_TIMES
 from bonobofs.guard import Part
-from bonobofs.request import Facts, Kind, Operation, Request
+from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
 
 _ACL: Final = b"system.posix_acl_access"
 _OURS: Final = b"user.bonobofs."
@@ -33,6 +33,13 @@ _TIMES: Final = _ATIME | _MTIME
 _ATIME_NOW: Final = int(p.Set.ATIME_NOW)
 _MTIME_NOW: Final = int(p.Set.MTIME_NOW)
 _KILL_SUIDGID: Final = int(p.Set.KILL_SUIDGID)
+_OPERATIONS: Final = {
+    _SIZE: Operation.TRUNCATE,
+    _MODE: Operation.SET_MODE,
+    _UID: Operation.SET_OWNER,
+    _GID: Operation.SET_OWNER,
+    _OWNER: Operation.SET_OWNER,
+}
 
 
 class Attributes(Content):
@@ -45,31 +52,36 @@ class Attributes(Content):
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
-        node = self._node(header.node_id)
+        node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = self._backing.status(node)
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
-            with self._guard.admit(first.request, first.facts, *rest, caller=self._caller(header)) as leave:
+            details = _told(valid, fields)
+            with self._guard.admit(
+                first.request, first.facts, *rest, caller=self._caller(header), details=details
+            ) as leave:
                 self._set_attributes(header, node, st, valid, fields, leave)
             st = self._backing.status(node)
         return ATTR_TIMES + p.pack_attr(st)
 
     def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
-        foreign = self._foreign_names(node, st) if kind is Kind.FILE else 0
-        parts = []
+        asked: list[tuple[Operation, Facts]] = []
         if valid & _SIZE:
-            facts = Facts(size=fields[3], size_before=st.st_size, foreign_names=foreign)
-            parts.append(Part(Request(Operation.TRUNCATE, path, kind), facts))
+            asked.append((Operation.TRUNCATE, Facts(size=fields[3], size_before=st.st_size)))
         if valid & _OWNER:
-            parts.append(Part(Request(Operation.SET_OWNER, path, kind), Facts(foreign_names=foreign)))
+            asked.append((Operation.SET_OWNER, NO_FACTS))
         if valid & _MODE:
-            mode = fields[11] & 0o7777 if kind is Kind.FILE else -1
-            parts.append(Part(Request(Operation.SET_MODE, path, kind), Facts(mode=mode, foreign_names=foreign)))
+            asked.append((Operation.SET_MODE, Facts(mode=fields[11] & 0o7777) if kind is Kind.FILE else NO_FACTS))
         if valid & _TIMES and not valid & _SIZE:
-            parts.append(Part(Request(Operation.SET_TIMES, path, kind)))
-        return parts
+            asked.append((Operation.SET_TIMES, NO_FACTS))
+        if kind is not Kind.FILE:
+            return [Part(Request(operation, path, kind), facts) for operation, facts in asked]
+        return [
+            Part(Request(operation, path, kind), self._with_links(node, st, operation, facts))
+            for operation, facts in asked
+        ]
 
     def _set_attributes(
         self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], leave: Allowed
@@ -96,20 +108,22 @@ class Attributes(Content):
         value = bytes(body[start : start + size])
         if len(value) != size:
             raise ProtocolError("SETXATTR is shorter than it says")
-        node = self._node(header.node_id)
+        node = self._changed(header, Operation.SET_XATTR)
         path = self._inodes.path(node)
         if name.startswith(_OURS):
-            self._refuse_virtual(Operation.SET_XATTR, path)
+            self._refuse_virtual(header, Operation.SET_XATTR, path)
         st = self._backing.stat(node)
         kind = kind_of(st.st_mode)
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        foreign = self._foreign_names(node, st) if kind is Kind.FILE else 0
+        facts = Facts(mode=mode)
+        if kind is Kind.FILE:
+            facts = self._with_links(node, st, operation, facts)
         node.fresh = False
         with self._guard.admit(
             Request(operation, path, kind),
-            Facts(mode=mode, foreign_names=foreign),
+            facts,
             caller=self._caller(header),
             details={"name": os.fsdecode(name)},
         ) as leave:
@@ -121,19 +135,33 @@ class Attributes(Content):
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
-        node = self._node(header.node_id)
+        node = self._changed(header, Operation.REMOVE_XATTR)
         path = self._inodes.path(node)
         if name.startswith(_OURS):
-            self._refuse_virtual(Operation.REMOVE_XATTR, path)
+            self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = self._backing.stat(node)
         kind = kind_of(st.st_mode)
-        facts = Facts(foreign_names=self._foreign_names(node, st) if kind is Kind.FILE else 0)
+        facts = self._with_links(node, st, Operation.REMOVE_XATTR) if kind is Kind.FILE else NO_FACTS
         request = Request(Operation.REMOVE_XATTR, path, kind)
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}
         ) as leave:
             self._backing.remove_xattr(node, name, leave)
         return NOTHING
+
+
+def _told(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
+    """What is set, for the record."""
+    details: dict[str, Any] = {}
+    if valid & _SIZE:
+        details["size"] = fields[3]
+    if valid & _UID:
+        details["owner"] = fields[13]
+    if valid & _GID:
+        details["group"] = fields[14]
+    if valid & _MODE:
+        details["mode"] = f"{fields[11] & 0o7777:04o}"
+    return details
 
 
 def _time(valid: int, given: int, now: int, seconds: int, nanoseconds: int) -> tuple[int, int]:

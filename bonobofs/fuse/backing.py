@@ -121,7 +121,10 @@ class Backing(Descriptors):
 
     def sync(self, node: Node, *, data_only: bool) -> None:
         """Bring the file or directory to the disk."""
-        fd = self.listed(node) if node.is_dir else self.file(node, R)
+        try:
+            fd = self.listed(node) if node.is_dir else self.file(node, R)
+        except PermissionError:
+            fd = self.file(node, W)
         (os.fdatasync if data_only else os.fsync)(fd)
 
     # -- acting as the caller: files that appear belong to whoever made them
@@ -158,6 +161,7 @@ class Backing(Descriptors):
         """Keep the descriptor of `create`: until FORGET where the file's mode would not let it be opened again."""
         self._keep(node, fd, R | W)
         node.checked = self.now
+        node.generation = -1
         if not self.privileged and mode & 0o600 != 0o600:
             self.hold(node)
 

@@ -51,7 +51,9 @@ _WANTED: Final = (
     | p.Init.CREATE_SUPP_GROUP
 )
 _NEEDED: Final = (
-    p.Init.NO_OPEN_SUPPORT
+    p.Init.SETXATTR_EXT
+    | p.Init.HANDLE_KILLPRIV_V2
+    | p.Init.NO_OPEN_SUPPORT
     | p.Init.NO_OPENDIR_SUPPORT
     | p.Init.MAX_PAGES
     | p.Init.EXPLICIT_INVAL_DATA
@@ -164,6 +166,7 @@ class Connection:
         self._view: Final = memoryview(self._buffer)
         self._spinner: Final = select.poll()
         self._spinner.register(fd, select.POLLIN)
+        self._notifier: Final = threading.Thread(target=self._notify, daemon=True)
         self._poll: Final = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -190,7 +193,7 @@ class Connection:
         if major != p.KERNEL_VERSION or minor < p.OLDEST_MINOR_VERSION or flags & _NEEDED != _NEEDED:
             self._error(unique, errno.EPROTO)
             raise ProtocolError(
-                f"the kernel speaks FUSE {major}.{minor}, which is too old; Linux 5.10 or later is needed"
+                f"the kernel speaks FUSE {major}.{minor}, which is too old; Linux 5.12 or later is needed"
             )
         self.flags = p.Init(flags) & _WANTED
         minor = min(minor, p.KERNEL_MINOR_VERSION)
@@ -218,7 +221,7 @@ class Connection:
         hooks: Hooks,
     ) -> None:
         """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
-        threading.Thread(target=self._notify, daemon=True).start()
+        self._notifier.start()
         due = monotonic()
         while True:
             length = self._next(due)
@@ -336,6 +339,8 @@ class Connection:
     def close(self) -> None:
         """End the connection: whoever still stands in the mount gets ENOTCONN."""
         self._notices.put(b"")
+        if self._notifier.is_alive():
+            self._notifier.join(1.0)
         os.close(self._fd)
 
 

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from bonobofs.decision import Allowed
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import protocol as p
-from bonobofs.fuse import system
+from bonobofs.fuse import system, virtual
 from bonobofs.fuse.core import NOTHING, SET_IDS, Core, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node
@@ -41,7 +41,7 @@ class Content(Core):
         data = body[p.WRITE_IN.size : p.WRITE_IN.size + size]
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
-        node = self._node(header.node_id)
+        node = self._changed(header, Operation.WRITE_FILE)
         fd = self._backing.file(node, W)
         st = os.fstat(fd)
         appends = flags & os.O_APPEND
@@ -52,8 +52,8 @@ class Content(Core):
             written = (
                 self._backing.append(fd, data, run.leave) if appends else self._backing.write(fd, data, at, run.leave)
             )
-        except OSError as error:
-            self._guard.settle(node.id, error.errno or errno.EIO)
+        except BaseException as error:
+            self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
         run.count += 1
         run.written += written
@@ -89,23 +89,18 @@ class Content(Core):
     def _judged_run(self, header: Header, node: Node, st: os.stat_result, offset: int, data: memoryview) -> Run:
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
-        head = b""
-        if offset < HEAD_BYTES and self._guard.policy.judges_content:
-            head = _overlaid(self._backing.head(node) if st.st_size else b"", offset, data)
-        facts = Facts(
-            size=max(st.st_size, offset + len(data)),
-            size_before=st.st_size,
-            head=head,
-            foreign_names=self._foreign_names(node, st),
-        )
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
+        facts = Facts(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
+        if offset < HEAD_BYTES and self._needs_head(request, facts, st):
+            head = self._backing.head(node) if st.st_size else b""
+            facts = facts._replace(head=_overlaid(head, offset, data))
+        facts = self._with_links(node, st, Operation.WRITE_FILE, facts)
         run = node.run
-        if (
-            run is not None
-            and run.generation == self._guard.policy.generation
-            and isinstance(self._guard.decide(request, facts), Allowed)
-        ):
-            return run
+        if run is not None and run.generation == self._guard.policy.generation:
+            verdict = self._guard.decide(request, facts)
+            if isinstance(verdict, Allowed):
+                run.extend(verdict)
+                return run
         node.run = self._guard.begin(node.id, request, facts, self._backing.now, caller=self._caller(header))
         return node.run
 
@@ -129,15 +124,17 @@ class Content(Core):
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
-        node = self._node(header.node_id)
+        node = self._changed(header, Operation.ALLOCATE)
         fd = self._backing.file(node, W)
         st = os.fstat(fd)
         after = st.st_size if mode & system.FALLOC_KEEP_SIZE else max(st.st_size, offset + length)
-        head = b""
-        if offset < HEAD_BYTES and mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE) and st.st_size:
-            head = _overlaid(self._backing.head(node), offset, bytes(min(length, HEAD_BYTES)))
-        facts = Facts(size=after, size_before=st.st_size, head=head, foreign_names=self._foreign_names(node, st))
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
+        facts = Facts(size=after, size_before=st.st_size)
+        zeroes = mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE)
+        if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
+            head = _overlaid(self._backing.head(node), offset, bytes(min(length, HEAD_BYTES)))
+            facts = facts._replace(head=head)
+        facts = self._with_links(node, st, Operation.ALLOCATE, facts)
         with self._guard.admit(request, facts, caller=self._caller(header), size=length) as leave:
             self._backing.allocate(fd, mode, offset, length, leave)
             if header.uid and st.st_mode & SET_IDS:
@@ -153,23 +150,21 @@ class Content(Core):
     def _copy(self, header: Header, body: memoryview) -> int:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
         length = min(length, _MOST_COPIED)
+        target = self._changed(header, Operation.COPY_RANGE, target_id)
+        if header.node_id >= virtual.FIRST_ID:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
         source = self._node(header.node_id)
-        target = self._node(target_id)
-        source_fd = self._backing.file(source, R)
-        target_fd = self._backing.file(target, W)
+        target_fd = self._backing.file(target, R | W if source is target else W)
+        source_fd = target_fd if source is target else self._backing.file(source, R)
         st = os.fstat(target_fd)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
-        head = b""
-        if target_offset < HEAD_BYTES and self._guard.policy.judges_content:
-            brought = memoryview(os.pread(source_fd, min(HEAD_BYTES, length), source_offset))
-            head = _overlaid(self._backing.head(target) if st.st_size else b"", target_offset, brought)
-        facts = Facts(
-            size=max(st.st_size, target_offset + length),
-            size_before=st.st_size,
-            head=head,
-            foreign_names=self._foreign_names(target, st),
-        )
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
+        facts = Facts(size=max(st.st_size, target_offset + length), size_before=st.st_size)
+        if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
+            brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
+            head = self._backing.head(target) if st.st_size else b""
+            facts = facts._replace(head=_overlaid(head, target_offset, brought))
+        facts = self._with_links(target, st, Operation.COPY_RANGE, facts)
         admission = self._guard.admit(
             request, facts, caller=self._caller(header), details={"from": self._inodes.path(source)}, size=length
         )
@@ -186,13 +181,14 @@ class Content(Core):
         parent, directory = self._changing(header, Operation.CREATE_FILE, name)
         mode &= 0o7777
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        facts = Facts(size=0, mode=mode & ~umask)
+        facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
+        groups = self._groups(header, body)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header))
         try:
-            self._act_as(header, body, umask)
+            self._act_as(header, groups, umask)
             fd = self._backing.create(directory, name, mode, run.leave)
-        except OSError as error:
-            self._guard.settle(_CREATING, error.errno or errno.EIO)
+        except BaseException as error:
+            self._guard.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
                 # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
                 # and judged as one that exists.

@@ -69,22 +69,27 @@ class Core:
     def _node(self, node_id: int) -> Node:
         node = self._nodes.get(node_id)
         if node is None:
-            if node_id >= virtual.FIRST_ID:
-                self._refuse_virtual(Operation.WRITE_FILE, WorkspacePath(virtual.NAME.decode()))
             raise stale()
         return node
 
-    def _refuse_virtual(self, operation: Operation, path: WorkspacePath) -> NoReturn:
+    def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
+        """The node that a request is about to change: the header's, or another of the same request."""
+        node_id = node_id or header.node_id
+        if node_id >= virtual.FIRST_ID:
+            self._refuse_virtual(header, operation, virtual.NAME.decode())
+        return self._node(node_id)
+
+    def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
         """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
         denied = Denied(
             Code.PROTECTED,
             "bonobofs",
             "What bonobofs shows in the mount cannot be changed.",
             "Read it, and write elsewhere.",
-            path,
+            WorkspacePath(path),
             operation,
         )
-        self._guard.refuse(denied)
+        self._guard.refuse(denied, self._caller(header))
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     def _caller(self, header: Header) -> Caller:
@@ -113,10 +118,13 @@ class Core:
         node = self._inodes.reference_covered(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
-    def _foreign_names(self, node: Node, st: os.stat_result) -> int:
-        """Names of the file beyond those that are known, still lead to it, and may be written."""
+    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, facts: Facts = NO_FACTS) -> Facts:
+        """`facts`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
+
+        One inode may lie under two rules: what is changed under one name is judged under each.
+        """
         if st.st_nlink < 2 and node.parent is not None:
-            return 0
+            return facts
         good = 0
         for parent, name in self._inodes.links(node.ino):
             try:
@@ -125,34 +133,64 @@ class Core:
                 leads = False
             if not leads:
                 self._inodes.drop_link(node.ino, parent, name)
-                continue
-            request = Request(Operation.WRITE_FILE, self._inodes.join(parent, name))
-            if isinstance(self._guard.decide(request), Allowed):
+            elif isinstance(self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts), Allowed):
                 good += 1
-        return st.st_nlink - good
+        return facts._replace(foreign_names=st.st_nlink - good)
 
-    def _appearing(self, directory: int, name: bytes, st: os.stat_result, *, text: bytes = b"") -> Facts:
-        """Facts of what gets a (further) name: the whole of it is judged as if it were made there."""
+    def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:
+        """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
         if stat.S_ISLNK(st.st_mode):
-            target = text or os.readlink(name, dir_fd=directory)
-            return Facts(target=os.fsdecode(target))
+            return Facts(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
         if not stat.S_ISREG(st.st_mode):
             return NO_FACTS
-        head = b""
-        if self._guard.policy.judges_content and st.st_size:
-            head = self._backing.head_of_entry(directory, name)
-        return Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), head=head)
+        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode))
+        if st.st_size and self._needs_head(request, facts, st):
+            facts = facts._replace(head=self._backing.head_of_entry(directory, name))
+        return facts
+
+    def _needs_head(self, request: Request, facts: Facts, st: os.stat_result) -> bool:
+        """Whether the verdict hangs on the first bytes. Only then are they read: not every file can be."""
+        if not self._guard.policy.judges_content:
+            return False
+        if st.st_nlink > 1:
+            return True  # its other names may lie under another rule
+        verdict = self._guard.decide(request, facts)
+        return isinstance(verdict, Allowed) and verdict.judges_content
 
     def _changing(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
         """The directory in which a name is about to change, and its descriptor, looked at just now."""
         p.checked_name(name)
         if header.node_id >= virtual.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual.NAME):
-            self._refuse_virtual(operation, WorkspacePath(os.fsdecode(name)))
+            self._refuse_virtual(header, operation, os.fsdecode(name))
         parent = self._node(header.node_id)
         if parent.covered:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        if parent.parent is None and parent is not self._inodes.root:
+            raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
         return parent, self._backing.directory(parent, changing=True)
 
-    def _act_as(self, header: Header, body: memoryview, umask: int) -> None:
-        groups = p.supplementary_groups(body, header.extensions) if header.extensions else ()
+    def _made_mode(self, directory: int, mode: int, umask: int) -> int:
+        """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
+        if mode & umask & 0o111:
+            try:
+                os.getxattr(directory, "system.posix_acl_default")
+            except OSError as error:
+                if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                    return mode & ~umask
+            return mode
+        return mode & ~umask
+
+    def _groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
+        """The caller's groups: CREATE_SUPP_GROUP names only that of the directory, and an ACL may name another."""
+        named = p.supplementary_groups(body, header.extensions) if header.extensions else ()
+        if header.uid == 0 or not self._backing.privileged:
+            return named
+        try:
+            with open(f"/proc/{header.pid}/status", "rb") as status:
+                line = next(line for line in status if line.startswith(b"Groups:"))
+        except (OSError, StopIteration):
+            return named
+        return tuple(sorted({*named, *map(int, line.split()[1:])}))
+
+    def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
         self._backing.act_as(header.uid, header.gid, groups, umask)

@@ -65,6 +65,8 @@ class Descriptors:
         self._held: Final[dict[int, Node]] = {}
         self._released: Final[list[int]] = []
         self._released_at = 0
+        self._holds = 0
+        self._relief_due = 0
         self.lost: Callable[[Node], None] = lambda _: None
         """Told of a node that is not where the kernel believes it to be."""
         inodes.root.fd = root
@@ -103,6 +105,8 @@ class Descriptors:
         else:
             try:
                 st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+            except FileNotFoundError:
+                raise self._stale(node) from None
             except PermissionError:
                 if node.fd < 0:
                     raise
@@ -142,7 +146,10 @@ class Descriptors:
     def _stat_path(self, node: Node) -> os.stat_result:
         path = os.fsencode(self._inodes.path(node))
         if len(path) < _LONG_PATH:
-            return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+            try:
+                return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+            except FileNotFoundError:
+                raise self._stale(node) from None
         fd = self._walk(path)
         try:
             return os.fstat(fd)
@@ -215,8 +222,10 @@ class Descriptors:
             self._compared(node, fd)
         if node.held:
             # It was held because it may not be had again: what the new one adds is worth less.
-            os.close(node.fd)
-            node.fd, node.access = fd, node.access | access
+            self._put_away(node.fd)
+            if node.pin == node.fd:
+                node.pin = fd
+            node.fd, node.access = fd, access
             return fd
         return self._keep(node, fd, access)
 
@@ -229,8 +238,7 @@ class Descriptors:
         except PermissionError:
             return  # the way there was closed to us since; who has the file open may go on
         except FileNotFoundError:
-            self.lost(node)
-            raise
+            raise self._stale(node) from None
         if not self._is(node, st):
             self._drop(node)
             raise self._stale(node)
@@ -323,9 +331,14 @@ class Descriptors:
 
     # -- keeping descriptors
 
+    def _put_away(self, fd: int) -> None:
+        """Close a descriptor once this request is done: it may be in use by the request itself."""
+        self._released.append(fd)
+        self._released_at = self._request
+
     def _keep(self, node: Node, fd: int, access: int) -> int:
         if node.fd >= 0:
-            os.close(node.fd)
+            self._put_away(node.fd)
         node.fd = fd
         node.access = access
         node.used = self._request
@@ -356,8 +369,9 @@ class Descriptors:
 
         Most are open to nobody: if the kernel is made to look their names up again, it forgets those that are not.
         """
-        if len(self._held) <= self._cache:
+        if len(self._held) <= self._cache or self._holds < self._relief_due:
             return []
+        self._relief_due = self._holds + _RELIEVED
         some = list(self._held.values())[:_RELIEVED]
         for node in some:
             self._held[node.id] = self._held.pop(node.id)
@@ -366,6 +380,7 @@ class Descriptors:
     def drop_quiet(self) -> None:
         """Close what was not used since the call before the last one."""
         self.close_released()
+        self._relief_due = 0
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
             self._drop(node)
         self._quiet_since = self._request
@@ -373,7 +388,8 @@ class Descriptors:
 
     def drop_all(self) -> None:
         """Close every descriptor that can be had again and is not in use by this request."""
-        self.close_released()
+        if self._released_at != self._request:
+            self.close_released()
         for node in [node for node in self._open.values() if node.used < self._request]:
             self._drop(node)
 
@@ -383,6 +399,7 @@ class Descriptors:
             node.held = True
             self._open.pop(node.id, None)
             self._held[node.id] = node
+            self._holds += 1
 
     def hold_before_mode(self, node: Node, mode: int) -> None:
         """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
@@ -408,19 +425,26 @@ class Descriptors:
 
     def pin(self, node: Node, directory: int, name: bytes) -> None:
         """Keep hold of a node whose last known name is about to go, for those who have it open."""
+        if node.held or node.pin >= 0:
+            return
         if node.fd >= 0:
             self.hold(node)
-            return
-        if node.pin >= 0:
+            node.pin = node.fd
             return
         fd = self._open_at(directory, name, os.O_PATH | os.O_NOFOLLOW)
         node.pin = self._same_number(node, fd)
 
     def unpin(self, node: Node) -> None:
         """The node has a name after all."""
-        if node.pin >= 0:
+        if node.pin < 0:
+            return
+        if node.pin == node.fd:
+            node.held = False
+            del self._held[node.id]
+            self._open[node.id] = node
+        else:
             os.close(node.pin)
-            node.pin = -1
+        node.pin = -1
 
     def release(self, node: Node) -> None:
         """The kernel has forgotten the node: what is open for it is to be closed.
@@ -431,12 +455,10 @@ class Descriptors:
         if node.held:
             del self._held[node.id]
         self._open.pop(node.id, None)
-        for fd in (node.fd, node.pin):
-            if fd >= 0:
-                self._released.append(fd)
+        for fd in {node.fd, node.pin} - {-1}:
+            self._put_away(fd)
         node.fd = node.pin = -1
         node.held = False
-        self._released_at = self._request
 
     def after(self) -> None:
         """A reply has been sent."""

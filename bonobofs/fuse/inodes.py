@@ -1,15 +1,15 @@
 """The nodes that the kernel knows, and where each lies in the source.
 
 A node is what lies below as (device, inode number, generation): a number that is used again is another node. The
-device is the source's for every node, and the generation is read when a descriptor is let go, so the table is keyed by the
-inode number, and an old node whose generation turns out to differ is cut off. Node ids are never reused.
+device is the source's for every node, and the generation is read when a descriptor is let go, so the table is keyed by
+the inode number, and an old node whose generation turns out to differ is cut off. Node ids are never reused.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from bonobofs.fuse.protocol import ROOT_ID
@@ -98,7 +98,9 @@ class Inodes:
         self.by_id: dict[int, Node] = {ROOT_ID: self.root}
         self._by_ino: dict[int, Node] = {root_ino: self.root}
         self._next_id = ROOT_ID + 1
-        self._linked: dict[int, set[tuple[Node, bytes]]] = {}
+        self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
+        self.moved: Callable[[Node, bytes], None] = lambda _parent, _name: None
+        """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
         self._epoch = 0
 
     def find(self, ino: int) -> Node | None:
@@ -115,11 +117,13 @@ class Inodes:
         node = self._by_ino.get(ino)
         if node is None:
             node = self._new(ino, parent, name, kind_of(st.st_mode))
-        elif node.parent is None and node.pin >= 0:
+        elif node.parent is None and (node.pin >= 0 or node.held):
             node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
+            else:
+                node.parent, node.name = parent, name  # of several names the one that was seen to hold just now
         elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:
@@ -146,6 +150,8 @@ class Inodes:
         return node
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        if old.parent is not None:
+            self.moved(old.parent, old.name)
         self.cut_off(old)
         return self._new(st.st_ino, parent, name, kind_of(st.st_mode))
 
@@ -205,25 +211,27 @@ class Inodes:
         node.parent = parent
         node.name = name
         if node.ino in self._linked:
-            self._linked[node.ino].add((parent, name))
+            self._linked[node.ino][parent.ino, name] = parent
         if node.is_dir:
             self._epoch += 1
 
     def note_link(self, ino: int, parent: Node, name: bytes) -> None:
         """A file with several names has this one. Kept after FORGET, or a known file would become unknown."""
-        self._linked.setdefault(ino, set()).add((parent, name))
+        self._linked.setdefault(ino, {})[parent.ino, name] = parent
 
     def drop_link(self, ino: int, parent: Node, name: bytes) -> None:
         """The file with several names has lost this one."""
         links = self._linked.get(ino)
         if links is not None:
-            links.discard((parent, name))
+            links.pop((parent.ino, name), None)
             if not links:
                 del self._linked[ino]
 
     def links(self, ino: int) -> tuple[tuple[Node, bytes], ...]:
         """The names that are known of a file with several."""
-        return tuple(self._linked.get(ino, ()))
+        known = self._linked.get(ino, {})
+        # A directory that was forgotten and looked up again is another node, and the one that follows its renames.
+        return tuple((self._by_ino.get(above, parent), name) for (above, name), parent in known.items())
 
     def descends(self, node: Node, ancestor: Node) -> bool:
         """Whether `node` is `ancestor` or lies below it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bonobofs.fuse import protocol as p
@@ -49,9 +50,10 @@ class Names(Core):
         (name,) = p.strings(body[p.MKDIR_IN.size :], 1)
         parent, directory = self._changing(header, Operation.MKDIR, name)
         request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
+        groups = self._groups(header, body)
         with self._guard.admit(request, caller=self._caller(header)) as leave:
             try:
-                self._act_as(header, body, umask)
+                self._act_as(header, groups, umask)
                 self._backing.mkdir(directory, name, mode & 0o7777, leave)
             finally:
                 self._backing.act_as_self()
@@ -66,10 +68,11 @@ class Names(Core):
         request = Request(operation, self._inodes.join(parent, name), kind)
         facts = Facts(privileged=self._backing.privileged)
         if kind is Kind.FILE:
-            facts = Facts(size=0, mode=mode & 0o7777 & ~umask)
+            facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
+        groups = self._groups(header, body)
         with self._guard.admit(request, facts, caller=self._caller(header)) as leave:
             try:
-                self._act_as(header, body, umask)
+                self._act_as(header, groups, umask)
                 self._backing.mknod(directory, name, mode, p.unpack_rdev(device), leave)
             finally:
                 self._backing.act_as_self()
@@ -80,11 +83,12 @@ class Names(Core):
         parent, directory = self._changing(header, Operation.SYMLINK, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         text = os.fsdecode(target)
+        groups = self._groups(header, body)
         with self._guard.admit(
             request, Facts(target=text), caller=self._caller(header), details={"target": text}
         ) as leave:
             try:
-                self._act_as(header, body, 0)
+                self._act_as(header, groups, 0)
                 self._backing.symlink(directory, name, target, leave)
             finally:
                 self._backing.act_as_self()
@@ -94,26 +98,22 @@ class Names(Core):
         (old_id,) = p.LINK_IN.unpack_from(body)
         (name,) = p.strings(body[p.LINK_IN.size :], 1)
         parent, directory = self._changing(header, Operation.LINK, name)
-        node = self._node(old_id)
+        node = self._changed(header, Operation.LINK, old_id)
         st = self._backing.stat(node)
+        if node.parent is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         kind = kind_of(st.st_mode)
         old = Request(Operation.LINK, self._inodes.path(node), kind)
         new = Request(Operation.LINK, self._inodes.join(parent, name), kind)
-        facts = self._appearing_node(node, st)
+        facts = self._appearing(self._backing.directory(node.parent), node.name, st, new)
         admission = self._guard.admit(
             new, facts, Part(old, facts), caller=self._caller(header), details={"from": old.path}
         )
         with admission as leave:
             self._backing.link(node, directory, name, leave)
-        if node.parent is not None:
-            self._inodes.note_link(node.ino, node.parent, node.name)
+        self._inodes.note_link(node.ino, node.parent, node.name)
         self._inodes.note_link(node.ino, parent, name)
         return self._made(parent, directory, name)
-
-    def _appearing_node(self, node: Node, st: os.stat_result) -> Facts:
-        if node.parent is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self._appearing(self._backing.directory(node.parent), node.name, st)
 
     def _unlink(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
@@ -122,7 +122,7 @@ class Names(Core):
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
         with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
             node = self._leaving(parent, directory, name, st)
-            self._backing.unlink(directory, name, leave)
+            self._or_stays(node, lambda: self._backing.unlink(directory, name, leave))
         self._left(node, parent, name, st)
         return NOTHING
 
@@ -133,7 +133,7 @@ class Names(Core):
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
             node = self._leaving(parent, directory, name, st)
-            self._backing.rmdir(directory, name, leave)
+            self._or_stays(node, lambda: self._backing.rmdir(directory, name, leave))
         self._left(node, parent, name, st)
         return NOTHING
 
@@ -143,6 +143,15 @@ class Names(Core):
         if node is not None and node.parent is parent and node.name == name:
             self._backing.pin(node, directory, name)
         return node
+
+    def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
+        """Make a name go, and if it does not, let go of what was held because it would."""
+        try:
+            effect()
+        except OSError:
+            if node is not None:
+                self._backing.unpin(node)
+            raise
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """A name is gone: the node goes by another of its names that is known, or by none."""
@@ -192,7 +201,8 @@ class Names(Core):
                 other = self._settled(over)
             elif over is not None and not same:
                 other = self._leaving(target.parent, target.directory, new, over)
-            self._backing.rename(source.directory, old, target.directory, new, flags, leave)
+            ends = source.directory, old, target.directory, new
+            self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
         if not same:
             if over is not None and exchange:
                 self._moved(other, target, source)
@@ -225,16 +235,16 @@ class Names(Core):
         Each thing below leaves one path and appears at another, and both are judged.
         """
         kind = kind_of(st.st_mode)
-        facts = self._appearing(origin.directory, origin.name, st)
-        parts = [Part(Request(Operation.RENAME, path, kind), facts)]
+        request = Request(Operation.RENAME, path, kind)
+        parts = [Part(request, self._appearing(origin.directory, origin.name, st, request))]
         if kind is not Kind.DIRECTORY:
             return parts
         for below in self._backing.walk(origin.directory, origin.name):
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             parts.append(Part(Request(Operation.RENAME, leaving, kind), LEAVES))
-            facts = self._appearing(below.directory, below.name, below.st)
-            parts.append(Part(Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind), facts))
+            request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
+            parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request)))
         return parts
 
     def _moved(self, node: Node | None, origin: _End, target: _End) -> None:

@@ -24,6 +24,7 @@ class Operations(Reading, Attributes, Names):
     def __init__(self, inodes: Inodes, backing: Backing, guard: Guard, files: Virtual, notices: Notices) -> None:
         super().__init__(inodes, backing, guard, files, notices)
         backing.lost = self._look_again
+        inodes.moved = lambda parent, name: notices.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
             **self._changing_content(),

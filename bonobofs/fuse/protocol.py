@@ -15,7 +15,7 @@ from bonobofs.errors import ProtocolError
 
 KERNEL_VERSION: Final = 7
 KERNEL_MINOR_VERSION: Final = 45
-OLDEST_MINOR_VERSION: Final = 31
+OLDEST_MINOR_VERSION: Final = 33
 ROOT_ID: Final = 1
 
 

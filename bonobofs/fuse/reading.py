@@ -109,6 +109,8 @@ class Reading(Core):
             raise stale() from None
 
     def _readlink(self, header: Header, body: memoryview) -> Reply:
+        if header.node_id >= virtual.FIRST_ID:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return self._backing.readlink(self._node(header.node_id))
 
     def _read(self, header: Header, body: memoryview) -> Reply:
@@ -124,6 +126,11 @@ class Reading(Core):
 
     def _lseek(self, header: Header, body: memoryview) -> Reply:
         _, offset, whence, _ = p.LSEEK_IN.unpack_from(body)
+        if header.node_id >= virtual.FIRST_ID:
+            size = len(self._virtual.read(header.node_id, 0, 1 << 62))
+            if not 0 <= offset < size:
+                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+            return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)
         return p.LSEEK_OUT.pack(os.lseek(self._backing.file(self._node(header.node_id), R), offset, whence))
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
@@ -232,7 +239,7 @@ class Reading(Core):
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
         facts = NO_FACTS
         if kind is Kind.FILE:
-            facts = Facts(size=st.st_size, size_before=st.st_size, foreign_names=self._foreign_names(node, st))
+            facts = self._with_links(node, st, operation, Facts(size=st.st_size, size_before=st.st_size))
         decision = self._guard.decide(Request(operation, path, kind), facts)
         return json.dumps(as_document(decision, path, operation)).encode()
 

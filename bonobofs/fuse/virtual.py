@@ -42,6 +42,8 @@ class Virtual:
         if self._snapshots.get(node_id) != content:
             node_id = self._next
             self._next += 1
+            if self._latest.get(name, 0) not in self._lookups:
+                self._snapshots.pop(self._latest.get(name, 0), None)
             self._snapshots[node_id] = content
             self._latest[name] = node_id
         self._lookups[node_id] = self._lookups.get(node_id, 0) + 1
