@@ -18,6 +18,7 @@ from bonobofs.decision import Code, Refused
 from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
 from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+from tests.worlds import environment
 
 ALICE = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
 POLICY = {
@@ -173,7 +174,12 @@ with guard.admit(Request(Operation.CREATE_FILE, "x")):
 """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     ran = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     )
     assert ran.stdout.split() == [str(errno.EIO), "UNRECORDED", "ran"]
 

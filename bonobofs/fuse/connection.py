@@ -268,10 +268,9 @@ class Connection:
         raise error
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
-        try:
-            _, opcode, unique, node_id, uid, gid, pid, extensions, _ = p.IN_HEADER.unpack_from(self._buffer)
-        except struct.error:
-            return
+        if length < p.IN_SIZE:
+            return  # no request: the buffer still holds an earlier one
+        _, opcode, unique, node_id, uid, gid, pid, extensions, _ = p.IN_HEADER.unpack_from(self._buffer)
         handler = handlers.get(opcode)
         if handler is None:
             if opcode not in _SILENT:

@@ -127,7 +127,8 @@ class Content(Core):
         node = self._changed(header, Operation.ALLOCATE)
         fd = self._backing.file(node, W)
         st = os.fstat(fd)
-        after = st.st_size if mode & system.FALLOC_KEEP_SIZE else max(st.st_size, offset + length)
+        # What is kept beyond the end counts too: it takes the space of a larger file.
+        after = st.st_size if mode & system.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
         facts = Facts(size=after, size_before=st.st_size)
         zeroes = mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE)

@@ -76,7 +76,7 @@ class Core:
         """The node that a request is about to change: the header's, or another of the same request."""
         node_id = node_id or header.node_id
         if node_id >= virtual.FIRST_ID:
-            self._refuse_virtual(header, operation, virtual.NAME.decode())
+            self._refuse_virtual(header, operation, self._virtual.path(node_id))
         return self._node(node_id)
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
@@ -161,7 +161,8 @@ class Core:
         """The directory in which a name is about to change, and its descriptor, looked at just now."""
         p.checked_name(name)
         if header.node_id >= virtual.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual.NAME):
-            self._refuse_virtual(header, operation, os.fsdecode(name))
+            above = self._virtual.path(header.node_id) + "/" if header.node_id >= virtual.FIRST_ID else ""
+            self._refuse_virtual(header, operation, above + os.fsdecode(name))
         parent = self._node(header.node_id)
         if parent.covered:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

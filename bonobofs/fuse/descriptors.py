@@ -137,20 +137,28 @@ class Descriptors:
         node.used = self._request
         if node.parent is None or (not changing and self.now - node.checked < RECHECK):
             return fd
-        st = self._stat_path(node)
+        st = self._stat_path(node, strict=changing)
         if not self._is(node, st):
             raise self._stale(node)
         node.checked = self.now
         return fd
 
-    def _stat_path(self, node: Node) -> os.stat_result:
+    def _stat_path(self, node: Node, *, strict: bool = False) -> os.stat_result:
+        """What lies at the directory's path. `strict`: no symlink on the way, as it might lead back from outside."""
         path = os.fsencode(self._inodes.path(node))
-        if len(path) < _LONG_PATH:
+        if len(path) < _LONG_PATH and not (strict and b"/" in path):
             try:
                 return os.stat(path, dir_fd=self.root, follow_symlinks=False)
             except FileNotFoundError:
                 raise self._stale(node) from None
-        fd = self._walk(path)
+        try:
+            fd = self._walk(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._stale(node) from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EXDEV):
+                raise self._stale(node) from None
+            raise
         try:
             return os.fstat(fd)
         finally:
@@ -158,14 +166,15 @@ class Descriptors:
 
     def _walk(self, path: bytes) -> int:
         """An O_PATH descriptor of a directory whose path may be longer than one system call takes."""
-        fd = os.dup(self.root)
+        fd = self.root
         while path:
             cut = path.rfind(b"/", 0, _LONG_PATH) if len(path) >= _LONG_PATH else len(path)
             part, path = path[:cut], path[cut + 1 :]
             try:
                 below = system.open_beneath(fd, part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
             finally:
-                os.close(fd)
+                if fd != self.root:
+                    os.close(fd)
             fd = below
         return fd
 
@@ -326,6 +335,7 @@ class Descriptors:
 
     def _stale(self, node: Node) -> OSError:
         """The kernel believes a name that no longer leads to the node: it is told to look again."""
+        node.doubted = True
         self.lost(node)
         return stale()
 

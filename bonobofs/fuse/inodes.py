@@ -41,12 +41,14 @@ class Node:
     until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
     `fresh` is a file made through this mount that has been given no attribute since.
+    `doubted` says that its name did not lead to it when last looked.
     """
 
     __slots__ = (
         "access",
         "checked",
         "covered",
+        "doubted",
         "fd",
         "fresh",
         "generation",
@@ -79,6 +81,7 @@ class Node:
         self.access = 0
         self.held = False
         self.fresh = False
+        self.doubted = False
         self.covered = False
         self.generation = -1
         self.path: WorkspacePath | None = None
@@ -122,8 +125,9 @@ class Inodes:
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
-            else:
-                node.parent, node.name = parent, name  # of several names the one that was seen to hold just now
+            elif node.doubted or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
+                node.parent, node.name = parent, name  # the name it went by leads elsewhere, or cannot be followed
+                node.doubted = False
         elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:

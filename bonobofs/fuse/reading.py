@@ -127,7 +127,10 @@ class Reading(Core):
     def _lseek(self, header: Header, body: memoryview) -> Reply:
         _, offset, whence, _ = p.LSEEK_IN.unpack_from(body)
         if header.node_id >= virtual.FIRST_ID:
-            size = len(self._virtual.read(header.node_id, 0, 1 << 62))
+            try:
+                size = len(self._virtual.read(header.node_id, 0, 1 << 62))
+            except KeyError:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
             if not 0 <= offset < size:
                 raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
             return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)

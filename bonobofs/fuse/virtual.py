@@ -63,6 +63,11 @@ class Virtual:
         """Part of a file. KeyError: no such node."""
         return self._snapshots[node_id][offset : offset + size]
 
+    def path(self, node_id: int) -> str:
+        """The path of a node in the workspace."""
+        name = next((name for name, latest in self._latest.items() if latest == node_id), b"")
+        return os.fsdecode(os.path.join(NAME, name)) if name else os.fsdecode(NAME)
+
     def names(self) -> list[bytes]:
         """The names in `.bonobofs`."""
         return list(self._files)

@@ -29,7 +29,7 @@ def test_a_machine_that_can_mount_is_well(home: Path) -> None:
     assert looked.returncode == 0, looked.stdout
     report = json.loads(looked.stdout)
     assert report["ok"] is True
-    assert {check["name"] for check in report["checks"]} == NAMES
+    assert {check["name"] for check in report["checks"]} - {"idle processors"} == NAMES  # only virtual machines idle so
     assert all(check["remedy"] for check in report["checks"] if check["verdict"] != "ok")
     said = bonobofs("doctor").stdout
     assert f"state directory    ok    {home}" in said
