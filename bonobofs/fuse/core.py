@@ -70,6 +70,8 @@ class Core:
         node = self._nodes.get(node_id)
         if node is None:
             raise stale()
+        if node.parent is not None and node.parent.lookups <= 0:
+            self._backing.anchor(node)
         return node
 
     def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:

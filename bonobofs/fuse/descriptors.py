@@ -118,6 +118,18 @@ class Descriptors:
         node.checked = self.now
         return st
 
+    def anchor(self, node: Node) -> None:
+        """The directory of the name that the node goes by was forgotten: let it go by another that can be followed."""
+        for parent, name in self._inodes.links(node.ino):
+            if parent.lookups > 0:
+                try:
+                    leads = self.stat_entry(parent, name).st_ino == node.ino
+                except OSError:
+                    continue
+                if leads:
+                    node.parent, node.name = parent, name
+                    return
+
     def status(self, node: Node) -> os.stat_result:
         """As `stat`, but by the descriptor where that was compared with the name within RECHECK."""
         if node.fd >= 0 and node.parent is not None and self.now - node.checked < RECHECK:

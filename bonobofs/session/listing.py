@@ -47,7 +47,11 @@ def statuses(home: Path, *, ended: bool = False) -> list[Status]:
     mounted = {str(mount.mountpoint) for mount in mounts.ours()}
     # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
     taken = {session.mountpoint for session in sessions if lives(session)}
-    found = [Status(session, _state(home, session, mounted, taken)) for session in sessions]
+    # A dead mount is the last session's, though that may have closed its trail: the connection was ended under it.
+    left: dict[str | None, Session] = {
+        session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
+    }
+    found = [Status(session, _state(home, session, mounted, left)) for session in sessions]
     return [status for status in found if ended or status.state is not State.ENDED]
 
 
@@ -94,13 +98,11 @@ def _renewed(mark: Path) -> int:
         return 0
 
 
-def _state(home: Path, session: Session, mounted: set[str], taken: set[str | None]) -> State:
+def _state(home: Path, session: Session, mounted: set[str], left: dict[str | None, Session]) -> State:
     if session.ended is not None:
         return State.ENDED
     if lives(session):
         return State.SERVING if session.mountpoint is None or session.mountpoint in mounted else State.ENDING
-    if was_closed(home, session):
-        return State.ENDED
-    if session.mountpoint in mounted and session.mountpoint not in taken:
+    if left.get(session.mountpoint) is session:
         return State.DEAD
-    return State.CRASHED
+    return State.ENDED if was_closed(home, session) else State.CRASHED

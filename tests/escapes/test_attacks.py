@@ -1,0 +1,46 @@
+"""Every attack fails with the error of its rule, changes nothing below, and is on record with who tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from bonobofs.decision import Code
+from tests.escapes.attack import ATTACKS
+from tests.escapes.attacker import TOOL, load
+from tests.escapes.conftest import Ground
+from tests.trees import differences
+
+load()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_fails_changes_nothing_and_is_on_record(name: str, ground: Ground) -> None:
+    """The attempt fails, the bytes below are untouched, and the log says who tried."""
+    attack = ATTACKS[name]
+    place = ground.prepare(attack)
+    before, outside = ground.look(place)
+    ground.news()
+
+    answer = ground.run(attack)
+
+    after, outside_after = ground.look(place)
+    denied = [entry for entry in ground.news() if entry.result == "denied" and entry.kind == "intent"]
+    own = (f"{place.docs}/", f"{place.code}/")
+    target = attack.target(place)
+    new = {path for path in after.keys() - before.keys() if path.startswith(own) and path != target}
+    spent = {f"{place.docs}/{name}" for name in attack.spends}
+    changed = {path for path in differences(before, after) if path not in new | spent and path != place.docs}
+    answers = {(code, path): error for error, code, path in attack.answers(place)}
+    assert answer.said in answers.values()
+    assert differences(outside, outside_after) == {}
+    if target in after and target not in before:
+        assert target.startswith(own), "it was made by the attacker itself"
+        changed.discard(target)
+    assert changed == set()
+    entry, *_ = (one for one in denied if answers.get((Code(one.code or ""), one.path)) == answer.said)
+    assert (entry.agent, entry.agent_id) == ("alice", ground.session.agent_id)
+    assert (entry.action, entry.governance) != ("", "pass")
+    if attack.by_kernel:
+        assert (entry.tool, entry.details["pid"]) == ("", 0)
+    else:
+        assert (entry.tool, entry.details["pid"]) == (TOOL, answer.pid)

@@ -1,0 +1,142 @@
+"""Two rules for one file: whichever way it comes under the narrower one, the narrower one holds from then on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.escapes.attack import CONTENT
+from tests.escapes.conftest import build
+from tests.fuse.people import NOBODY, outcome, tell
+from tests.posix.calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, RENAME_EXCHANGE, fallocate, make, opened, renameat2
+from tests.worlds import ALLOW_ALL, Mounted
+
+TWO_RULES = """
+[[rule]]
+name = "wide"
+paths = ["wide/"]
+
+[[rule]]
+name = "narrow"
+paths = ["narrow/"]
+suffixes = [".md"]
+max_size = "1KB"
+executable = false
+
+[role.author]
+write = ["wide/", "narrow/"]
+"""
+_FIRST, _MORE = b"a beginning\n", b"x" * 2000
+
+
+@pytest.fixture
+def source(source: Path) -> Path:
+    for directory in ("wide/sub/deep", "narrow"):
+        (source / directory).mkdir(parents=True)
+    return source
+
+
+def _write_on_after(top: Path, path: str, moved: str, act: str) -> object:
+    """Begin to write under the wide rule, let the file come under the narrow one, and write on."""
+    os.chdir(top)
+    make("narrow/other.md")
+    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        os.write(fd, _FIRST)
+        if act == "exchange":
+            renameat2(moved, "narrow/other.md", RENAME_EXCHANGE)
+        elif act == "exchanged":
+            renameat2("narrow/other.md", moved, RENAME_EXCHANGE)
+        elif act == "link":
+            os.link(moved, "narrow/file.md")
+        else:
+            os.rename(moved, f"narrow/{os.path.basename(moved)}")
+        return outcome(os.write, fd, _MORE), outcome(os.pwrite, fd, b"#!", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "moved", "act", "codes"),
+    [
+        ("wide/file.md", "wide/file.md", "rename", (errno.EFBIG, errno.EACCES)),
+        ("wide/sub/file.md", "wide/sub", "rename", (errno.EFBIG, errno.EACCES)),
+        ("wide/sub/deep/file.md", "wide/sub", "rename", (errno.EFBIG, errno.EACCES)),
+        ("wide/file.md", "wide/file.md", "exchange", (errno.EFBIG, errno.EACCES)),
+        ("wide/file.md", "wide/file.md", "exchanged", (errno.EFBIG, errno.EACCES)),
+        ("wide/file.md", "wide/file.md", "link", (errno.EFBIG, errno.EACCES)),
+    ],
+    ids=["file", "directory", "directory_above", "exchange", "exchanged", "link"],
+)
+def test_a_run_of_writes_does_not_outlive_the_rule_it_began_under(
+    mounted: Mounted, path: str, moved: str, act: str, codes: tuple[int, int]
+) -> None:
+    """What is written on, after a file or a directory above it changed its place, is judged at the new one."""
+    world = mounted(policy=TWO_RULES, role="author")
+    came = tell(_write_on_after, world.path, path, moved, act)
+    # Of two names either may be the one that is told: the narrow one by its rule, the wide one because it has another.
+    assert came == codes or (act, came) == ("link", (errno.EPERM, errno.EPERM))
+    for file in (world.source / "narrow").rglob("*.md"):
+        assert file.read_bytes() in (_FIRST, b"")
+    denied = {entry.code for entry in world.entries() if entry.result == "denied"}
+    assert denied == {"SIZE", "EXECUTABLE"} or (act, denied) == ("link", {"HARDLINK"})
+
+
+def _write(path: Path) -> object:
+    with opened(path, os.O_RDWR) as fd:
+        return outcome(os.write, fd, b"EVIL")
+
+
+@pytest.mark.root
+def test_a_name_that_the_kernel_forgot_does_not_count_twice(mounted: Mounted, source: Path) -> None:
+    """A hard link to a hook stays closed, however often its one allowed name is looked up anew."""
+    build(source)
+    hook = source / ".git/hooks/pre-commit"
+    hook.write_bytes(CONTENT)
+    os.link(hook, source / "aidlc-docs/linked.md")
+    world = mounted()
+    linked = world.path / "aidlc-docs/linked.md"
+    assert tell(_write, linked) == errno.EPERM
+    for _ in range(3):
+        # What memory pressure does sooner or later: the kernel drops every name of the mount that nobody holds.
+        subprocess.run(["mount", "-i", "-o", "remount,rw", world.path], check=True)
+        assert tell(_write, linked) == errno.EPERM
+    assert hook.read_bytes() == CONTENT
+    assert [entry.path for entry in world.entries() if entry.code == "HARDLINK"][:1] == ["aidlc-docs/linked.md"]
+
+
+def _inject(top: Path, how: str) -> None:
+    os.chdir(top)
+    with opened("payload", os.O_RDONLY) as payload, opened("program", os.O_RDWR) as fd:
+        if how == "write":
+            os.write(fd, b"EVIL")
+        elif how == "copy":
+            os.copy_file_range(payload, fd, 4)
+        elif how == "allocate":
+            fallocate(fd, 0, 0, 4096)
+        elif how == "punch":
+            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 8)
+        else:
+            os.ftruncate(fd, 10)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["write", "copy", "allocate", "punch", "truncate"])
+def test_who_changes_anothers_set_id_program_takes_its_privilege_away(
+    open_directory: Path, mounted: Mounted, how: str
+) -> None:
+    """Where root serves others, the set-id bits go with any change of content, as they do on the bare directory."""
+    source, mountpoint = open_directory / "source", open_directory / "mount"
+    source.mkdir()
+    mountpoint.mkdir()
+    (source / "payload").write_bytes(b"#!/bin/sh\n")
+    (source / "program").write_bytes(CONTENT)
+    os.chmod(source / "program", 0o6777)
+    tell(_inject, source, how, user=NOBODY)
+    assert os.stat(source / "program").st_mode & 0o7777 == 0o777
+    os.chmod(source / "program", 0o6777)
+
+    world = mounted(policy=ALLOW_ALL, source=source, mountpoint=mountpoint, allow_other=True)
+    tell(_inject, world.path, how, user=NOBODY)
+    assert os.stat(source / "program").st_mode & 0o7777 == 0o777

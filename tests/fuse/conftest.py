@@ -1,0 +1,258 @@
+"""Mounts for the tests of the transport: as root and as an ordinary user, with others let in, and with its traffic."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bonobofs import session
+from bonobofs.session import Session
+from bonobofs.state import mounts
+from tests.fuse.people import IS_ROOT, NOBODY, User, tell
+from tests.fuse.waiting import until
+from tests.worlds import ALLOW_ALL, ROOT, Mounted, World
+
+# An interpreter in root's home cannot import anything more once a child has become an ordinary user.
+codecs.lookup("ascii")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: needs root, and is not collected for others; CI is root")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not IS_ROOT:
+        apart = [item for item in items if item.get_closest_marker("root")]
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [item for item in items if item not in apart]
+
+
+class Place(World):
+    """A mount, and the user whose it is."""
+
+    def __init__(self, home: Path, made: Session, user: User | None, python: str) -> None:
+        super().__init__(home, made)
+        self.user = user
+        self._python = python
+
+    def umount(self) -> session.Ended:
+        def stop() -> session.Ended:
+            sys.executable = self._python
+            return session.stop(self.home, self.path)
+
+        return tell(stop, user=self.user)
+
+    def does(self, story: Callable[..., Any], *args: object) -> Any:
+        """Let the mount's user tell a story."""
+        return tell(story, *args, user=self.user)
+
+
+MakePlace = Callable[..., Place]
+"""place(policy=TEXT, source=PATH, mountpoint=PATH, limit=N) mounts, and the end of the test unmounts.
+
+`limit` is how many descriptors the server may have open, as a hard limit.
+"""
+
+
+@pytest.fixture(scope="session")
+def python_for_everyone() -> str:
+    """An interpreter that an ordinary user may run; the one of the tests may lie where only root may look."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        command = [python, "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        try:
+            if tell(subprocess.call, command, user=NOBODY if IS_ROOT else None) == 0:
+                return python
+        except PermissionError:
+            continue
+    raise AssertionError("no Python that an ordinary user could run; make the checkout readable to others")
+
+
+def _places(directory: Path, user: User | None, python: str) -> Iterator[MakePlace]:
+    """Make mounts for a user below a directory of its own, and take them off at the end."""
+    made: list[Place] = []
+
+    def start(source: Path, mountpoint: Path, policy: str, limit: int) -> Session:
+        os.umask(0o022)
+        os.environ["BONOBOFS_HOME"] = str(directory / "home")
+        sys.executable = python
+        if limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        for path in (source, mountpoint):
+            if not mounts.at(path):
+                path.mkdir(exist_ok=True)
+        file = directory / f"policy-{len(made)}.toml"
+        file.write_text(policy, encoding="utf-8")
+        return session.start(session.home(), session.Order(source, mountpoint, agent="alice", policy=file)).session
+
+    def mount(
+        *, policy: str = ALLOW_ALL, source: Path | None = None, mountpoint: Path | None = None, limit: int = 0
+    ) -> Place:
+        below, at = source or directory / "source", mountpoint or directory / f"mount-{len(made)}"
+        place = Place(directory / "home", tell(start, below, at, policy, limit, user=user), user, python)
+        made.append(place)
+        return place
+
+    yield mount
+    wrong = [line for place in reversed(made) for line in place.clear()]
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.fixture
+def own_place(tmp_path: Path, home: Path) -> Iterator[MakePlace]:
+    """As `place`, for the user who runs the tests."""
+    yield from _places(tmp_path, None, sys.executable)
+
+
+@pytest.fixture
+def ordinary_place(python_for_everyone: str) -> Iterator[MakePlace]:
+    """As `place`, for an ordinary user, who mounts through fusermount3."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        directory = Path(name).resolve()
+        if IS_ROOT:
+            os.chown(directory, NOBODY.uid, NOBODY.gid)
+        yield from _places(directory, NOBODY if IS_ROOT else None, python_for_everyone)
+
+
+@pytest.fixture(params=["own_place", "ordinary_place"] if IS_ROOT else ["ordinary_place"])
+def place(request: pytest.FixtureRequest) -> MakePlace:
+    """What holds for root and for an ordinary user alike."""
+    make: MakePlace = request.getfixturevalue(request.param)
+    return make
+
+
+class Sent(NamedTuple):
+    """One request of the kernel."""
+
+    opcode: str
+    node: int
+    size: int
+    """Bytes after the header."""
+    uid: int
+    gid: int
+    error: int
+    """What it was answered, where that is an error."""
+
+
+class Traffic:
+    """A mount whose server writes down what the kernel asks it."""
+
+    def __init__(self, source: Path, path: Path, notes: Path) -> None:
+        self.source = source
+        self.path = path
+        self._notes = notes
+
+    def notes(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._notes.read_text().splitlines()]
+
+    @property
+    def flags(self) -> int:
+        """What was negotiated in INIT."""
+        return next(int(note["flags"]) for note in self.notes() if "flags" in note)
+
+    def during(self, call: Callable[..., object], *args: object) -> list[Sent]:
+        """The requests that a call makes the kernel send; what it forgets meanwhile is left out."""
+        before = len(self.notes())
+        call(*args)
+        notes = self.notes()[before:]
+        errors = {note["refused"]: note["error"] for note in notes if "refused" in note}
+        return [
+            Sent(n["opcode"], n["node"], n["size"], n["uid"], n["gid"], errors.get(n["unique"], 0))
+            for n in notes
+            if "opcode" in n and "FORGET" not in n["opcode"]
+        ]
+
+    def opcodes(self, call: Callable[..., object], *args: object) -> list[str]:
+        return [sent.opcode for sent in self.during(call, *args)]
+
+
+@pytest.fixture
+def traffic(home: Path, source: Path, tmp_path: Path) -> Iterator[Traffic]:
+    """A mount of `source`, everything allowed, with its traffic."""
+    mountpoint, notes, policy = tmp_path / "mount", tmp_path / "notes", tmp_path / "policy.toml"
+    mountpoint.mkdir()
+    policy.write_text(ALLOW_ALL)
+    config = {
+        "source": str(source),
+        "mountpoint": str(mountpoint),
+        "home": str(home),
+        "session": str(uuid.uuid4()),
+        "agent": {"label": "alice", "id": str(uuid.uuid4())},
+        "role": "agent",
+        "team": None,
+        "chain": None,
+        "policy": session.choose_policy(home, policy).plain,
+        "policy_origin": str(policy),
+        "allow_other": False,
+        "session_dir": str(tmp_path),
+        "trail": str(tmp_path / "trail"),
+        "head": str(tmp_path / "head"),
+    }
+    ready, ready_end = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.fuse.traffic", notes],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        pass_fds=[ready_end],
+    ) as server:
+        os.close(ready_end)
+        assert server.stdin is not None
+        server.stdin.write(json.dumps({**config, "ready_fd": ready_end}).encode())
+        server.stdin.close()
+        with open(ready, "rb") as word:
+            assert word.read() == b"ready\n"
+        yield Traffic(source, mountpoint, notes)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    until(lambda: not mounts.at(mountpoint), "the mount is gone")
+
+
+class Commons(NamedTuple):
+    """A directory and, beside it, a mount: both are open to every user, and alike at first."""
+
+    bare: Path
+    world: World
+
+    @property
+    def path(self) -> Path:
+        return self.world.path
+
+    def alike(self, story: Callable[[Path], object]) -> object:
+        """What a story gives on the bare directory, which must be what it gives in the mount."""
+        below, through = story(self.bare), story(self.path)
+        assert through == below
+        return through
+
+
+@pytest.fixture
+def commons(mounted: Mounted) -> Iterator[Callable[..., Commons]]:
+    """A mount of root's that lets others in, under an allow-all policy unless another is given."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        directory = Path(name).resolve()
+        directory.chmod(0o755)
+        made: list[World] = []
+
+        def make(policy: str = ALLOW_ALL) -> Commons:
+            for below in ("bare", "source", "mount"):
+                (directory / below).mkdir()
+                (directory / below).chmod(0o777)
+            world = mounted(
+                policy=policy, source=directory / "source", mountpoint=directory / "mount", allow_other=True
+            )
+            made.append(world)
+            return Commons(directory / "bare", world)
+
+        yield make
+        wrong = [line for world in made for line in world.clear()]
+        assert not wrong, "; ".join(wrong)

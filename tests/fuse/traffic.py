@@ -1,0 +1,70 @@
+"""A server that notes what the kernel asks it and what it brings to the disk: `python -m tests.fuse.traffic NOTES`.
+
+It is the real one, in a process of its own, with its configuration on standard input; only its ears are longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import server
+from bonobofs.fuse.connection import Connection
+from bonobofs.fuse.core import Handler
+
+
+class _Noted(Connection):
+    """A connection that writes down each request before it is served."""
+
+    notes = -1
+
+    def handshake(self) -> None:
+        super().handshake()
+        _note(flags=int(self.flags))
+
+    def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
+        _, opcode, unique, node, uid, gid, pid, extensions, _ = p.IN_HEADER.unpack_from(self._buffer)
+        _note(
+            opcode=p.Opcode(opcode).name,
+            unique=unique,
+            node=node,
+            size=length - p.IN_SIZE,
+            uid=uid,
+            gid=gid,
+            pid=pid,
+            extensions=extensions,
+        )
+        super()._handle(length, handlers, failed)
+
+    def _error(self, unique: int, code: int) -> None:
+        _note(refused=unique, error=code)
+        super()._error(unique, code)
+
+
+def _note(**what: Any) -> None:
+    os.write(_Noted.notes, json.dumps(what).encode() + b"\n")
+
+
+def _noted(call: Callable[[int], None]) -> Callable[[int], None]:
+    def noted(fd: int) -> None:
+        _note(disk=call.__name__, path=os.readlink(f"/proc/self/fd/{fd}"))
+        call(fd)
+
+    return noted
+
+
+def main(notes: str) -> int:
+    """Serve, noting everything in the file `notes`."""
+    _Noted.notes = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    vars(server)["Connection"] = _Noted
+    os.fsync = _noted(os.fsync)  # type: ignore[assignment] # descriptors are all that the server gives it
+    os.fdatasync = _noted(os.fdatasync)  # type: ignore[assignment] # as above
+    return server.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
