@@ -53,7 +53,7 @@ class Attributes(Content):
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
-        st = self._backing.status(node)
+        st = self._backing.stat(node, changing=True)
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
@@ -112,7 +112,7 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.SET_XATTR, path)
-        st = self._backing.stat(node)
+        st = self._backing.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
@@ -139,7 +139,7 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
-        st = self._backing.stat(node)
+        st = self._backing.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         facts = self._with_links(node, st, Operation.REMOVE_XATTR) if kind is Kind.FILE else NO_FACTS
         request = Request(Operation.REMOVE_XATTR, path, kind)

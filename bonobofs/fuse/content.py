@@ -47,7 +47,7 @@ class Content(Core):
         appends = flags & os.O_APPEND
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
-        run = self._running(header, node, st, at, data, write_flags)
+        run = self._running(header, node, fd, st, at, data, write_flags)
         try:
             written = (
                 self._backing.append(fd, data, run.leave) if appends else self._backing.write(fd, data, at, run.leave)
@@ -66,7 +66,7 @@ class Content(Core):
         return p.WRITE_OUT.pack(written, 0)
 
     def _running(
-        self, header: Header, node: Node, st: os.stat_result, offset: int, data: memoryview, write_flags: int
+        self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
     ) -> Run:
         """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
         run = node.run
@@ -74,19 +74,21 @@ class Content(Core):
             run is not None
             and run.generation == self._guard.policy.generation
             and st.st_size <= run.limit
-            and offset + len(data) <= run.limit
+            and at + len(data) <= run.limit
             and st.st_nlink == 1
-            and (offset >= HEAD_BYTES or not run.leave.judges_content)
+            and (at >= HEAD_BYTES or not run.leave.judges_content)
         ):
             return run
         try:
-            return self._judged_run(header, node, st, offset, data)
+            return self._judged_run(header, node, fd, at, data)
         except OSError:
             if write_flags & p.WRITE_CACHE:
                 self._notices.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
             raise
 
-    def _judged_run(self, header: Header, node: Node, st: os.stat_result, offset: int, data: memoryview) -> Run:
+    def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> Run:
+        self._backing.confirm(node)
+        st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
@@ -126,6 +128,7 @@ class Content(Core):
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
         node = self._changed(header, Operation.ALLOCATE)
         fd = self._backing.file(node, W)
+        self._backing.confirm(node)
         st = os.fstat(fd)
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & system.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
@@ -157,6 +160,7 @@ class Content(Core):
         source = self._node(header.node_id)
         target_fd = self._backing.file(target, R | W if source is target else W)
         source_fd = target_fd if source is target else self._backing.file(source, R)
+        self._backing.confirm(target)
         st = os.fstat(target_fd)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))

@@ -96,15 +96,15 @@ class Descriptors:
         """What `name` in the directory is now. FileNotFoundError: it is not there."""
         return os.stat(name, dir_fd=self.directory(directory), follow_symlinks=False)
 
-    def stat(self, node: Node) -> os.stat_result:
-        """What the node is now. ESTALE or ENOENT: it is not where it was."""
+    def stat(self, node: Node, *, changing: bool = False) -> os.stat_result:
+        """What the node is now. ESTALE: it is not where it was; before a change, no symlink may lead there either."""
         if node.parent is None:
             return os.fstat(node.pin if node.pin >= 0 else node.fd)
         if node.is_dir:
-            st = self._stat_path(node)
+            st = self._stat_path(node, strict=changing)
         else:
             try:
-                st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+                st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=changing), follow_symlinks=False)
             except FileNotFoundError:
                 raise self._stale(node) from None
             except PermissionError:
@@ -250,12 +250,20 @@ class Descriptors:
             return fd
         return self._keep(node, fd, access)
 
+    def confirm(self, node: Node) -> None:
+        """Look that the file's name leads to it, however lately that was seen: a verdict is about to rest on it.
+
+        Look at the link count afterwards: while a name leads to the file, every other name counts too.
+        """
+        if node.parent is not None:
+            self._recheck(node)
+
     def _recheck(self, node: Node) -> None:
         assert node.parent is not None
         if node.held:
             return
         try:
-            st = os.stat(node.name, dir_fd=self.directory(node.parent), follow_symlinks=False)
+            st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=True), follow_symlinks=False)
         except PermissionError:
             return  # the way there was closed to us since; who has the file open may go on
         except FileNotFoundError:

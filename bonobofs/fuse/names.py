@@ -99,7 +99,7 @@ class Names(Core):
         (name,) = p.strings(body[p.LINK_IN.size :], 1)
         parent, directory = self._changing(header, Operation.LINK, name)
         node = self._changed(header, Operation.LINK, old_id)
-        st = self._backing.stat(node)
+        st = self._backing.stat(node, changing=True)
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         kind = kind_of(st.st_mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ executable = false
 [role.author]
 write = ["wide/", "narrow/"]
 """
+_TRIES = 20
+"""How often a trick is tried that needs some luck."""
 _FIRST, _MORE = b"a beginning\n", b"x" * 2000
 
 
@@ -104,6 +107,87 @@ def test_a_name_that_the_kernel_forgot_does_not_count_twice(mounted: Mounted, so
         assert tell(_write, linked) == errno.EPERM
     assert hook.read_bytes() == CONTENT
     assert [entry.path for entry in world.entries() if entry.code == "HARDLINK"][:1] == ["aidlc-docs/linked.md"]
+
+
+def _lose_a_second_name(first: Path, second: Path, number: int) -> object:
+    """By one mount a file gets a second name, by the other it loses that again; then by the first its own."""
+    linked, again = f"aidlc-docs/linked-{number}.md", f"aidlc-docs/again-{number}.md"
+    os.link(first / linked, first / again)
+    with opened(first / linked, os.O_RDWR) as fd, opened(second / "aidlc-docs", os.O_RDONLY):
+        outcome(os.pwrite, fd, b"EVIL", 0)
+        os.unlink(second / again)
+        os.unlink(first / linked)
+        return outcome(os.pwrite, fd, b"EVIL", 0)
+
+
+def _lose_the_name(first: Path, second: Path, number: int) -> object:
+    """A file that is open by one mount loses its name by the other."""
+    linked = f"aidlc-docs/linked-{number}.md"
+    with opened(first / linked, os.O_RDWR) as fd, opened(second / linked, os.O_RDONLY):
+        outcome(os.pwrite, fd, b"EVIL", 0)
+        os.unlink(second / linked)
+        return outcome(os.pwrite, fd, b"EVIL", 0)
+
+
+def _lose_the_name_and_cut(first: Path, second: Path, number: int) -> object:
+    linked = f"aidlc-docs/linked-{number}.md"
+    with opened(first / linked, os.O_RDWR) as fd, opened(second / linked, os.O_RDONLY):
+        outcome(os.ftruncate, fd, 0)
+        os.unlink(second / linked)
+        return outcome(os.ftruncate, fd, 0)
+
+
+def _over_and_over(trick: Callable[[Path, Path, int], object], first: Path, second: Path) -> list[object]:
+    return [trick(first, second, number) for number in range(_TRIES)]
+
+
+@pytest.mark.parametrize("trick", [_lose_a_second_name, _lose_the_name, _lose_the_name_and_cut])
+def test_a_name_that_another_mount_removes_makes_nothing_allowed(
+    mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
+) -> None:
+    """What is left of the file's names is a hook; a name that only this mount remembers does not stand for it."""
+    build(source)
+    hooks = [source / f".git/hooks/{number}" for number in range(_TRIES)]
+    for number, hook in enumerate(hooks):
+        hook.write_bytes(CONTENT)
+        os.link(hook, source / f"aidlc-docs/linked-{number}.md")
+    first, second = mounted(), mounted(agent="bob")
+    came = tell(_over_and_over, trick, first.path, second.path)
+    assert {hook.read_bytes() for hook in hooks} == {CONTENT}
+    assert set(came) <= {errno.EPERM, errno.ESTALE, errno.ENOENT}
+
+
+def _become_a_script(first: Path, second: Path, number: int) -> object:
+    """A program that is written by one mount becomes a document by the other, in two steps that are each allowed."""
+    module, document = f"tests/{number}.py", f"aidlc-docs/{number}.md"
+    with opened(first / module, os.O_RDWR | os.O_CREAT) as fd, opened(second / "aidlc-docs", os.O_RDONLY):
+        os.pwrite(fd, b"text", 0)
+        os.link(second / module, second / document)
+        os.unlink(second / module)
+        return outcome(os.pwrite, fd, b"#!/bin/sh\n", 0)
+
+
+def _become_executable(first: Path, second: Path, number: int) -> object:
+    module, document = f"tests/{number}.py", f"aidlc-docs/{number}.md"
+    with opened(first / module, os.O_RDWR | os.O_CREAT) as fd, opened(second / "aidlc-docs", os.O_RDONLY):
+        os.fchmod(fd, 0o640)
+        os.link(second / module, second / document)
+        os.unlink(second / module)
+        return outcome(os.fchmod, fd, 0o755)
+
+
+@pytest.mark.parametrize("trick", [_become_a_script, _become_executable])
+def test_a_file_that_another_mount_brings_under_another_rule_is_judged_by_that(
+    mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
+) -> None:
+    """Nothing goes on under the rule of a name that is gone."""
+    build(source)
+    first, second = mounted(), mounted(agent="bob")
+    tell(_over_and_over, trick, first.path, second.path)
+    documents = list((source / "aidlc-docs").iterdir())
+    assert len(documents) == _TRIES
+    assert not [path for path in documents if path.read_bytes().startswith(b"#!")]
+    assert not [path for path in documents if path.stat().st_mode & 0o111]
 
 
 def _inject(top: Path, how: str) -> None:
