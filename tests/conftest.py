@@ -8,11 +8,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from bonobofs import session
 from bonobofs.state import mounts
 from tests.worlds import Mounted, OrdinaryUser, World
+
+# The checkout may not be the tester's to write in, and a database of examples would be looked for there.
+hypothesis.settings.register_profile("nothing is left behind", database=None)
+hypothesis.settings.load_profile("nothing is left behind")
 
 
 def pytest_configure(config: pytest.Config) -> None:
