@@ -76,6 +76,8 @@ class Content(Core):
             and st.st_size <= run.limit
             and at + len(data) <= run.limit
             and st.st_nlink == 1
+            # A write sets both times to one value; a link, a removal or a rename by somebody else sets only this one.
+            and st.st_ctime_ns == st.st_mtime_ns
             and (at >= HEAD_BYTES or not run.leave.judges_content)
         ):
             return run

@@ -200,7 +200,7 @@ def _swap_for_a_hook_behind(_: Path, source: Path) -> None:
     """The file is a symlink to a hook, then a hard link of it, then a pipe."""
     path, aside = source / "aidlc-docs/d/plan.md", source / "aidlc-docs/aside"
     puts: tuple[tuple[Callable[..., None], tuple[Path, ...]], ...] = (
-        (os.symlink, (source / ".git/config", aside)),
+        (os.symlink, (Path("../../.git/config"), aside)),  # in the mount it leads to what is protected
         (os.link, (source / ".git/config", aside)),
         (os.mkfifo, (aside,)),
     )
