@@ -88,13 +88,14 @@ def _work(top: Path, seed: int, done: int) -> None:
 def _load(world: World, seed: int, notes: Path) -> Iterator[None]:
     children = []
     for worker in range(_WORKERS):
+        done = os.open(notes / str(worker), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         child = os.fork()
         if child == 0:
-            done = os.open(notes / str(worker), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
             try:
                 _work(world.path / f"w{worker}", seed * _WORKERS + worker, done)
             finally:
                 os._exit(0)
+        os.close(done)
         children.append(child)
     try:
         yield
