@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
@@ -37,6 +38,8 @@ bytes were copied from."""
 EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 _BLOCK = 64 * 1024
+_TOGETHER = 64
+"""Entries that are read from a trail at once."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 # C0, DEL and C1; line and paragraph separators; what turns the direction of writing; lone surrogates; the backslash,
 # so that what is shown can be read back.
@@ -52,19 +55,27 @@ def trails_in(directory: Path) -> list[Path]:
 def read(trail: Path) -> Iterator[AuditEntry]:
     """Give the entries of one trail in its order; a last line without a newline is left out: it may be in the making.
 
-    TrailError when the file cannot be read.
+    No descriptor is held between two entries: there may be more trails to merge than descriptors. TrailError when the
+    file cannot be read.
     """
-    try:
-        with trail.open("rb") as stream:
-            yield from _entries(stream, trail.stem)
-    except OSError as error:
-        raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
+    place, moment, found = 0, EPOCH, _TOGETHER
+    while found == _TOGETHER:
+        try:
+            with trail.open("rb") as stream:
+                stream.seek(place)
+                entries = list(islice(_entries(stream, trail.stem, moment), _TOGETHER))
+                place = stream.tell()
+        except OSError as error:
+            raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
+        yield from entries
+        found = len(entries)
+        moment = entries[-1].timestamp if entries else moment
 
 
 def merged(trails: Iterable[Path]) -> Iterator[AuditEntry]:
     """Give the entries of several trails by time, each trail in its own order even where a clock was set back.
 
-    Only trails whose times overlap are open together: there may be more trails than descriptors.
+    Only trails whose times overlap are read together.
     """
     waiting = deque(sorted((_began(trail), number, trail) for number, trail in enumerate(trails)))
     heap: list[tuple[datetime, int, AuditEntry, Iterator[AuditEntry]]] = []
@@ -278,8 +289,7 @@ def _path_pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(parts) + below, re.DOTALL)
 
 
-def _entries(stream: BinaryIO, session: str) -> Iterator[AuditEntry]:
-    moment = EPOCH
+def _entries(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[AuditEntry]:
     for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
         if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
             return

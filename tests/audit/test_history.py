@@ -9,6 +9,7 @@ import os
 import resource
 import tracemalloc
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -120,12 +121,13 @@ def test_more_trails_than_descriptors_are_merged(trails: Path) -> None:
         note(trail, number, str(number))
         trail.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 40, hard))
-    try:
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    with ExitStack() as held:
+        while held.enter_context(open(os.devnull, "rb")).fileno() < highest:
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         found = texts(merged(trails_in(trails)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found == [str(number) for number in range(120)]
 
 

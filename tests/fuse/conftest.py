@@ -154,7 +154,9 @@ class Traffic:
         self._notes = notes
 
     def notes(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._notes.read_text().splitlines()]
+        """What was written down so far, leaving out a line that is still in the making."""
+        whole, _, _ = self._notes.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     @property
     def flags(self) -> int:
