@@ -26,6 +26,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.connection import Connection, Hooks, mount, unmount
 from bonobofs.fuse.core import Notices
+from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.virtual import Virtual
@@ -56,6 +57,7 @@ class Server:
         inodes = Inodes(os.fstat(self._root).st_ino)
         self._backing: Final = Backing(self._root, inodes, cache=min(_raise_limit() // 4, _MOST_CACHED))
         self._backing.note_mounts()
+        self._diagnostics: Final = Diagnostics()
         self._ending = 0.0
         self._signals = 0
         self._settle_asked = False
@@ -131,13 +133,24 @@ class Server:
             unmount(self._mountpoint, lazy=True)
 
     def _after(self) -> None:
-        self._guard.enter_outcomes()
-        self._backing.after()
-        self._operations.relieve()
+        try:
+            self._guard.enter_outcomes()
+            self._backing.after()
+            self._operations.relieve()
+        except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
+            self._diagnostics.failed("what follows a request", error)
 
     def _tidy(self, now: float) -> float | None:
         if self._ending and now >= self._ending:
             return None
+        try:
+            self._tidy_up(now)
+        except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
+            self._diagnostics.failed("tidying up", error)
+        self._diagnostics.count()
+        return TIDY
+
+    def _tidy_up(self, now: float) -> None:
         try:
             if self._settle_asked:
                 self._settle()
@@ -145,12 +158,11 @@ class Server:
                 self._guard.settle_quiet(now)
         except TrailError as error:
             self._trail_fails = True
-            self._diagnose(str(error))
+            self._diagnostics.say(str(error))
         if self._trail_fails:
             self._trail_fails = False
             self._guard.end_runs()
         self._operations.quiet()
-        return TIDY
 
     def _settle(self) -> None:
         """Settle all that is under way, as was asked by SIGUSR1, and say so by the time of a file."""
@@ -168,7 +180,7 @@ class Server:
                     self._trail.sync()
             except TrailError as error:
                 self._trail_fails = True
-                self._diagnose(str(error))
+                self._diagnostics.say(str(error))
 
     def _begin_trail(self) -> None:
         details = {name: self._config[name] for name in ("source", "mountpoint", "role")}
@@ -186,22 +198,10 @@ class Server:
             self._guard.settle_all()
             self._trail.close()
         except TrailError as error:
-            self._diagnose(str(error))
+            self._diagnostics.say(str(error))
 
     def _failed(self, opcode: int, error: Exception) -> None:
-        # By hand: the traceback module looks at the source files, and they may lie in the mount.
-        places = []
-        at = error.__traceback__
-        while at is not None:
-            code = at.tb_frame.f_code
-            places.append(f"{Path(code.co_filename).name}:{at.tb_lineno} {code.co_name}")
-            at = at.tb_next
-        name = p.Opcode(opcode).name
-        self._diagnose(f"{name} failed: {type(error).__name__}: {error} at {' > '.join(places)}")
-
-    def _diagnose(self, text: str) -> None:
-        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
-        sys.stderr.flush()
+        self._diagnostics.failed(p.Opcode(opcode).name, error)
 
 
 def _raise_limit() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import resource
@@ -179,10 +180,10 @@ class Traffic:
         return [sent.opcode for sent in self.during(call, *args)]
 
 
-@pytest.fixture
-def traffic(home: Path, source: Path, tmp_path: Path) -> Iterator[Traffic]:
-    """A mount of `source`, everything allowed, with its traffic."""
-    mountpoint, notes, policy = tmp_path / "mount", tmp_path / "notes", tmp_path / "policy.toml"
+@contextlib.contextmanager
+def served(module: str, *arguments: str | Path, source: Path, home: Path, place: Path) -> Iterator[Path]:
+    """A mount of `source`, everything allowed, by a serving program of the tests; its complaints are in `stderr`."""
+    mountpoint, policy = place / "mount", place / "policy.toml"
     mountpoint.mkdir()
     policy.write_text(ALLOW_ALL)
     config = {
@@ -197,27 +198,39 @@ def traffic(home: Path, source: Path, tmp_path: Path) -> Iterator[Traffic]:
         "policy": session.choose_policy(home, policy).plain,
         "policy_origin": str(policy),
         "allow_other": False,
-        "session_dir": str(tmp_path),
-        "trail": str(tmp_path / "trail"),
-        "head": str(tmp_path / "head"),
+        "session_dir": str(place),
+        "trail": str(place / "trail"),
+        "head": str(place / "head"),
     }
     ready, ready_end = os.pipe()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.fuse.traffic", notes],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        pass_fds=[ready_end],
-    ) as server:
+    with (
+        (place / "stderr").open("wb") as complaints,
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stderr=complaints,
+            pass_fds=[ready_end],
+        ) as server,
+    ):
         os.close(ready_end)
         assert server.stdin is not None
         server.stdin.write(json.dumps({**config, "ready_fd": ready_end}).encode())
         server.stdin.close()
         with open(ready, "rb") as word:
             assert word.read() == b"ready\n"
-        yield Traffic(source, mountpoint, notes)
+        yield mountpoint
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     until(lambda: not mounts.at(mountpoint), "the mount is gone")
+
+
+@pytest.fixture
+def traffic(home: Path, source: Path, tmp_path: Path) -> Iterator[Traffic]:
+    """A mount of `source`, everything allowed, with its traffic."""
+    notes = tmp_path / "notes"
+    with served("tests.fuse.traffic", notes, source=source, home=home, place=tmp_path) as mountpoint:
+        yield Traffic(source, mountpoint, notes)
 
 
 class Commons(NamedTuple):

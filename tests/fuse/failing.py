@@ -1,0 +1,63 @@
+"""A server in which something fails that nobody foresaw: `python -m tests.fuse.failing`.
+
+It is the real one, in a process of its own, with its configuration on standard input. A lookup of a name that begins
+with `fail` raises; a name that begins with `fail-later` raises after the reply, and in the next round of tidying up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bonobofs.fuse import server
+from bonobofs.fuse.core import Header, Reply
+from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.protocol import Opcode
+
+
+class _Failing(Operations):
+    after = tidying = False
+
+    def relieve(self) -> None:
+        if self.after:
+            self.after = False
+            raise LookupError("after the reply")
+        super().relieve()
+
+    def quiet(self) -> None:
+        if self.tidying:
+            self.tidying = False
+            raise LookupError("tidying up")
+        super().quiet()
+
+
+def _lookup(operations: _Failing) -> None:
+    real = operations.handlers[Opcode.LOOKUP]
+
+    def lookup(header: Header, body: memoryview) -> Reply:
+        name = bytes(body)
+        if name.startswith(b"fail-later"):
+            operations.after = operations.tidying = True
+        elif name.startswith(b"fail"):
+            raise ValueError("nobody foresaw this")
+        return real(header, body)
+
+    operations.handlers[Opcode.LOOKUP] = lookup
+
+
+def main() -> int:
+    """Serve until the mount ends."""
+
+    def made(*parts: object) -> _Failing:
+        operations = _Failing(*parts)  # type: ignore[arg-type] # whatever the server gives
+        _lookup(operations)
+        return operations
+
+    vars(server)["Operations"] = made
+    if "full" in sys.argv:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+    return server.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
