@@ -48,6 +48,16 @@ ERRNO: Final[dict[Code, int]] = {
 }
 
 
+class Apart(enum.StrEnum):
+    """Where the bytes of an allowed change go, if not into the source."""
+
+    NO = ""
+    SCRATCH = "scratch"
+    """Into the session's scratch layer; the path is one of `[[scratch]]`."""
+    TEMPORARY = "temporary"
+    """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
+
+
 class Allowed(NamedTuple):
     """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it."""
 
@@ -57,6 +67,8 @@ class Allowed(NamedTuple):
     """The largest size in bytes to which this verdict extends; None: any."""
     judges_content: bool = False
     """The rule forbids executable content: a change of the first bytes must be judged anew."""
+    apart: Apart = Apart.NO
+    """Anything but NO: the change must not touch the source. Such a verdict speaks for paths inside a mount alone."""
 
 
 class Denied(NamedTuple):

@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.log import Trail
+from bonobofs.audit.record import APART
 from bonobofs.decision import Allowed, Code, Denied, Refused, as_document
 from bonobofs.errors import TrailError
-from bonobofs.policy.engine import Policy, decide
+from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
 
 QUIET: Final = 1.0
@@ -139,15 +140,27 @@ class Guard:
     """The door of one session: one agent, one policy at a time, one trail."""
 
     def __init__(
-        self, policy: Policy, agent: Agent, trail: Trail, *, name: str = "file", outcomes_later: bool = False
+        self,
+        policy: Policy,
+        agent: Agent,
+        trail: Trail,
+        *,
+        name: str = "file",
+        outcomes_later: bool = False,
+        holds_apart: bool = False,
     ) -> None:
-        """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it."""
+        """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it.
+
+        `holds_apart`: whoever asks looks at each verdict's `apart` and keeps such bytes out of the source. To others
+        those changes are refused.
+        """
         self.policy = policy
         self.agent: Final = agent
         self.trail: Final = trail
         self.denials: Final[deque[dict[str, Any]]] = deque(maxlen=SHOWN_DENIALS)
         self.denials_seen = 0
         self._name: Final = name
+        self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
         self._repeats: dict[tuple[Operation, str, Code], _Repeat] = {}
         self._ended: Final[list[_Outcome]] = []
@@ -157,7 +170,7 @@ class Guard:
 
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
-        return decide(self.policy, self.agent, request, facts)
+        return self._decide(self.policy, self.agent, request, facts)
 
     def admit(
         self,
@@ -174,13 +187,17 @@ class Guard:
         `action` is create, modify or delete, where the operation's name alone does not tell.
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written.
         """
-        leave = decide(self.policy, self.agent, request, facts)
+        leave = self._decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
+        apart = leave.apart
         for part in parts:
-            other = decide(self.policy, self.agent, part.request, part.facts)
+            other = self._decide(self.policy, self.agent, part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
+            apart = apart and other.apart
+        if apart:
+            details = {**(details or {}), APART: apart.value}
         action = action or ACTIONS.get(request.operation, "modify")
         seq = self._intend(request, leave, caller, details, size, action)
         return Admission(self._end, request, leave, seq, action)
@@ -191,10 +208,11 @@ class Guard:
         Raises Refused as `admit` does.
         """
         self.settle(key)
-        leave = decide(self.policy, self.agent, request, facts)
+        leave = self._decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
-        seq = self._intend(request, leave, caller, None, 0, ACTIONS.get(request.operation, "modify"))
+        details = {APART: leave.apart.value} if leave.apart else None
+        seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)
         return run
 

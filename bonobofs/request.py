@@ -82,6 +82,8 @@ class Facts(NamedTuple):
     """Names of the file (hard links) beyond those that are known and allowed."""
     privileged: bool = False
     """The serving process runs as root, so that devices could be made at all."""
+    in_source: bool = False
+    """What stands under the name, or comes to stand there, is a file of the source: a temporary name is not held."""
 
 
 NO_FACTS: Final = Facts()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.log import Identity, Trail
-from bonobofs.decision import Code, Refused
+from bonobofs.decision import Apart, Code, Denied, Refused
 from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
-from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.worlds import environment
 
 ALICE = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
@@ -25,6 +25,7 @@ POLICY = {
     "protect": [{"paths": [".git/"]}],
     "rule": [{"name": "notes", "paths": ["notes/"], "suffixes": [".md"], "max_size": 100, "executable": False}],
 }
+APART_POLICY = {"scratch": [{"paths": ["build/"]}], "temporary": ["**/*.tmp"]}
 
 
 @pytest.fixture
@@ -75,6 +76,39 @@ def test_a_refused_change_never_runs_its_block(guard: Guard, trail: Trail) -> No
     (entry,) = entries(trail)
     assert (entry["result"], entry["code"], entry["governance"]) == ("denied", "SUFFIX", "deny")
     assert (entry["tool"], entry["details"]["pid"]) == ("touch", 7)
+
+
+def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Guard, trail: Trail) -> None:
+    guard.policy = compile_policy({**POLICY, **APART_POLICY})
+    for path in ("build/a", "notes/a.tmp"):
+        ran = []
+        with pytest.raises(Refused) as refused, guard.admit(create(path)):
+            ran.append(1)
+        with pytest.raises(Refused), guard.admit(create("notes/a.md"), NO_FACTS, Part(create(path))):
+            ran.append(1)
+        with pytest.raises(Refused):
+            guard.begin(1, create(path), NO_FACTS, 0.0)
+        assert not ran
+        assert (refused.value.errno, refused.value.decision.code) == (errno.EACCES, Code.DEFAULT)
+        assert isinstance(guard.decide(create(path)), Denied)
+    assert {entry["result"] for entry in entries(trail) if entry["kind"] == "intent"} == {"denied"}
+
+
+def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -> None:
+    guard = Guard(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    held, note = Request(Operation.RENAME, WorkspacePath("a.tmp")), Part(create("notes/a.md"))
+    with guard.admit(create("build/a"), details={"size": 1}) as leave:
+        assert leave.apart is Apart.SCRATCH
+    with guard.admit(held, Facts(leaves=True), Part(create("b.tmp"))) as leave:
+        assert leave.apart is Apart.TEMPORARY
+    with guard.admit(held, Facts(leaves=True), note) as leave:
+        assert leave.apart is Apart.TEMPORARY
+    with guard.admit(create("notes/a.md")) as leave:
+        assert leave.apart is Apart.NO
+    guard.begin(1, create("build/a"), Facts(size=10**6), 0.0)
+    guard.begin(2, create("notes/a.md"), Facts(size=5), 0.0)
+    told = [entry["details"].get("apart") for entry in entries(trail) if entry["kind"] == "intent"]
+    assert told == ["scratch", "temporary", None, None, "scratch", None]
 
 
 def test_one_refused_part_refuses_the_whole(guard: Guard, trail: Trail) -> None:

@@ -22,6 +22,9 @@ HASH_KEY: Final = b',"hash":"'
 HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
 """Bytes of a line, its newline aside, that its hash does not cover."""
 
+APART: Final = "apart"
+"""Key in the details of an intent: `scratch` or `temporary` where the change leaves the source as it is."""
+
 
 Line = bytes
 """A line as it lies on the disk. `AuditEntry` has a field named `bytes`, so the type needs another name there."""

@@ -8,14 +8,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bonobofs.decision import Allowed
+from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
-from bonobofs.policy.pattern import Matcher, Pattern, Reach, compile_name, is_wild, may_begin_with, parse
+from bonobofs.policy.pattern import (
+    ANY_DEPTH,
+    Matcher,
+    Names,
+    Pattern,
+    Reach,
+    compile_name,
+    is_wild,
+    may_begin_with,
+    parse,
+)
 
 EVERYTHING: Final = "**"
 DEFAULT_ROLE: Final = "agent"
 """The role that exists, and writes everywhere, unless the policy defines it."""
+_ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
+"""Names as people give them. Whatever holds one of these does not tell temporary names from others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +79,43 @@ class Hidden:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ScratchTable:
+    """One [[scratch]]. What all its paths hold together is at most `max_total` bytes; None: any number."""
+
+    index: int
+    """Its place among the tables."""
+    patterns: tuple[Pattern, ...]
+    max_total: int | None
+    full: words.Refusal
+    """Of what would hold more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scratch:
+    """One pattern of a [[scratch]]; `order` is its place among all of them, the first that matches decides."""
+
+    order: int
+    table: ScratchTable
+    leave: Allowed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Temporary:
+    """Which names are held: by their last component at any depth, or by the whole path."""
+
+    names: Names
+    paths: Matcher[bool]
+    leave: Allowed
+
+    def admits(self, parts: Sequence[str]) -> bool:
+        """Whether a file or symlink of this name is held. Never those by which editors find out about a directory."""
+        name = parts[-1]
+        if not self.names.match(name) and not (self.paths and self.paths.find(parts)):
+            return False
+        return not is_never_held(name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
     """What the engine decides by. Never changed once made; a new policy, role or lease is a new generation."""
 
@@ -75,6 +124,10 @@ class Policy:
     generation: int
     devices: bool
     protect: Matcher[words.Refusal]
+    scratch: tuple[ScratchTable, ...]
+    protect_and_scratch: Matcher[words.Refusal | Scratch]
+    """Both in one automaton, for every decision asks for both."""
+    temporary: Temporary | None
     keep: Matcher[words.Refusal]
     hidden: Hidden
     rules: Matcher[Rule]
@@ -85,6 +138,12 @@ class Policy:
     """The leave where no rule matches, or None: refused."""
     judges_content: bool
     """Some rule refuses executable content, so that the first bytes of a file are worth reading."""
+
+    def scratch_table(self, path: str) -> ScratchTable | None:
+        """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""
+        found = self.protect_and_scratch.find(path.split("/") if path else [])
+        matching = [one for one in found if isinstance(one, Scratch)]
+        return min(matching, key=lambda one: one.order).table if matching else None
 
 
 def digest(document: Mapping[str, Any]) -> str:
@@ -97,7 +156,8 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
 
     PolicyError, without file and line, for a pattern that cannot be enforced.
     """
-    protect = [parse(text) for table in document.get("protect", ()) for text in table["paths"]]
+    protect = _protect(document)
+    scratch = _scratch(document.get("scratch", ()))
     keep = [parse(text) for table in document.get("keep", ()) for text in table["paths"]]
     rules = _rules(document.get("rule", ()))
     offers = tuple(rule.offer for rule in sorted(rules, key=lambda rule: rule.order))
@@ -107,7 +167,10 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         digest=digest(document),
         generation=generation,
         devices=bool(document.get("devices", False)),
-        protect=Matcher([(parse(".bonobofs/"), words.RESERVED), *((one, words.protected(one)) for one in protect)]),
+        protect=Matcher(protect),
+        scratch=tuple({pattern.table.index: pattern.table for _, pattern in scratch}.values()),
+        protect_and_scratch=Matcher([*protect, *scratch]),
+        temporary=_temporary(document.get("temporary", ())),
         keep=Matcher((one, words.kept(one)) for one in keep),
         hidden=_hidden(document.get("hidden", ())),
         rules=Matcher((pattern, rule) for rule in rules for pattern in rule.offer.patterns),
@@ -117,6 +180,62 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         default=Allowed("default") if document.get("default", "deny") == "allow" else None,
         judges_content=any(not offer.executable for offer in offers),
     )
+
+
+def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, words.Refusal]]:
+    patterns = [parse(text) for table in document.get("protect", ()) for text in table["paths"]]
+    return [(parse(".bonobofs/"), words.RESERVED), *((one, words.protected(one)) for one in patterns)]
+
+
+def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch]]:
+    found: list[tuple[Pattern, Scratch]] = []
+    for index, table in enumerate(tables):
+        patterns = tuple(parse(text) for text in table["paths"])
+        limit = table.get("max_total")
+        described = ScratchTable(index, patterns, limit, words.scratch_is_full(patterns, limit))
+        for pattern in patterns:
+            leave = Allowed(f"scratch:{pattern.text}", apart=Apart.SCRATCH)
+            found.append((pattern, Scratch(len(found), described, leave)))
+    return found
+
+
+def _temporary(texts: Sequence[str]) -> Temporary | None:
+    if not texts:
+        return None
+    patterns = [parse_temporary(text) for text in texts]
+    anywhere = [len(one.components) == 2 and one.components[0] == ANY_DEPTH for one in patterns]
+    return Temporary(
+        names=Names(one.components[1] for one, is_name in zip(patterns, anywhere, strict=True) if is_name),
+        paths=Matcher((one, True) for one, is_name in zip(patterns, anywhere, strict=True) if not is_name),
+        leave=Allowed(Apart.TEMPORARY.value, apart=Apart.TEMPORARY),
+    )
+
+
+def parse_temporary(text: str) -> Pattern:
+    """Take an entry of `temporary` apart. PolicyError also where it would hold more than temporary names, or nothing.
+
+    Whatever matches seems to succeed, and is gone with the session unless it is renamed. So a pattern must say what
+    the name itself looks like.
+    """
+    pattern = parse(text)
+    if pattern.reach is not Reach.ONLY:
+        raise PolicyError("this would hold all that lies below; write how the names themselves look, as **/*.tmp")
+    name = pattern.components[-1]
+    if is_never_held(name):
+        raise PolicyError("4913 and names that end in ~ are never held; editors that are refused them write in place")
+    ordinary = next((each for each in _ORDINARY if compile_name(name)(each)), None)
+    if ordinary is not None:
+        raise PolicyError(f"this would hold {ordinary} too, which would vanish; write how temporary names look")
+    return pattern
+
+
+def is_never_held(name: str) -> bool:
+    """Whether the name is one by which editors find out whether they may replace a file, or where they keep the old.
+
+    Refused, vim and emacs write into the file as it is, which is what cannot lose it. Were these held, they would move
+    the only good copy to where it ends with the session.
+    """
+    return name == "4913" or name.endswith("~")
 
 
 def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:

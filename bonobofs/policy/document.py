@@ -26,14 +26,14 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
-from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden
+from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.lines import Place, positions
 from bonobofs.policy.words import BUILT_IN_RULES
 
 LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""
 
-_NOT_BUILT: Final = frozenset({"temporary", "scratch", "ask", "git", "beads", "agent_mail"})
+_NOT_BUILT: Final = frozenset({"ask", "git", "beads", "agent_mail"})
 _NOT_BUILT_IN_ROLES: Final = frozenset({"tools", "git", "beads"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
@@ -60,6 +60,14 @@ def _hidden(text: str) -> str:
     return text
 
 
+def _temporary(text: str) -> str:
+    try:
+        parse_temporary(text)
+    except PolicyError as error:
+        raise _refuse(f"{text!a}: {error}") from None
+    return text
+
+
 def _suffix(text: str) -> str:
     if not _SUFFIX.fullmatch(text):
         raise _refuse(f'{text!a} can be no suffix: it is the last extension with its dot, for instance ".md"')
@@ -75,7 +83,7 @@ def _size(value: object) -> object:
 
 def _size_that_exists(size: ByteSize) -> ByteSize:
     if size > LARGEST:
-        raise _refuse("no file can be that large; leave max_size out for no limit")
+        raise _refuse("no file can be that large; leave it out for no limit")
     return size
 
 
@@ -99,6 +107,7 @@ def _example(path: str) -> str:
 
 PathPattern = Annotated[str, AfterValidator(_pattern)]
 HiddenPattern = Annotated[str, AfterValidator(_hidden)]
+TemporaryPattern = Annotated[str, AfterValidator(_temporary)]
 Suffix = Annotated[str, AfterValidator(_suffix)]
 Size = Annotated[ByteSize, BeforeValidator(_size), AfterValidator(_size_that_exists)]
 Name = Annotated[str, AfterValidator(_name)]
@@ -114,6 +123,13 @@ class Paths(_Table):
     """[[protect]] and [[keep]]: what nothing may change; what nothing may delete or rename away."""
 
     paths: list[PathPattern] = Field(min_length=1)
+
+
+class Scratch(_Table):
+    """[[scratch]]: what may be written at will and never reaches the source, up to so many bytes together."""
+
+    paths: list[PathPattern] = Field(min_length=1)
+    max_total: Size | None = None
 
 
 class Examples(_Table):
@@ -147,9 +163,11 @@ class PolicyDocument(_Table):
     default: Literal["deny", "allow"] = "deny"
     default_role: Name = DEFAULT_ROLE
     hidden: list[HiddenPattern] = []
+    temporary: list[TemporaryPattern] = []
     devices: bool = False
     protect: list[Paths] = []
     keep: list[Paths] = []
+    scratch: list[Scratch] = []
     rule: list[Rule] = []
     role: dict[Name, Role] = {}
 

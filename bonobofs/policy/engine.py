@@ -1,22 +1,23 @@
 """Deciding. Pure and total: the same policy, agent, request and facts give the same answer, and every one gets one.
 
-The order is that of the contracts: outside, devices, protect, the role's `deny`, hidden, the role's `write`, keep, then
-the rules, or `default` where none matches the path; last, what would be allowed is still refused for a file that has
-names beyond those that are known. What is refused earlier is never looked at again, so nothing later can widen it.
+The order is that of the contracts: outside, devices, protect, the role's `deny`, scratch and temporary names (allowed,
+the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the path; last,
+what would be allowed is still refused for a file that has names beyond those that are known. What is refused earlier is
+never looked at again, so nothing later can widen it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from bonobofs.decision import Allowed, Decision, Denied
+from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy import words
-from bonobofs.policy.compiled import Policy, Rule, compile_policy, digest
+from bonobofs.policy.compiled import Policy, Rule, Scratch, compile_policy, digest
 from bonobofs.policy.description import allowed_directories, describe
 from bonobofs.policy.pattern import NO_CHARACTER
 from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
 
-__all__ = ["Policy", "allowed_directories", "compile_policy", "decide", "describe", "digest"]
+__all__ = ["Policy", "allowed_directories", "compile_policy", "decide", "decide_in_source", "describe", "digest"]
 
 EXECUTABLE_HEADS: Final = (
     b"#!",
@@ -36,6 +37,8 @@ _X_BITS: Final = 0o111
 _FILE: Final = Kind.FILE
 _DIRECTORY: Final = Kind.DIRECTORY
 _DEVICE: Final = Kind.DEVICE
+_SYMLINK: Final = Kind.SYMLINK
+_SCRATCH: Final = Apart.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
 _REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
@@ -84,20 +87,35 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
         refusal = words.DEVICE
     if refusal is None:
-        refusal = _closed(policy, agent.role, parts, dotted, leaves)
-    if refusal is None:
-        matched = policy.rules.find(parts)
-        verdict = _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default
+        may_be_held = not facts.in_source and (kind is _FILE or kind is _SYMLINK) and parts != []
+        verdict = _before_rules(policy, agent.role, parts, may_be_held, dotted, leaves)
+        if verdict is None:
+            matched = policy.rules.find(parts)
+            verdict = _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default
         if verdict is None:
             refusal = policy.roles[agent.role].default
         elif isinstance(verdict, words.Refusal):
             refusal = verdict
-        elif facts.foreign_names > 0 and operation in _OF_THE_INODE and kind is not _DIRECTORY:
+        elif (
+            facts.foreign_names > 0
+            and operation in _OF_THE_INODE
+            and kind is not _DIRECTORY
+            and verdict.apart is not _SCRATCH  # a file of the source is copied there before it is changed
+        ):
             refusal = words.HARDLINK
         else:
             return verdict
     # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
     return tuple.__new__(Denied, (*refusal, path, operation))
+
+
+def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
+    """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
+    decision = decide(policy, agent, request, facts)
+    if isinstance(decision, Denied) or decision.apart is Apart.NO:
+        return decision
+    reason, instead = words.ONLY_IN_A_MOUNT[decision.apart]
+    return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
 def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> words.Refusal | None:
@@ -127,16 +145,24 @@ def _leads_out(policy: Policy, parts: list[str], target: str) -> words.Refusal |
     return None
 
 
-def _closed(policy: Policy, role_name: str, parts: list[str], dotted: bool, leaves: bool) -> words.Refusal | None:
-    """What closes a path before any rule is asked."""
-    refusals = policy.protect.find(parts)
-    if refusals:
-        return refusals[0]
+def _before_rules(  # noqa: PLR0911 - the order of the contracts, one step after the other
+    policy: Policy, role_name: str, parts: list[str], may_be_held: bool, dotted: bool, leaves: bool
+) -> Allowed | words.Refusal | None:
+    """What decides about a path before any rule is asked."""
+    found = policy.protect_and_scratch.find(parts)
+    if found:
+        for one in found:
+            if isinstance(one, words.Refusal):
+                return one
     role = policy.roles.get(role_name)
     if role is None:
         return policy.unknown_role
     if role.deny and (refusals := role.deny.find(parts)):
         return refusals[0]
+    if found:
+        return _first_scratch(found)
+    if may_be_held and policy.temporary is not None and policy.temporary.admits(parts):
+        return policy.temporary.leave
     if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
         return policy.hidden.refusal
     if role.write is not None and not role.write.find(parts):
@@ -144,6 +170,10 @@ def _closed(policy: Policy, role_name: str, parts: list[str], dotted: bool, leav
     if leaves and (refusals := policy.keep.find(parts)):
         return refusals[0]
     return None
+
+
+def _first_scratch(found: list[words.Refusal | Scratch]) -> Allowed:
+    return min((one for one in found if isinstance(one, Scratch)), key=_order).leave
 
 
 def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | words.Refusal:
@@ -175,6 +205,10 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
 
 def _rank(rule: Rule) -> int:
     return rule.rank
+
+
+def _order(scratch: Scratch) -> int:
+    return scratch.order
 
 
 def _runs(facts: Facts) -> bool:

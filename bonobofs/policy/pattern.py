@@ -204,6 +204,10 @@ def compile_name(component: str) -> Callable[[str], object]:
     """A test for one component; it takes time linear in the name, however many stars there are."""
     if not is_wild(component):
         return component.__eq__
+    return re.compile(_expression(component)).fullmatch
+
+
+def _expression(component: str) -> str:
     chunks: list[str] = [""]
     for token in _tokens(component):
         if token.text:
@@ -214,7 +218,42 @@ def compile_name(component: str) -> Callable[[str], object]:
     # A chunk has one length, so the first place where it fits is as good as any: atomic groups never come back.
     middle = "".join(f"(?>.*?{chunk})" for chunk in others[:-1])
     last = f".*{others[-1]}" if others else ""
-    return re.compile(f"(?s:{first}{middle}{last})").fullmatch
+    return f"(?s:{first}{middle}{last})"
+
+
+class Names:
+    """Globs for one component, all asked at once; most names are told apart by how they begin or end."""
+
+    __slots__ = ("_begins", "_ends", "_fits")
+
+    def __init__(self, components: Iterable[str]) -> None:
+        begins: set[str] = set()
+        ends: set[str] = set()
+        expressions = []
+        for component in components:
+            tokens = _tokens(component)
+            if prefix := _literal_run(tokens):
+                begins.add(prefix)
+            else:
+                ends |= _possible_ends(tokens)
+            expressions.append(_expression(component))
+        self._begins = tuple(sorted(begins))
+        self._ends = tuple(sorted(ends))
+        self._fits = re.compile("|".join(expressions) or "(?!)").fullmatch
+
+    def match(self, name: str) -> bool:
+        """Whether one of the globs matches the name."""
+        return (name.startswith(self._begins) or name.endswith(self._ends)) and self._fits(name) is not None
+
+
+def _possible_ends(tokens: Sequence[_Token]) -> set[str]:
+    """Texts of which every name that the tokens match has one at its end."""
+    if suffix := _literal_run(tokens[::-1])[::-1]:
+        return {suffix}
+    last = tokens[-1].text
+    if last.startswith("[") and not last.startswith("[^") and last.isascii():
+        return {character for character in map(chr, range(128)) if re.fullmatch(last, character)}
+    return {""}
 
 
 class _Globs(Generic[Value]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bonobofs.decision import Code
+from bonobofs.decision import Apart, Code
 from bonobofs.policy.pattern import Pattern, Reach
 
 _SHOWN: Final = 6
@@ -114,9 +114,20 @@ RESERVED: Final = Refusal(
     "The name .bonobofs belongs to bonobofs; nothing may change it.",
     "Read .bonobofs/policy.md there, and write somewhere else.",
 )
+ONLY_IN_A_MOUNT: Final = {
+    Apart.SCRATCH: (
+        "Scratch files exist only inside a mount; none of them is written into the workspace.",
+        "Make it in a mount of the workspace, or write where a rule admits it.",
+    ),
+    Apart.TEMPORARY: (
+        "Temporary names are held only inside a mount; none of them is written into the workspace.",
+        "Write the file under its own name; it appears or changes at once.",
+    ),
+}
+"""Reason and instead where nothing can be held apart."""
 NO_ROLE_RULE: Final = "role"
 
-BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", NO_ROLE_RULE})
+BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", "temporary", NO_ROLE_RULE})
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
 
 
@@ -138,6 +149,14 @@ def kept(pattern: Pattern) -> Refusal:
     reason = "The policy keeps this file: it is never deleted or renamed away."
     instead = "Keep it under its name; where a rule admits the path, edit it or rename a new version over it."
     return Refusal(Code.KEEP, f"keep:{pattern.text}", reason, instead)
+
+
+def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refusal:
+    """The refusal of what one [[scratch]] has no more room for."""
+    limit = size(max_total or 0)
+    reason = f"All scratch files {places(patterns)} together would be larger than the {limit} allowed."
+    instead = "Delete scratch files that are not needed any more."
+    return Refusal(Code.SIZE, f"scratch:{patterns[0].text}", reason, instead)
 
 
 def hidden(allowed: Sequence[str]) -> Refusal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bonobofs.decision import Code
+from bonobofs.decision import Apart, Code
 from bonobofs.request import Agent, Facts, Kind, Operation, Request
 
 EXECUTABLE = [
@@ -110,10 +110,25 @@ def refusal_by(rule: dict[str, Any], parts: list[str], facts: Facts, leaves: boo
     return None
 
 
-def codes(  # noqa: PLR0911 # the order of the contracts, one step a line
-    document: dict[str, Any], agent: Agent, request: Request, facts: Facts
-) -> set[Code]:
+def is_temporary(document: dict[str, Any], parts: list[str], request: Request, facts: Facts) -> bool:
+    """Whether the request is for a name that is held apart until it is renamed."""
+    if facts.in_source or request.kind not in (Kind.FILE, Kind.SYMLINK) or not parts:
+        return False
+    if parts[-1] == "4913" or parts[-1][-1:] == "~":
+        return False
+    return any_matches(document["temporary"], parts)
+
+
+def codes(document: dict[str, Any], agent: Agent, request: Request, facts: Facts) -> set[Code]:
     """The codes that a refusal may have, where several rules refuse any of theirs; empty: the change is allowed."""
+    answer = decide(document, agent, request, facts)
+    return answer if isinstance(answer, set) else set()
+
+
+def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
+    document: dict[str, Any], agent: Agent, request: Request, facts: Facts
+) -> set[Code] | Apart:
+    """Where the bytes of an allowed change go, or the codes that its refusal may have."""
     parts = request.path.split("/") if request.path else []
     operation = request.operation
     leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
@@ -136,6 +151,10 @@ def codes(  # noqa: PLR0911 # the order of the contracts, one step a line
         return {Code.PROTECTED}
     if role is None or any_matches(role["deny"], parts):
         return {Code.ROLE}
+    if any_matches([pattern for table in document["scratch"] for pattern in table["paths"]], parts):
+        return Apart.SCRATCH
+    if is_temporary(document, parts, request, facts):
+        return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.TEMPORARY
     if not hidden_is_open(document["hidden"], parts):
         return {Code.HIDDEN}
     if not any_matches(role["write"], parts):
@@ -148,6 +167,9 @@ def codes(  # noqa: PLR0911 # the order of the contracts, one step a line
     refusals = {refusal_by(rule, parts, facts, leaves) for rule in matching} if request.kind is Kind.FILE else {None}
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}
-    if facts.foreign_names and operation.value in ON_THE_INODE and request.kind is not Kind.DIRECTORY:
-        return {Code.HARDLINK}
-    return set()
+    return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO
+
+
+def has_foreign_names(request: Request, facts: Facts) -> bool:
+    on_the_inode = request.operation.value in ON_THE_INODE and request.kind is not Kind.DIRECTORY
+    return on_the_inode and facts.foreign_names > 0

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
-from bonobofs.policy.compiled import parse_hidden
+from bonobofs.policy.compiled import parse_hidden, parse_temporary
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
 NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", "x.md.py", "x.", "..md", "a..b.md", "é"]
+NAMES += ["sedAb1", ".a.swp", "x.md~", "4913"]
 STRANGE = [*NAMES, "\udcff", "a\nb", "[a]", "*", "", ".", "..", "\0", "\ud800", " a", "a" * 300]
+TEMPORARY = ["**/sed???", "**/.*.sw[a-p]", "**/[!A-Z]*[~p]", "a/sed*", "**/a", "a/**/x.*", "**/[0-9]*[0-9]", "*/?b"]
 GLOBS = ["*", "?", "a*", "*b", "*.md", "x.*", "[ab]", "[!a]*", "[a-x].py", ".*", ".?*", "*.*", "?b", "*a*b*", "[.]git"]
 
 
@@ -38,12 +40,21 @@ def _opens(text: str) -> bool:
     return True
 
 
+def _is_held(text: str) -> bool:
+    try:
+        parse_temporary(text)
+    except PolicyError:
+        return False
+    return True
+
+
 components = st.one_of(st.sampled_from(NAMES), st.sampled_from(NAMES), st.sampled_from(GLOBS), st.just("**"))
 patterns = st.builds(
     lambda parts, end: "/".join(parts) + end, st.lists(components, min_size=1, max_size=4), st.sampled_from(["", "/"])
 ).filter(_parses)
 wide = st.one_of(patterns, patterns, st.sampled_from(["**", "**/*", "a/", "*/", "**/*.md", "**/*.py"]))
 hidden = st.one_of(components.filter(lambda text: "." in text or "*" in text), patterns).filter(_opens)
+temporary = st.lists(st.sampled_from(TEMPORARY) | patterns.filter(_is_held), max_size=4)
 plain_paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=5).map("/".join)
 strange_paths = st.lists(st.sampled_from(STRANGE), max_size=4).map("/".join)
 paths = mostly(plain_paths, strange_paths | st.text())
@@ -59,6 +70,12 @@ rules = st.fixed_dictionaries(
     }
 )
 path_tables = st.lists(st.fixed_dictionaries({"paths": st.lists(patterns, min_size=1, max_size=2)}), max_size=1)
+scratch_tables = st.lists(
+    st.fixed_dictionaries(
+        {"paths": st.lists(patterns, min_size=1, max_size=2), "max_total": st.none() | st.integers(0, 20)}
+    ),
+    max_size=2,
+)
 write = mostly(st.just(["**"]), st.lists(wide, max_size=3))
 roles = st.fixed_dictionaries({"write": write, "deny": st.lists(patterns, max_size=2)})
 
@@ -72,9 +89,11 @@ documents = st.fixed_dictionaries(
         "default": st.sampled_from(["deny", "allow"]),
         "default_role": st.just("agent"),
         "hidden": st.just(["**"]) | st.lists(hidden, max_size=3),
+        "temporary": mostly(st.just([]), temporary) | temporary,
         "devices": st.booleans(),
         "protect": path_tables,
         "keep": path_tables,
+        "scratch": mostly(st.just([]), scratch_tables) | scratch_tables,
         "rule": st.lists(rules, max_size=4).map(_named),
         "role": st.dictionaries(st.sampled_from(["agent", "writer"]), roles, max_size=2),
     }
@@ -102,6 +121,7 @@ facts = st.builds(
     head=heads,
     target=targets,
     leaves=st.sampled_from([False, False, False, True]),
+    in_source=st.booleans(),
     foreign_names=st.sampled_from([0, 0, 0, 1]),
     privileged=st.booleans(),
 )

@@ -12,11 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed, Code, Decision, Denied
+from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.errors import PolicyError
-from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, digest
+from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, decide_in_source, digest
 from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
-from tests.policy.random_policies import agents, documents, facts, paths, patterns, plain_paths, requests
+from tests.policy.random_policies import (
+    agents,
+    documents,
+    facts,
+    paths,
+    patterns,
+    plain_paths,
+    requests,
+    scratch_tables,
+    temporary,
+)
 
 ALICE = Agent("alice", "1", "agent")
 ALLOW_ALL: dict[str, Any] = {"default": "allow", "hidden": ["**"], "devices": True}
@@ -61,8 +71,8 @@ def test_every_request_gets_an_answer(
 @settings(deadline=None)
 @given(documents, agents, requests, facts)
 def test_default_deny(document: dict[str, Any], agent: Agent, request: Request, known: Facts) -> None:
-    """Without a rule that matches, nothing is allowed."""
-    decision = decide(compile_policy({**document, "default": "deny", "rule": []}), agent, request, known)
+    """Without a rule that matches, nothing is allowed in the source."""
+    decision = decide_in_source(compile_policy({**document, "default": "deny", "rule": []}), agent, request, known)
     assert isinstance(decision, Denied)
 
 
@@ -157,6 +167,134 @@ def test_a_refusal_holds_nothing_of_the_request_but_its_path(
         assert (one.reason, one.instead) == (other.reason, other.instead)
 
 
+# Scratch and temporary names
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts, scratch_tables, temporary)
+def test_scratch_and_temporary_names_never_bring_more_into_the_source(
+    document: dict[str, Any],
+    agent: Agent,
+    request: Request,
+    known: Facts,
+    scratch: list[dict[str, Any]],
+    held: list[str],
+) -> None:
+    """What they allow is kept apart; what they do not cover is decided as if they were not there."""
+    without = {**document, "scratch": [], "temporary": []}
+    wider = {**document, "scratch": [*document["scratch"], *scratch], "temporary": [*document["temporary"], *held]}
+    before = decide(compile_policy(without), agent, request, known)
+    after = decide(compile_policy(wider), agent, request, known)
+    assert after == before or (isinstance(after, Allowed) and after.apart) or code(after) is Code.HARDLINK
+
+
+@settings(deadline=None)
+@given(documents, agents, requests, facts)
+def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+) -> None:
+    """Everything in scratch and every name temporary: these stay closed all the same."""
+    wide = {**document, "scratch": [{"paths": ["**"]}], "temporary": ["**/?a?"]}
+    without = decide(compile_policy({**document, "scratch": [], "temporary": []}), agent, request, known)
+    decision = decide(compile_policy(wide), agent, request, known)
+    if code(without) in {Code.OUTSIDE, Code.DEVICE, Code.PROTECTED} or agent.role == "nobody":
+        assert decision == without
+    else:
+        assert code(decision) in {None, Code.ROLE}
+
+
+def test_scratch_may_be_written_at_will() -> None:
+    document = {
+        "scratch": [{"paths": ["build/", "**/.cache/"], "max_total": 100}],
+        "keep": [{"paths": ["build/x"]}],
+        "role": {"agent": {"write": ["docs/"], "deny": ["build/no/"]}},
+    }
+    known = Facts(size=10**12, mode=0o777, head=b"#!", foreign_names=3)
+    for path in ("build", "build/x", "build/a/.b/c", ".cache", "a/b/.cache/x.py"):
+        for operation in Operation:
+            for kind in (Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET):
+                decision = ask(document, path, operation, known, kind=kind)
+                assert isinstance(decision, Allowed)
+                assert (decision.apart, decision.max_size, decision.judges_content) == (Apart.SCRATCH, None, False)
+    assert code(ask(document, "build/no/x")) is Code.ROLE
+    assert code(ask(document, "builds/x")) is Code.ROLE
+    assert code(ask(document, "a/.caches")) is Code.HIDDEN
+
+
+def test_no_symlink_leads_out_of_the_workspace_from_scratch_or_from_a_held_name() -> None:
+    document = {"scratch": [{"paths": ["build/"]}], "temporary": ["**/.#*"], "protect": [{"paths": ["**/.git/"]}]}
+    for path in ("build/x", "build/.git.d/x", "docs/.#x"):
+        for target in ("/etc/passwd", "../../..", "../../../x", "../.git/config", "a/../../../x", ""):
+            assert code(ask(document, path, Operation.SYMLINK, Facts(target=target), kind=Kind.SYMLINK)) is Code.OUTSIDE
+        decision = ask(document, path, Operation.SYMLINK, Facts(target="alice@host.1:2"), kind=Kind.SYMLINK)
+        assert isinstance(decision, Allowed)
+        assert decision.apart
+
+
+def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() -> None:
+    tables: list[dict[str, Any]] = [{"paths": ["**/x/", "a/**"], "max_total": 5}, {"paths": ["a/b/", "**/*.o"]}]
+    policy = compile_policy({"scratch": tables})
+    expected = {
+        "a/b": ("scratch:a/**", 0),
+        "a/x/b": ("scratch:**/x/", 0),
+        "b/c.o": ("scratch:**/*.o", 1),
+        "c.o": ("scratch:**/*.o", 1),
+    }
+    for path, (rule, index) in expected.items():
+        decision = decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
+        table = policy.scratch_table(path)
+        assert isinstance(decision, Allowed)
+        assert decision.rule == rule
+        assert table is policy.scratch[index]
+        assert (table.index, table.max_total) == (index, tables[index].get("max_total"))
+        assert table.full.code is Code.SIZE
+    assert policy.scratch_table("a") is None
+    assert policy.scratch_table("") is None
+
+
+def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
+    document = {"temporary": ["**/sed??????", "docs/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp"], max_size=1)]}
+    for kind in (Kind.FILE, Kind.SYMLINK):
+        for path in ("sedAbCdEf", "a/b/sed123456", "docs/a.tmp"):
+            for operation in Operation:
+                decision = ask(document, path, operation, Facts(size=9, mode=0o755, head=b"#!"), kind=kind)
+                assert decision == Allowed("temporary", apart=Apart.TEMPORARY)
+    assert code(ask(document, "a.tmp")) is Code.DEFAULT
+    assert code(ask(document, "a/sedAbCdEf", known=Facts(in_source=True))) is Code.DEFAULT
+    assert ask(document, "docs/a.tmp", known=Facts(size=1, in_source=True)) == Allowed("rule", 1)
+    assert code(ask(document, "docs/a.tmp", known=Facts(size=2, in_source=True))) is Code.SIZE
+    assert code(ask(document, "docs/a.tmp", known=Facts(foreign_names=1))) is Code.HARDLINK
+
+
+def test_only_files_and_symlinks_are_held() -> None:
+    document = {"temporary": ["**/sed??????"]}
+    for kind in set(Kind) - {Kind.FILE, Kind.SYMLINK}:
+        operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.MKNOD
+        known = Facts(privileged=True)
+        assert code(ask({**document, "devices": True}, "sedAbCdEf", operation, known, kind=kind)) is Code.DEFAULT
+
+
+def test_what_editors_try_a_directory_with_and_where_they_keep_the_old_is_never_held() -> None:
+    """Refused these, they write into the file itself, which is what cannot lose it."""
+    document = {"temporary": ["**/[0-9]???", "**/.*.md*", "**/?a?"]}
+    held = {path: bool(getattr(ask(document, path), "apart", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
+    assert held == {"4912": True, "d/.x.md.un": True, "bab": True, "d/4913": False}
+    assert code(ask(document, "4913")) is Code.DEFAULT
+    assert code(ask(document, "d/.x.md~")) is Code.HIDDEN
+    assert code(ask(document, "ba~")) is Code.DEFAULT
+
+
+def test_who_can_hold_nothing_apart_is_refused_with_a_reason() -> None:
+    policy = compile_policy({"scratch": [{"paths": ["build/"]}], "temporary": ["**/*.tmp"], "rule": [rule(["docs/"])]})
+    for path, named, word in (("build/x", "scratch:build/", "Scratch"), ("docs/a.tmp", "temporary", "Temporary")):
+        decision = decide_in_source(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
+        assert isinstance(decision, Denied)
+        assert (decision.code, decision.rule, decision.path) == (Code.DEFAULT, named, path)
+        assert decision.reason.startswith(word)
+    allowed = decide_in_source(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath("docs/a.md")))
+    assert allowed == Allowed("rule")
+
+
 # The order of the contracts
 
 
@@ -166,6 +304,8 @@ def test_what_comes_first_in_the_order_is_what_is_told() -> None:
         "protect": [{"paths": ["a/"]}],
         "keep": [{"paths": ["a/"]}],
         "role": {"agent": {"write": ["b/"], "deny": ["a/"]}},
+        "scratch": [{"paths": ["a/.*"]}],
+        "temporary": ["**/.x*"],
         "rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)],
     }
     leaving = Facts(leaves=True)
@@ -175,7 +315,9 @@ def test_what_comes_first_in_the_order_is_what_is_told() -> None:
         ({}, "a/.x", leaving, device, Code.DEVICE),
         ({}, "a/.x", leaving, Kind.FILE, Code.PROTECTED),
         ({"protect": []}, "a/.x", leaving, Kind.FILE, Code.ROLE),
-        ({"role": {"agent": {"write": ["b/"]}}}, "a/.x", leaving, Kind.FILE, Code.HIDDEN),
+        ({"role": {"agent": {"write": ["b/"]}}}, "a/.x", leaving, Kind.FILE, None),
+        ({"scratch": []}, "a/.x", leaving, Kind.FILE, None),
+        ({"temporary": []}, "a/.x", leaving, Kind.FILE, Code.HIDDEN),
         ({"hidden": [".x"]}, "a/.x", leaving, Kind.FILE, Code.ROLE),
         ({"role": {}}, "a/.x", leaving, Kind.FILE, Code.KEEP),
         ({"keep": []}, "a/.x", leaving, Kind.FILE, Code.SUFFIX),
@@ -510,6 +652,13 @@ def test_the_engine_loads_nothing_but_the_standard_library() -> None:
 
 
 def test_rules_of_patterns_that_cannot_be_enforced_do_not_compile() -> None:
-    for document in ({"hidden": ["a"]}, {"rule": [rule(["a**b"])]}, {"protect": [{"paths": ["/a"]}]}):
+    table = [{"paths": ["/a"]}]
+    for document in (
+        {"hidden": ["a"]},
+        {"temporary": ["*"]},
+        {"scratch": table},
+        {"protect": table},
+        {"rule": [rule(["a**b"])]},
+    ):
         with pytest.raises(PolicyError):
             compile_policy(document)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed
+from bonobofs.decision import Allowed, Apart
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request
@@ -21,11 +21,20 @@ def test_the_engine_decides_as_the_oracle(
     document: dict[str, Any], agent: Agent, request: Request, known: Facts
 ) -> None:
     decision = decide(compile_policy(document), agent, request, known)
-    expected = oracle.codes(document, agent, request, known)
+    expected = oracle.decide(document, agent, request, known)
     if isinstance(decision, Allowed):
-        assert expected == set()
-        assert decision.rule in {"default", *(rule["name"] for rule in document["rule"])}
+        assert decision.apart == expected
+        scratch = {f"scratch:{pattern}" for table in document["scratch"] for pattern in table["paths"]}
+        assert (
+            decision.rule
+            in {
+                Apart.SCRATCH: scratch,
+                Apart.TEMPORARY: {"temporary"},
+                Apart.NO: {"default", *(rule["name"] for rule in document["rule"])},
+            }[decision.apart]
+        )
     else:
+        assert isinstance(expected, set)
         assert decision.code in expected
         assert (decision.path, decision.operation) == (request.path, request.operation)
         assert decision.reason.endswith(".")

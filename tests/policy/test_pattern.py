@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy.pattern import Matcher, compile_name, parse
+from bonobofs.policy.pattern import Matcher, Names, compile_name, parse
 from tests.policy import oracle
-from tests.policy.random_policies import NAMES, patterns, plain_paths
+from tests.policy.random_policies import GLOBS, NAMES, STRANGE, TEMPORARY, patterns, plain_paths
 
 
 def matches(text: str, path: str) -> bool:
@@ -104,11 +104,24 @@ def test_literal_patterns_meet_only_when_equal(one: str, other: str) -> None:
     assert parse(one).may_meet(parse(other)) == (one == other)
 
 
+last_components = [text.rpartition("/")[2] for text in TEMPORARY]
+globs = st.sampled_from([*GLOBS, *NAMES[:8], *last_components, "[é-ü]", "a[!b]", "*[^a]"])
+
+
+@settings(max_examples=500)
+@given(st.lists(globs, max_size=4), st.sampled_from(STRANGE) | st.text("ab.xms~19é", max_size=9))
+def test_many_globs_at_once_match_a_name_as_each_alone(texts: list[str], name: str) -> None:
+    assert Names(texts).match(name) == any(oracle.name_matches(text, name) for text in texts)
+
+
 def test_time_does_not_explode_with_the_depth_of_a_path_or_the_length_of_a_name() -> None:
     """An agent chooses paths; none that it can choose may hold up the others."""
     deep = Matcher([(parse("/".join(["**/a"] * 40) + "/**/b"), True), (parse("**/*/**/a/**/?/**/c"), True)])
     assert deep.find(["a"] * 2000) == []
     assert deep.find(["a"] * 2000 + ["b"]) == [True]
+    one_of_many = Names(["x", "*a" * 60 + "*[bc]"])
+    assert not one_of_many.match("a" * 254 + "d")
+    assert one_of_many.match("a" * 254 + "c")
     stars = compile_name("*a" * 60 + "*b")
     assert not stars("a" * 255)
     assert stars("a" * 254 + "b")
