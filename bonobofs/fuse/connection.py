@@ -18,12 +18,13 @@ import subprocess
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
-from bonobofs.fuse.core import Handler, Header
+from bonobofs.fuse.core import Handler, Header, Notices
+from bonobofs.fuse.transport import Hooks
 
 SPIN: Final = 200
 """Reads that are tried before waiting, where there are two CPUs or more."""
@@ -140,19 +141,6 @@ def unmount(mountpoint: str, *, lazy: bool) -> bool:
     return ran.returncode == 0 or b"busy" not in ran.stderr
 
 
-class Hooks(NamedTuple):
-    """What the loop calls between requests."""
-
-    before: Callable[[float], None]
-    """Told the time, before each request."""
-    after: Callable[[], None]
-    """After each reply, while the caller goes on already."""
-    idle: Callable[[float], float | None]
-    """Time to tidy up: gives the seconds until it wants to be called again, None to end the loop."""
-    failed: Callable[[int, Exception], None]
-    """Told of an unforeseen exception, with the opcode."""
-
-
 class Connection:
     """An open connection: reads requests, gives them to handlers, writes replies."""
 
@@ -178,6 +166,11 @@ class Connection:
     def waker(self) -> int:
         """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
         return self._waker
+
+    @property
+    def notices(self) -> Notices:
+        """What the kernel can be told through this connection."""
+        return Notices(self.invalidate, self.invalidate_entry, self.prune)
 
     def handshake(self) -> None:
         """Answer INIT. ProtocolError: the kernel is too old for what the mount needs."""

@@ -24,11 +24,11 @@ from bonobofs.errors import BonobofsError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.connection import Connection, Hooks, mount, unmount
-from bonobofs.fuse.core import Notices
+from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy, describe
@@ -76,13 +76,13 @@ class Server:
             allow_other=config["allow_other"],
             devices=policy.devices,
         )
-        self._connection: Final = Connection(self._fd)
+        self._transport: Final[Transport] = Connection(self._fd)
         self._operations: Final = Operations(
             inodes,
             self._backing,
             self._guard,
             virtual,
-            Notices(self._connection.invalidate, self._connection.invalidate_entry, self._connection.prune),
+            self._transport.notices,
         )
         self._synced = threading.Event()
 
@@ -97,7 +97,7 @@ class Server:
     def run(self) -> None:
         """Serve until the mount ends, then settle and close the trail."""
         self._install_signals()
-        self._connection.handshake()
+        self._transport.handshake()
         self._begin_trail()
         threading.Thread(target=self._keep_synced, daemon=True).start()
         _say(self._config, "ready")
@@ -107,13 +107,13 @@ class Server:
         gc.disable()
         try:
             hooks = Hooks(self._backing.begin, self._after, self._tidy, self._failed)
-            self._connection.serve(self._operations.handlers, hooks)
+            self._transport.serve(self._operations.handlers, hooks)
         finally:
-            self._connection.close()
+            self._transport.close()
             self._end_trail()
 
     def _install_signals(self) -> None:
-        signal.set_wakeup_fd(self._connection.waker, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._transport.waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._told_to_end)
         signal.signal(signal.SIGUSR1, self._told_to_settle)
