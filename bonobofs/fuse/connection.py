@@ -24,6 +24,7 @@ from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import Handler, Header, Notices
+from bonobofs.fuse.idle import Idle
 from bonobofs.fuse.transport import Hooks
 
 SPIN: Final = 200
@@ -148,6 +149,7 @@ class Connection:
         self._fd: Final = fd
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._spin: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
+        self._idle: Final = Idle()
         self._notices: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
         self._buffers: Final = [self._buffer]
@@ -244,7 +246,9 @@ class Connection:
             if look(0):
                 break
         else:
+            self._idle.let_halt()
             ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
+            self._idle.keep_awake()
             if not ready:
                 return 0
             if any(which == self._wake for which, _ in ready):
@@ -333,6 +337,7 @@ class Connection:
         self._notices.put(b"")
         if self._notifier.is_alive():
             self._notifier.join(1.0)
+        self._idle.close()
         os.close(self._fd)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.fuse import idle
 from bonobofs.state import processes
 from tests.fuse.conftest import MakePlace, Place
+from tests.fuse.waiting import until
 from tests.worlds import ROOT
 
 
@@ -45,8 +47,31 @@ def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: 
         str(world.trail),
         str(world.head),
         str(world.home / "sessions" / world.session.session / "server.log"),
+        *([str(idle.device())] if idle.device() else []),
     }
-    assert len(targets) < 16
+    assert len(targets) < 17
+
+
+@pytest.mark.root
+def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place) -> None:
+    """Where waking a processor is dear, the kernel is asked to keep them awake, and no longer than the server is."""
+
+    def wish() -> int:
+        with open("/dev/cpu_dma_latency", "rb") as device:
+            return int.from_bytes(device.read(4), sys.byteorder)
+
+    if idle.device() is None:
+        assert "/dev/cpu_dma_latency" not in {
+            os.readlink(f"/proc/{world.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{world.pid}/fd")
+        }
+        return
+
+    def works() -> bool:
+        (world.path / "file").write_text("content")
+        return wish() == 0
+
+    until(works, "idle processors are kept awake")
+    until(lambda: wish() > 0, "they may halt again")
 
 
 @pytest.mark.root
