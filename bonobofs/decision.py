@@ -29,6 +29,29 @@ class Code(enum.StrEnum):
     UNRECORDED = "UNRECORDED"
 
 
+class Apart(enum.StrEnum):
+    """Where the bytes of an allowed change go, if not into the source."""
+
+    NO = ""
+    SCRATCH = "scratch"
+    """Into the session's scratch layer; the path is one of `[[scratch]]`."""
+    TEMPORARY = "temporary"
+    """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
+
+
+KEPT_APART: Final[dict[Apart, tuple[str, str]]] = {
+    Apart.SCRATCH: (
+        "Scratch files live in the session's scratch layer; they never reach the workspace and end with the session.",
+        "Write where a rule admits it what is to stay.",
+    ),
+    Apart.TEMPORARY: (
+        "A file of this name is held in the mount; it reaches the workspace under the name that it is renamed or linked"
+        " to, if the rules admit that, and else ends with the session.",
+        "Rename it onto the name that is meant, or write to that at once.",
+    ),
+}
+"""What becomes of a change that is allowed and kept apart, and what to do for it to stay."""
+
 ERRNO: Final[dict[Code, int]] = {
     Code.OUTSIDE: errno.EPERM,
     Code.DEVICE: errno.EPERM,
@@ -46,16 +69,6 @@ ERRNO: Final[dict[Code, int]] = {
     Code.IDENTITY: errno.EACCES,
     Code.UNRECORDED: errno.EIO,
 }
-
-
-class Apart(enum.StrEnum):
-    """Where the bytes of an allowed change go, if not into the source."""
-
-    NO = ""
-    SCRATCH = "scratch"
-    """Into the session's scratch layer; the path is one of `[[scratch]]`."""
-    TEMPORARY = "temporary"
-    """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
 
 
 class Allowed(NamedTuple):
@@ -101,12 +114,13 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             "path": decision.path,
             "operation": decision.operation.value,
         }
+    reason, instead = KEPT_APART.get(decision.apart, (None, None))
     return {
         "allowed": True,
         "code": None,
         "rule": decision.rule,
-        "reason": None,
-        "instead": None,
+        "reason": reason,
+        "instead": instead,
         "path": path,
         "operation": operation.value,
     }

@@ -60,10 +60,10 @@ def _tell(answer: dict[str, Any]) -> None:
     what = f"{answer['operation']} {answer['path'] or 'the root'}"
     if answer["allowed"]:
         say(f"allowed: {what} (rule {answer['rule']})")
-        return
-    say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
-    say(answer["reason"])
-    say(answer["instead"])
+    else:
+        say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
+    for line in filter(None, (answer["reason"], answer["instead"])):
+        say(line)
 
 
 def _bytes(size: str | None) -> int | None:

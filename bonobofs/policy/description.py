@@ -18,6 +18,12 @@ _ASKING_WHY: Final = """\
 - The policy cannot be changed from here. Ask the operator."""
 
 
+_KEPT_APART: Final = (
+    "These may be written, and are not written into the workspace: they end with the session. `.bonobofs/scratch`"
+    " lists what there is of them now. Nothing that is to stay belongs here."
+)
+
+
 def allowed_directories(policy: Policy, role: str) -> list[str]:
     """Where the role may write, one place a line, as `aidlc-docs/ (.md, 1 MB)`; a role that is not defined: nowhere."""
     if role not in policy.roles:
@@ -42,7 +48,10 @@ def describe(policy: Policy, role: str) -> str:
     if role not in policy.roles:
         told = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
     else:
-        told = ["## Allowed", _bullets(_allowed(policy, role)), "## Refused", _bullets(_refused(policy, role))]
+        told = ["## Allowed", _bullets(_allowed(policy, role))]
+        if policy.scratch or policy.temporary is not None:
+            told += ["## Allowed, and kept apart", _KEPT_APART, _bullets(_kept_apart(policy))]
+        told += ["## Refused", _bullets(_refused(policy, role))]
     return "\n\n".join(["# What may be written here", intro, *told, _ASKING_WHY]) + "\n"
 
 
@@ -57,6 +66,18 @@ def _allowed(policy: Policy, role: str) -> Iterable[str]:
     if policy.default is not None and writes:
         yield "Everything that no rule names."
     yield "Directories, symlinks and the like go by path alone; suffix, size and content bind regular files."
+
+
+def _kept_apart(policy: Policy) -> Iterable[str]:
+    for table in policy.scratch:
+        limit = f", at most {words.size(table.max_total)} together" if table.max_total is not None else ""
+        yield f"Scratch: {_code(words.shortened(pattern.text) for pattern in table.patterns)}: anything{limit}."
+    if policy.temporary is not None:
+        names = _code(words.shortened(text) for text in policy.document.get("temporary", ()))
+        yield (
+            "Files and symlinks of temporary names, which get their own name when they are whole: such a file is judged"
+            f" under the name that it is renamed or linked to, and written there at once. Held are {names}."
+        )
 
 
 def _refused(policy: Policy, role: str) -> Iterable[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bonobofs.decision import Decision, Denied
-from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
 _SMALL_FILE: Final = Facts(size=1, mode=0o644, head=b"a")
@@ -16,7 +16,8 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     """One line for each example that the whole policy decides otherwise than its rule expects; empty: all hold.
 
     `document` is `PolicyDocument.model_dump(mode="json")`. Every example is tried in the default role, as the creation
-    of a small plain file, or of a directory where it ends in a slash. PolicyError as from `compile_policy`.
+    of a small plain file in the source, or of a directory where it ends in a slash; what would be kept apart counts as
+    denied. PolicyError as from `compile_policy`.
     """
     policy = compile_policy(document)
     agent = Agent("example", "", document.get("default_role", "agent"))
@@ -44,8 +45,8 @@ def _failures(policy: Policy, agent: Agent, document: Mapping[str, Any]) -> Iter
 
 def _decide(policy: Policy, agent: Agent, path: str) -> Decision:
     if path.endswith("/"):
-        return decide(policy, agent, Request(Operation.MKDIR, WorkspacePath(path[:-1]), Kind.DIRECTORY))
-    return decide(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath(path)), _SMALL_FILE)
+        return decide_in_source(policy, agent, Request(Operation.MKDIR, WorkspacePath(path[:-1]), Kind.DIRECTORY))
+    return decide_in_source(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath(path)), _SMALL_FILE)
 
 
 def _shown(path: str) -> str:

@@ -6,6 +6,7 @@ sentences are made once, when a policy is compiled, so that they hold no path, t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ _SHOWN: Final = 6
 
 _UNITS: Final = ((10**12, "TB"), (2**40, "TiB"), (10**9, "GB"), (2**30, "GiB"), (10**6, "MB"), (2**20, "MiB"))
 _SMALL_UNITS: Final = ((10**3, "KB"), (2**10, "KiB"))
+_REPEATED: Final = re.compile(r"(\[[^]]+\])\1+")
 
 
 class Refusal(NamedTuple):
@@ -60,6 +62,11 @@ def places(patterns: Sequence[Pattern]) -> str:
     if all(pattern.reach is Reach.SUBTREE for pattern in patterns):
         return f"below {listed([pattern.text for pattern in patterns])}"
     return f"at {listed([pattern.text for pattern in patterns])}"
+
+
+def shortened(pattern: str) -> str:
+    """A pattern for people: `[0-9]{6}` for six times `[0-9]`."""
+    return _REPEATED.sub(lambda found: f"{found[1]}{{{len(found[0]) // len(found[1])}}}", pattern)
 
 
 def offer(rule: Offer) -> str:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import Code, as_document
+from bonobofs.decision import Apart, Code, as_document
 from bonobofs.errors import UsageError
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
@@ -76,6 +76,7 @@ def ask(
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
     kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
     facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
+    facts = facts._replace(in_source=_in_source(place, relative, found))
     request = Request(chosen, WorkspacePath(relative), kind)
     decision = decide(place.policy, Agent("", "", place.role), request, facts)
     return as_document(decision, relative, chosen)
@@ -132,6 +133,13 @@ def _facts(place: _Place, relative: str, operation: Operation, size: int | None,
         foreign_names=_foreign_names(place, relative, found),
         privileged=os.geteuid() == 0,
     )
+
+
+def _in_source(place: _Place, relative: str, found: os.stat_result | None) -> bool:
+    """Whether the source has the name; in a mount it may also be held there, which the mount itself can tell."""
+    if found is None:
+        return False
+    return not place.mounted or _asked(place.root / relative).get("rule") != Apart.TEMPORARY
 
 
 def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -> int:

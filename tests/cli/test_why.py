@@ -47,6 +47,30 @@ def test_each_question_gets_the_code_of_its_rule(arguments: list[str], expected:
     assert answer["code"] == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["aidlc-docs/sedAb12Cd"], "temporary"),
+        (["aidlc-docs/held.tmp"], "temporary"),
+        (["aidlc-docs/there.tmp"], None),
+        (["aidlc-docs/there.tmp", "--op", "delete_file"], None),
+        (["node_modules/x/index.js"], "scratch:**/node_modules/"),
+        (["build/", "--op", "mkdir"], "scratch:build/"),
+        (["node_modules/.git/config"], None),
+    ],
+)
+def test_what_is_kept_apart_is_allowed_and_told(arguments: list[str], expected: str | None, source: Path) -> None:
+    """A temporary name that the source has is no temporary file, and goes by the rules."""
+    (source / "aidlc-docs").mkdir()
+    (source / "aidlc-docs" / "there.tmp").touch()
+    answer = _why(*arguments, code=0 if expected else 77, cwd=source)
+    if expected:
+        assert answer["rule"] == expected
+        assert "session" in answer["reason"]
+        told = bonobofs("why", *arguments, cwd=source).stdout.splitlines()
+        assert told[1:] == [answer["reason"], answer["instead"]]
+
+
 def test_a_person_is_told_why_and_what_instead(source: Path) -> None:
     """Three lines: what, why, what would be allowed."""
     asked = bonobofs("why", "aidlc-docs/plan.txt", cwd=source)

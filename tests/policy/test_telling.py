@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bonobofs.decision import as_document
 from bonobofs.policy import examples, words
-from bonobofs.policy.engine import allowed_directories, compile_policy, describe
+from bonobofs.policy.engine import allowed_directories, compile_policy, decide, describe
+from bonobofs.request import Agent, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, one_line
 
 DOCUMENT: dict[str, Any] = {
@@ -49,6 +51,44 @@ def test_examples_are_tried_against_the_whole_policy_in_the_default_role() -> No
         "rule docs: docs/b.md should be denied, but docs admits it",
         "rule docs: docs/a\\nb.rst should be denied, but docs admits it",
     ]
+
+
+def test_an_example_says_what_reaches_the_source() -> None:
+    """What is kept apart would be allowed, and still not be there when the session ends."""
+    rule = {**DOCUMENT["rule"][0], "examples": {"allow": ["docs/a.md", "docs/a.tmp"], "deny": ["docs/b.tmp", "out/"]}}
+    document = {**DOCUMENT, "rule": [rule], "temporary": ["**/*.tmp"], "scratch": [{"paths": ["out/"]}]}
+    assert examples.failures(document) == [
+        "rule docs: docs/a.tmp should be allowed, but temporary refuses it: "
+        "DEFAULT: Temporary names are held only inside a mount; none of them is written into the workspace."
+    ]
+
+
+def test_the_text_for_an_agent_says_what_is_kept_apart() -> None:
+    assert "kept apart" not in describe(compile_policy(DOCUMENT), "agent")
+    scratch = [{"paths": ["out/", "**/.cache/"], "max_total": 5000}, {"paths": ["obj[0-9][0-9]/"]}]
+    told = describe(compile_policy({**DOCUMENT, "scratch": scratch, "temporary": ["**/sed??", "docs/*.tmp"]}), "agent")
+    for part in (
+        "Scratch: `out/`, `**/.cache/`: anything, at most 5 KB together.",
+        "Scratch: `obj[0-9]{2}/`: anything.",
+        "`**/sed??`, `docs/*.tmp`",
+        "end with the session",
+        "`.bonobofs/scratch`",
+    ):
+        assert part in told
+    only_scratch = describe(compile_policy({"scratch": scratch}), "agent")
+    assert "temporary names" not in only_scratch
+
+
+def test_what_is_kept_apart_is_told_with_the_answer() -> None:
+    policy = compile_policy({"scratch": [{"paths": ["out/"]}], "temporary": ["**/*.tmp"], "default": "allow"})
+    for path, word in (("out/x", "scratch layer"), ("x.tmp", "renamed"), ("x.md", None)):
+        request = Request(Operation.CREATE_FILE, WorkspacePath(path))
+        answer = as_document(decide(policy, Agent("alice", "1", "agent"), request), path, request.operation)
+        assert answer["allowed"]
+        assert set(answer) == {"allowed", "code", "rule", "reason", "instead", "path", "operation"}
+        for key in ("reason", "instead"):
+            assert (answer[key] is None) == (word is None)
+        assert word is None or word in answer["reason"]
 
 
 def test_a_role_is_shown_only_what_it_can_use() -> None:
