@@ -11,6 +11,7 @@ UNRECORDED. No error becomes an allow: whatever goes wrong here is raised, and t
 from __future__ import annotations
 
 import errno
+import os
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART
-from bonobofs.decision import Allowed, Code, Denied, Refused, as_document
+from bonobofs.decision import Allowed, Apart, Code, Denied, Refused, as_document
 from bonobofs.errors import TrailError
 from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
@@ -55,6 +56,8 @@ class Part(NamedTuple):
 
     request: Request
     facts: Facts = NO_FACTS
+    apart: Apart = Apart.NO
+    """Where the bytes of this name are, or will be."""
 
 
 _OPTIONAL_LOCKS: Final = frozenset(
@@ -181,36 +184,54 @@ class Guard:
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
+        apart: Apart | None = Apart.NO,
     ) -> Admission:
         """Leave for the change that `request` and all `parts` describe together; `size` is its bytes, for the record.
 
-        `action` is create, modify or delete, where the operation's name alone does not tell.
-        Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written.
+        `action` is create, modify or delete, where the operation's name alone does not tell. `apart` is where the
+        effect will go, None where the caller goes by what the leave says.
+        Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
+        EXDEV, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
         leave = self._decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
-        apart = leave.apart
+        elsewhere = apart is not None and leave.apart is not apart
+        leaves_source = leave.apart
         for part in parts:
             other = self._decide(self.policy, self.agent, part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
-            apart = apart and other.apart
-        if apart:
-            details = {**(details or {}), APART: apart.value}
+            elsewhere |= other.apart is not part.apart
+            leaves_source = leaves_source and other.apart
+        if elsewhere:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        if leaves_source:
+            details = {**(details or {}), APART: leaves_source.value}
         action = action or ACTIONS.get(request.operation, "modify")
         seq = self._intend(request, leave, caller, details, size, action)
         return Admission(self._end, request, leave, seq, action)
 
-    def begin(self, key: int, request: Request, facts: Facts, now: float, *, caller: Caller = NOBODY) -> Run:
+    def begin(
+        self,
+        key: int,
+        request: Request,
+        facts: Facts,
+        now: float,
+        *,
+        caller: Caller = NOBODY,
+        apart: Apart | None = Apart.NO,
+    ) -> Run:
         """Leave for a run of writes to the file `key`, up to the run's `limit` in size. An older run of it is settled.
 
-        Raises Refused as `admit` does.
+        Raises as `admit` does.
         """
         self.settle(key)
         leave = self._decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
+        if apart is not None and leave.apart is not apart:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         details = {APART: leave.apart.value} if leave.apart else None
         seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)

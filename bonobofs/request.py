@@ -87,3 +87,5 @@ class Facts(NamedTuple):
 
 
 NO_FACTS: Final = Facts()
+EXISTS: Final = Facts(in_source=True)
+"""Something of the source, of which nothing else is to be known."""

@@ -97,18 +97,35 @@ def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Guard,
 def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -> None:
     guard = Guard(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
     held, note = Request(Operation.RENAME, WorkspacePath("a.tmp")), Part(create("notes/a.md"))
-    with guard.admit(create("build/a"), details={"size": 1}) as leave:
+    with guard.admit(create("build/a"), details={"size": 1}, apart=None) as leave:
         assert leave.apart is Apart.SCRATCH
-    with guard.admit(held, Facts(leaves=True), Part(create("b.tmp"))) as leave:
+    other = Part(create("b.tmp"), apart=Apart.TEMPORARY)
+    with guard.admit(held, Facts(leaves=True), other, apart=Apart.TEMPORARY) as leave:
         assert leave.apart is Apart.TEMPORARY
-    with guard.admit(held, Facts(leaves=True), note) as leave:
+    with guard.admit(held, Facts(leaves=True), note, apart=Apart.TEMPORARY) as leave:
         assert leave.apart is Apart.TEMPORARY
     with guard.admit(create("notes/a.md")) as leave:
         assert leave.apart is Apart.NO
-    guard.begin(1, create("build/a"), Facts(size=10**6), 0.0)
+    guard.begin(1, create("build/a"), Facts(size=10**6), 0.0, apart=Apart.SCRATCH)
     guard.begin(2, create("notes/a.md"), Facts(size=5), 0.0)
     told = [entry["details"].get("apart") for entry in entries(trail) if entry["kind"] == "intent"]
     assert told == ["scratch", "temporary", None, None, "scratch", None]
+
+
+def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
+    """A change whose bytes would go elsewhere than the verdict says is EXDEV, is not made, and is no denial."""
+    guard = Guard(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    held, note, built = create("a.tmp"), create("notes/a.md"), create("build/a")
+    asked = [(held, Apart.NO), (held, Apart.SCRATCH), (note, Apart.TEMPORARY), (note, Apart.SCRATCH), (built, Apart.NO)]
+    for request, apart in asked:
+        for ask in (
+            lambda: guard.admit(request, apart=apart),  # noqa: B023 - asked at once
+            lambda: guard.begin(1, request, Facts(), 0.0, apart=apart),  # noqa: B023 - as above
+            lambda: guard.admit(note, Facts(), Part(request, apart=apart)),  # noqa: B023 - as above
+        ):
+            with pytest.raises(OSError, match="cross-device"):
+                ask()
+    assert entries(trail) == []
 
 
 def test_one_refused_part_refuses_the_whole(guard: Guard, trail: Trail) -> None:

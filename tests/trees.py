@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.record import APART, AuditEntry
 from bonobofs.request import Operation
 
 
@@ -106,6 +106,10 @@ def unexplained(before: Tree, after: Tree, entries: Iterable[AuditEntry]) -> lis
     intents = [
         entry for entry in record if entry.kind == "intent" and entry.result == "allowed" and entry.seq not in failed
     ]
+    if intents and "by" in intents[-1].details:
+        # Linked to a name beside, and not yet renamed from there.
+        beside = f"{intents[-1].path.rpartition('/')[0]}/{intents[-1].details['by']}".removeprefix("/")
+        after = {path: entry for path, entry in after.items() if path != beside}
     with_last = _compare(_played(before, intents), after)
     if not with_last or not intents:
         return with_last
@@ -117,7 +121,9 @@ def _played(before: Tree, intents: list[AuditEntry]) -> dict[str, _Thing]:
     things = {path: _Thing(entry) for path, entry in before.items()}
     for intent in intents:
         path, operation = intent.path, intent.operation
-        if operation in _NEW:
+        if APART in intent.details:
+            continue
+        if operation in _NEW or (operation == Operation.RENAME and "from" in intent.details):
             things[path] = _Thing(None)
         elif operation == Operation.LINK:
             things[path] = things.get(intent.details["from"], _Thing(None))

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.history import is_closed, last, merged
 from bonobofs.audit.log import Trail
-from bonobofs.audit.record import AuditEntry, instant
+from bonobofs.audit.record import APART, AuditEntry, instant
 from bonobofs.audit.verify import directory_below, read_head
 from bonobofs.errors import TrailError
 from bonobofs.request import Operation
@@ -95,6 +95,8 @@ class _Record:
     def play(self, entries: Iterator[AuditEntry]) -> None:
         for entry in entries:
             if entry.kind == "intent" and entry.result == "allowed":
+                if APART in entry.details:
+                    continue  # its outcome finds no intent, and the source was left as it is
                 self._open[entry.session, entry.seq] = entry
                 if entry.operation not in KEEPS_CONTENT:
                     self._node(entry.path).content_by = (entry.session, entry.seq)
@@ -117,6 +119,9 @@ class _Record:
             if intent.operation == Operation.RENAME:
                 if other is not None:
                     self._rename(intent.path, other, exchanged=bool(intent.details.get("exchange")))
+                else:
+                    self._cut(intent.path)  # what was there gave way to what had been held apart
+                    self._node(intent.path).there = True
             elif intent.action == "delete":
                 self._cut(intent.path)
             else:

@@ -15,7 +15,7 @@ from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.reading import ATTR_TIMES
 from bonobofs.guard import Part
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.request import EXISTS, NO_FACTS, Facts, Kind, Operation, Request
 
 _ACL: Final = b"system.posix_acl_access"
 _OURS: Final = b"user.bonobofs."
@@ -59,27 +59,29 @@ class Attributes(Content):
             first, *rest = parts
             details = _told(valid, fields)
             with self._guard.admit(
-                first.request, first.facts, *rest, caller=self._caller(header), details=details
+                first.request, first.facts, *rest, caller=self._caller(header), details=details, apart=node.apart
             ) as leave:
                 self._set_attributes(header, node, st, valid, fields, leave)
             st = self._backing.status(node)
-        return ATTR_TIMES + p.pack_attr(st)
+        return ATTR_TIMES + self._attr(node, st)
 
     def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
+        apart = node.apart
+        here = NO_FACTS if apart else EXISTS
         asked: list[tuple[Operation, Facts]] = []
         if valid & _SIZE:
-            asked.append((Operation.TRUNCATE, Facts(size=fields[3], size_before=st.st_size)))
+            asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
         if valid & _OWNER:
-            asked.append((Operation.SET_OWNER, NO_FACTS))
+            asked.append((Operation.SET_OWNER, here))
         if valid & _MODE:
-            asked.append((Operation.SET_MODE, Facts(mode=fields[11] & 0o7777) if kind is Kind.FILE else NO_FACTS))
+            asked.append((Operation.SET_MODE, here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here))
         if valid & _TIMES and not valid & _SIZE:
-            asked.append((Operation.SET_TIMES, NO_FACTS))
+            asked.append((Operation.SET_TIMES, here))
         if kind is not Kind.FILE:
-            return [Part(Request(operation, path, kind), facts) for operation, facts in asked]
+            return [Part(Request(operation, path, kind), facts, apart) for operation, facts in asked]
         return [
-            Part(Request(operation, path, kind), self._with_links(node, st, operation, facts))
+            Part(Request(operation, path, kind), self._with_links(node, st, operation, facts), apart)
             for operation, facts in asked
         ]
 
@@ -117,7 +119,7 @@ class Attributes(Content):
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        facts = Facts(mode=mode)
+        facts = Facts(mode=mode, in_source=not node.apart)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts)
         node.fresh = False
@@ -126,6 +128,7 @@ class Attributes(Content):
             facts,
             caller=self._caller(header),
             details={"name": os.fsdecode(name)},
+            apart=node.apart,
         ) as leave:
             self._backing.set_xattr(node, name, value, flags, leave)
             if extra & p.SETXATTR_ACL_KILL_SGID:
@@ -141,10 +144,12 @@ class Attributes(Content):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = self._backing.stat(node, changing=True)
         kind = kind_of(st.st_mode)
-        facts = self._with_links(node, st, Operation.REMOVE_XATTR) if kind is Kind.FILE else NO_FACTS
+        facts = NO_FACTS if node.apart else EXISTS
+        if kind is Kind.FILE:
+            facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
         request = Request(Operation.REMOVE_XATTR, path, kind)
         with self._guard.admit(
-            request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}
+            request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
         ) as leave:
             self._backing.remove_xattr(node, name, leave)
         return NOTHING

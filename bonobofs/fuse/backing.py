@@ -13,16 +13,19 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from bonobofs.decision import Allowed
 from bonobofs.fuse import system
 from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
+from bonobofs.fuse.held import stray_name
 from bonobofs.fuse.inodes import Inodes, Node
-from bonobofs.request import HEAD_BYTES
+from bonobofs.request import HEAD_BYTES, Kind
 
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
+_NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Entry = tuple[int, int, int, bytes]
@@ -156,6 +159,65 @@ class Backing(Descriptors):
                 raise
             self.drop_all()
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
+
+    def create_nameless(self, directory: int, mode: int, leave: Allowed) -> int:
+        """A new regular file without a name, open for reading and writing, that `enter` can bring into the source.
+
+        EOPNOTSUPP: the file system has none.
+        """
+        try:
+            return os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, mode, dir_fd=directory)
+        except OSError as error:
+            if error.errno in _NAMELESS_UNKNOWN:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from error
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self.drop_all()
+                raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
+            raise
+
+    def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], leave: Allowed) -> int:
+        """An O_PATH descriptor of a new symlink that has lost its name in the directory `place` already."""
+        path = os.path.join(place, stray_name())
+        os.symlink(target, path)
+        try:
+            if self.privileged:
+                os.chown(path, *owner, follow_symlinks=False)
+            return os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        finally:
+            os.unlink(path)
+
+    def enter(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
+        """Give what has no name one in the source, in one step; onto a name that is taken, by way of `by`.
+
+        A symlink cannot come from elsewhere: it is made again, with its owner and times, and needs `by` for that.
+        """
+        if not by:
+            self.link(node, directory, name, leave)
+            return
+        try:
+            if node.kind is Kind.SYMLINK:
+                self._copy_symlink(node, directory, by, leave)
+            else:
+                self.link(node, directory, by, leave)
+            os.rename(by, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(by, dir_fd=directory)
+            raise
+
+    def _copy_symlink(self, node: Node, directory: int, name: bytes, leave: Allowed) -> None:
+        st = self.stat(node)
+        os.symlink(self.readlink(node), name, dir_fd=directory)
+        if self.privileged:
+            os.chown(name, st.st_uid, st.st_gid, dir_fd=directory, follow_symlinks=False)
+        os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=directory, follow_symlinks=False)
+
+    def keep_named(self, node: Node) -> None:
+        """A file that had no name has one: its descriptor is kept as that of a file that was just made."""
+        self.unpin(node)
+        node.checked = self.now
+        if not self.privileged and stat.S_IMODE(os.fstat(node.fd).st_mode) & 0o600 != 0o600:
+            self.hold(node)
 
     def keep_created(self, node: Node, fd: int, mode: int) -> None:
         """Keep the descriptor of `create`: until FORGET where the file's mode would not let it be opened again."""

@@ -7,12 +7,13 @@ import os
 import stat
 from typing import Final, NoReturn
 
-from bonobofs.decision import Allowed
+from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system, virtual
-from bonobofs.fuse.core import NOTHING, SET_IDS, Core, Handler, Header, Reply
+from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
+from bonobofs.fuse.holding import Holding
 from bonobofs.fuse.inodes import Node
 from bonobofs.guard import Run
 from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
@@ -23,7 +24,7 @@ _CREATING: Final = 0
 _MOST_COPIED: Final = 0x7FFFF000
 
 
-class Content(Core):
+class Content(Holding):
     """Handlers that change what files hold."""
 
     def _changing_content(self) -> dict[int, Handler]:
@@ -94,7 +95,9 @@ class Content(Core):
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
-        facts = Facts(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
+        facts = Facts(
+            size=max(st.st_size, offset + len(data)), size_before=st.st_size, in_source=node.apart is Apart.NO
+        )
         if offset < HEAD_BYTES and self._needs_head(request, facts, st):
             head = self._backing.head(node) if st.st_size else b""
             facts = facts._replace(head=_overlaid(head, offset, data))
@@ -102,10 +105,12 @@ class Content(Core):
         run = node.run
         if run is not None and run.generation == self._guard.policy.generation:
             verdict = self._guard.decide(request, facts)
-            if isinstance(verdict, Allowed):
+            if isinstance(verdict, Allowed) and verdict.apart is node.apart:
                 run.extend(verdict)
                 return run
-        node.run = self._guard.begin(node.id, request, facts, self._backing.now, caller=self._caller(header))
+        node.run = self._guard.begin(
+            node.id, request, facts, self._backing.now, caller=self._caller(header), apart=node.apart
+        )
         return node.run
 
     def _gone(self, node: Node) -> NoReturn:
@@ -135,13 +140,13 @@ class Content(Core):
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & system.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
-        facts = Facts(size=after, size_before=st.st_size)
+        facts = Facts(size=after, size_before=st.st_size, in_source=node.apart is Apart.NO)
         zeroes = mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE)
         if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
             head = _overlaid(self._backing.head(node), offset, bytes(min(length, HEAD_BYTES)))
             facts = facts._replace(head=head)
         facts = self._with_links(node, st, Operation.ALLOCATE, facts)
-        with self._guard.admit(request, facts, caller=self._caller(header), size=length) as leave:
+        with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
             self._backing.allocate(fd, mode, offset, length, leave)
             if header.uid and st.st_mode & SET_IDS:
                 self._kill_set_ids(header, node, fd, st, leave)
@@ -166,14 +171,21 @@ class Content(Core):
         st = os.fstat(target_fd)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
-        facts = Facts(size=max(st.st_size, target_offset + length), size_before=st.st_size)
+        facts = Facts(
+            size=max(st.st_size, target_offset + length), size_before=st.st_size, in_source=target.apart is Apart.NO
+        )
         if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
             brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
             head = self._backing.head(target) if st.st_size else b""
             facts = facts._replace(head=_overlaid(head, target_offset, brought))
         facts = self._with_links(target, st, Operation.COPY_RANGE, facts)
         admission = self._guard.admit(
-            request, facts, caller=self._caller(header), details={"from": self._inodes.path(source)}, size=length
+            request,
+            facts,
+            caller=self._caller(header),
+            details={"from": self._inodes.path(source)},
+            size=length,
+            apart=target.apart,
         )
         with admission as leave:
             copied = self._backing.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
@@ -190,10 +202,10 @@ class Content(Core):
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
         facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
         groups = self._groups(header, body)
-        run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header))
+        run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:
             self._act_as(header, groups, umask)
-            fd = self._backing.create(directory, name, mode, run.leave)
+            node, reply = self._make_file(parent, directory, name, mode, run.leave)
         except BaseException as error:
             self._guard.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
@@ -203,15 +215,23 @@ class Content(Core):
             raise
         finally:
             self._backing.act_as_self()
+        self._guard.rekey(_CREATING, node.id)
+        node.run = run
+        node.fresh = True
+        return reply + _OPEN
+
+    def _make_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
+        """Make a file where the verdict says; its node, with a reference, and its entry."""
+        if leave.apart:
+            held = self._hold_file(parent, directory, name, mode, leave)
+            return held, self._held_entry(held)
+        fd = self._backing.create(directory, name, mode, leave)
         st = os.fstat(fd)
         reply = self._entry(parent, name, st)
         node = self._inodes.find(st.st_ino)
         assert node is not None
         self._backing.keep_created(node, fd, mode)
-        self._guard.rekey(_CREATING, node.id)
-        node.run = run
-        node.fresh = True
-        return reply + _OPEN
+        return node, reply
 
 
 def _is_member(header: Header, gid: int) -> bool:

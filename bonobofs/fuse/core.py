@@ -13,16 +13,17 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import stale
+from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.guard import Caller, Guard
-from bonobofs.request import NO_FACTS, Facts, Operation, Request, WorkspacePath
+from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
 
 LONG: Final = 86_400
 """Seconds for which the kernel may believe names and attributes."""
 ENTRY_TIMES: Final = (LONG, LONG, 0, 0)
 NO_ENTRY: Final = p.ENTRY_OUT.pack(0, 0, *ENTRY_TIMES) + bytes(p.ATTR.size)
 NOTHING: Final = b""
-LEAVES: Final = Facts(leaves=True)
+LEAVES: Final = Facts(leaves=True, in_source=True)
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
 Reply = bytes | tuple[bytes, memoryview]
@@ -56,10 +57,11 @@ class Core:
     """The parts of one mount, and what its families of handlers share."""
 
     def __init__(
-        self, inodes: Inodes, backing: Backing, guard: Guard, files: virtual.Virtual, notices: Notices
+        self, inodes: Inodes, backing: Backing, held: Held, guard: Guard, files: virtual.Virtual, notices: Notices
     ) -> None:
         self._inodes: Final = inodes
         self._backing: Final = backing
+        self._held: Final = held
         self._guard: Final = guard
         self._virtual: Final = files
         self._notices: Final = notices
@@ -111,7 +113,22 @@ class Core:
         if st.st_dev != self._backing.device or self._backing.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
-        return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + p.pack_attr(st)
+        return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + self._attr(node, st)
+
+    def _attr(self, node: Node, st: os.stat_result) -> bytes:
+        """`fuse_attr` for what `st` says, held names counted with the others."""
+        attr = p.pack_attr(st)
+        if self._held.directories and (names := self._held.names(node)):
+            return p.with_links(attr, st.st_nlink + names)
+        return attr
+
+    def _forget_node(self, node_id: int, count: int) -> None:
+        """Give back references to a node, which ends with the last of them."""
+        node = self._inodes.forget(node_id, count)
+        if node is not None:
+            if node.run is not None:
+                self._guard.settle(node.id)
+            self._backing.release(node)
 
     def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Something else is mounted there below: a directory is shown empty, a file not at all."""
@@ -120,12 +137,12 @@ class Core:
         node = self._inodes.reference_covered(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
-    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, facts: Facts = NO_FACTS) -> Facts:
+    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, facts: Facts = EXISTS) -> Facts:
         """`facts`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
 
         One inode may lie under two rules: what is changed under one name is judged under each.
         """
-        if st.st_nlink < 2 and node.parent is not None:
+        if st.st_nlink < 2 and (node.parent is not None or node.apart):
             return facts
         good = 0
         for parent, name in self._inodes.links(node.ino):
@@ -142,10 +159,10 @@ class Core:
     def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:
         """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
         if stat.S_ISLNK(st.st_mode):
-            return Facts(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
+            return Facts(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
         if not stat.S_ISREG(st.st_mode):
             return NO_FACTS
-        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode))
+        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
         if st.st_size and self._needs_head(request, facts, st):
             facts = facts._replace(head=self._backing.head_of_entry(directory, name))
         return facts
@@ -197,3 +214,44 @@ class Core:
 
     def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
         self._backing.act_as(header.uid, header.gid, groups, umask)
+
+    def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
+        """The node of a name that is about to go, held for those who have it open."""
+        node = self._settled(st) if st.st_dev == self._backing.device else None
+        if node is not None and node.parent is parent and node.name == name:
+            self._backing.pin(node, directory, name)
+        return node
+
+    def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
+        """Make a name go, and if it does not, let go of what was held because it would."""
+        try:
+            effect()
+        except OSError:
+            if node is not None:
+                self._backing.unpin(node)
+            raise
+
+    def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
+        """A name is gone: the node goes by another of its names that is known, or by none."""
+        self._inodes.drop_link(st.st_ino, parent, name)
+        if node is None or node.parent is not parent or node.name != name:
+            return
+        for other_parent, other_name in self._inodes.links(node.ino):
+            self._inodes.rename(node, other_parent, other_name)
+            self._inodes.note_link(node.ino, other_parent, other_name)
+            self._backing.unpin(node)
+            return
+        if st.st_nlink > 1 and not node.is_dir:
+            self._inodes.orphan(node)
+        else:
+            self._inodes.cut_off(node)
+
+    def _settled(self, st: os.stat_result) -> Node | None:
+        """The node of what is about to move, its run of writes settled under the old name."""
+        node = self._inodes.find(st.st_ino)
+        if node is not None and node.run is not None:
+            self._guard.settle(node.id)
+            node.run = None
+        elif stat.S_ISDIR(st.st_mode):
+            self._guard.end_runs()  # what is open below is judged by its new path
+        return node

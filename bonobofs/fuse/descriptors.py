@@ -464,13 +464,19 @@ class Descriptors:
         fd = self._open_at(directory, name, os.O_PATH | os.O_NOFOLLOW)
         node.pin = self._same_number(node, fd)
 
+    def hold_nameless(self, node: Node, fd: int, access: int) -> None:
+        """Keep the only way to a file that never had a name, whatever the kernel forgets."""
+        node.fd = node.pin = fd
+        node.access = access
+        node.held = True
+
     def unpin(self, node: Node) -> None:
         """The node has a name after all."""
         if node.pin < 0:
             return
         if node.pin == node.fd:
             node.held = False
-            del self._held[node.id]
+            self._held.pop(node.id, None)
             self._open[node.id] = node
         else:
             os.close(node.pin)
@@ -483,7 +489,7 @@ class Descriptors:
         done after the next reply, while the caller goes on.
         """
         if node.held:
-            del self._held[node.id]
+            self._held.pop(node.id, None)
         self._open.pop(node.id, None)
         for fd in {node.fd, node.pin} - {-1}:
             self._put_away(fd)

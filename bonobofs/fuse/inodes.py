@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from bonobofs.decision import Apart
 from bonobofs.fuse.protocol import ROOT_ID
 from bonobofs.request import Kind, WorkspacePath
 
@@ -41,11 +42,12 @@ class Node:
     until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
     `fresh` is a file made through this mount that has been given no attribute since.
-    `doubted` says that its name did not lead to it when last looked.
+    `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are.
     """
 
     __slots__ = (
         "access",
+        "apart",
         "checked",
         "covered",
         "doubted",
@@ -79,6 +81,7 @@ class Node:
         self.fd = -1
         self.pin = -1
         self.access = 0
+        self.apart = Apart.NO
         self.held = False
         self.fresh = False
         self.doubted = False
@@ -146,12 +149,28 @@ class Inodes:
         node.lookups += 1
         return node
 
-    def _new(self, ino: int, parent: Node, name: bytes, kind: Kind) -> Node:
+    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind) -> Node:
         node = Node(self._next_id, ino, parent, name, kind)
         self._next_id += 1
         self.by_id[node.id] = node
         self._by_ino[ino] = node
         return node
+
+    def adopt(self, number: int, kind: Kind, path: WorkspacePath) -> Node:
+        """A node without a name in the source, for what is shown at `path`; one reference is the caller's own."""
+        node = self._new(number, None, b"", kind)
+        node.path = path
+        node.lookups = 1
+        return node
+
+    def rehome(self, node: Node, number: int, parent: Node, name: bytes) -> None:
+        """The node goes on as another inode, under this name."""
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        node.ino = number
+        node.generation = -1
+        self._by_ino[number] = node
+        self.rename(node, parent, name)
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         if old.parent is not None:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from collections.abc import Callable
-from typing import NamedTuple
 
+from bonobofs.decision import Apart
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
-from bonobofs.fuse.core import LEAVES, NOTHING, Core, Handler, Header, Reply
+from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
 
 
-class _End(NamedTuple):
-    """One end of a rename: the directory, the name in it, and what lies there."""
-
-    parent: Node
-    directory: int
-    name: bytes
-    path: WorkspacePath
-    st: os.stat_result | None
-
-
-class Names(Core):
+class Names(Holding):
     """Handlers that change directories."""
 
     def _changing_names(self) -> dict[int, Handler]:
@@ -70,9 +59,12 @@ class Names(Core):
         if kind is Kind.FILE:
             facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
         groups = self._groups(header, body)
-        with self._guard.admit(request, facts, caller=self._caller(header)) as leave:
+        apart = None if kind is Kind.FILE else Apart.NO
+        with self._guard.admit(request, facts, caller=self._caller(header), apart=apart) as leave:
             try:
                 self._act_as(header, groups, umask)
+                if leave.apart:
+                    return self._held_entry(self._hold_file(parent, directory, name, mode & 0o7777, leave))
                 self._backing.mknod(directory, name, mode, p.unpack_rdev(device), leave)
             finally:
                 self._backing.act_as_self()
@@ -85,8 +77,10 @@ class Names(Core):
         text = os.fsdecode(target)
         groups = self._groups(header, body)
         with self._guard.admit(
-            request, Facts(target=text), caller=self._caller(header), details={"target": text}
+            request, Facts(target=text), caller=self._caller(header), details={"target": text}, apart=None
         ) as leave:
+            if leave.apart:
+                return self._held_entry(self._hold_symlink(header, parent, directory, name, target, leave))
             try:
                 self._act_as(header, groups, 0)
                 self._backing.symlink(directory, name, target, leave)
@@ -99,6 +93,8 @@ class Names(Core):
         (name,) = p.strings(body[p.LINK_IN.size :], 1)
         parent, directory = self._changing(header, Operation.LINK, name)
         node = self._changed(header, Operation.LINK, old_id)
+        if node.apart:
+            return self._link_held(header, node, parent, directory, name)
         st = self._backing.stat(node, changing=True)
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -118,6 +114,9 @@ class Names(Core):
     def _unlink(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         parent, directory = self._changing(header, Operation.DELETE_FILE, name)
+        if held := self._held_at(parent, name):
+            self._unlink_held(header, parent, name, held)
+            return NOTHING
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
         with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
@@ -132,41 +131,11 @@ class Names(Core):
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
+            self._check_none_held(request.path)
             node = self._leaving(parent, directory, name, st)
             self._or_stays(node, lambda: self._backing.rmdir(directory, name, leave))
         self._left(node, parent, name, st)
         return NOTHING
-
-    def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
-        """The node of a name that is about to go, held for those who have it open."""
-        node = self._settled(st) if st.st_dev == self._backing.device else None
-        if node is not None and node.parent is parent and node.name == name:
-            self._backing.pin(node, directory, name)
-        return node
-
-    def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
-        """Make a name go, and if it does not, let go of what was held because it would."""
-        try:
-            effect()
-        except OSError:
-            if node is not None:
-                self._backing.unpin(node)
-            raise
-
-    def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
-        """A name is gone: the node goes by another of its names that is known, or by none."""
-        self._inodes.drop_link(st.st_ino, parent, name)
-        if node is None or node.parent is not parent or node.name != name:
-            return
-        for other_parent, other_name in self._inodes.links(node.ino):
-            self._inodes.rename(node, other_parent, other_name)
-            self._inodes.note_link(node.ino, other_parent, other_name)
-            self._backing.unpin(node)
-            return
-        if st.st_nlink > 1 and not node.is_dir:
-            self._inodes.orphan(node)
-        else:
-            self._inodes.cut_off(node)
 
     def _rename_plain(self, header: Header, body: memoryview) -> Reply:
         (target_id,) = p.RENAME_IN.unpack_from(body)
@@ -182,6 +151,8 @@ class Names(Core):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         source = self._end(header, old)
         target = self._end(header._replace(node_id=target_id), new)
+        if self._held.directories and self._rename_held(header, source, target, flags):
+            return NOTHING
         if source.st is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         over = target.st
@@ -190,16 +161,14 @@ class Names(Core):
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
         parts = self._moving(source, source.st, target.path)
         if over is not None:
-            leaving = LEAVES if exchange else NO_FACTS
-            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving))
-        if over is not None and exchange:
-            parts += self._moving(target, over, source.path)
+            parts += self._giving_way(target, over, source, exchange=exchange)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
             moved, other = self._settled(source.st), None
             if over is not None and exchange:
                 other = self._settled(over)
             elif over is not None and not same:
+                self._check_none_held(target.path)
                 other = self._leaving(target.parent, target.directory, new, over)
             ends = source.directory, old, target.directory, new
             self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
@@ -209,27 +178,24 @@ class Names(Core):
             elif over is not None:
                 self._left(other, target.parent, new, over)
             self._moved(moved, source, target)
+            self._held_moved(source, target, exchange=exchange)
         return NOTHING
 
-    def _end(self, header: Header, name: bytes) -> _End:
+    def _giving_way(self, target: End, over: os.stat_result, source: End, *, exchange: bool) -> list[Part]:
+        """What becomes of that which has the new name."""
+        leaving = LEAVES if exchange else EXISTS
+        parts = [Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving)]
+        return parts + self._moving(target, over, source.path) if exchange else parts
+
+    def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._changing(header, Operation.RENAME, name)
         try:
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             st = None
-        return _End(parent, directory, name, self._inodes.join(parent, name), st)
+        return End(parent, directory, name, self._inodes.join(parent, name), st)
 
-    def _settled(self, st: os.stat_result) -> Node | None:
-        """The node of what is about to move, its run of writes settled under the old name."""
-        node = self._inodes.find(st.st_ino)
-        if node is not None and node.run is not None:
-            self._guard.settle(node.id)
-            node.run = None
-        elif stat.S_ISDIR(st.st_mode):
-            self._guard.end_runs()  # what is open below is judged by its new path
-        return node
-
-    def _moving(self, origin: _End, st: os.stat_result, path: WorkspacePath) -> list[Part]:
+    def _moving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> list[Part]:
         """What appears at `path` when the origin moves there: itself, and everything below a directory.
 
         Each thing below leaves one path and appears at another, and both are judged.
@@ -239,6 +205,8 @@ class Names(Core):
         parts = [Part(request, self._appearing(origin.directory, origin.name, st, request))]
         if kind is not Kind.DIRECTORY:
             return parts
+        if self._held.directories:
+            parts += self._held_moving(origin, path)
         for below in self._backing.walk(origin.directory, origin.name):
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
@@ -247,7 +215,7 @@ class Names(Core):
             parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request)))
         return parts
 
-    def _moved(self, node: Node | None, origin: _End, target: _End) -> None:
+    def _moved(self, node: Node | None, origin: End, target: End) -> None:
         if node is None:
             return
         if node.parent is origin.parent and node.name == origin.name:

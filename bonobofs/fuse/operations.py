@@ -11,6 +11,7 @@ from typing import Final
 from bonobofs.fuse.attributes import Attributes
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.core import Handler, Notices
+from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.names import Names
 from bonobofs.fuse.reading import Reading
@@ -21,8 +22,10 @@ from bonobofs.guard import Guard
 class Operations(Reading, Attributes, Names):
     """The handlers of one mount, by opcode."""
 
-    def __init__(self, inodes: Inodes, backing: Backing, guard: Guard, files: Virtual, notices: Notices) -> None:
-        super().__init__(inodes, backing, guard, files, notices)
+    def __init__(
+        self, inodes: Inodes, backing: Backing, held: Held, guard: Guard, files: Virtual, notices: Notices
+    ) -> None:
+        super().__init__(inodes, backing, held, guard, files, notices)
         backing.lost = self._look_again
         inodes.moved = lambda parent, name: notices.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {

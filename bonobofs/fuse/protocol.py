@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import os
 import struct
+import sys
 from typing import Final
 
 from bonobofs.errors import ProtocolError
@@ -262,6 +263,7 @@ PRUNE_OUT: Final = struct.Struct("=IIQ")
 """count, padding, spare; then the node ids"""
 
 _SECOND: Final = 1_000_000_000
+_LINKS_AT: Final = struct.calcsize("=QQQqqqIIII")
 
 
 def pack_attr(st: os.stat_result) -> bytes:
@@ -288,6 +290,11 @@ def pack_attr(st: os.stat_result) -> bytes:
         st.st_blksize,
         0,
     )
+
+
+def with_links(attr: bytes, links: int) -> bytes:
+    """`fuse_attr` as it is, with another number of names."""
+    return attr[:_LINKS_AT] + links.to_bytes(4, sys.byteorder) + attr[_LINKS_AT + 4 :]
 
 
 def unpack_rdev(rdev: int) -> int:

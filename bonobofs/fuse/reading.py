@@ -10,10 +10,13 @@ from typing import Final
 from bonobofs.decision import as_document
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
-from bonobofs.fuse.core import ENTRY_TIMES, LONG, NO_ENTRY, NOTHING, Core, Handler, Header, Reply
+from bonobofs.fuse.backing import Entry
+from bonobofs.fuse.core import ENTRY_TIMES, LONG, NO_ENTRY, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, stale
+from bonobofs.fuse.held import is_held
+from bonobofs.fuse.holding import Holding
 from bonobofs.fuse.inodes import Node, kind_of
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
@@ -21,10 +24,11 @@ WHY: Final = b"user.bonobofs.why"
 ATTR_TIMES: Final = p.ATTR_OUT.pack(LONG, 0, 0)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
+_TYPES: Final = {Kind.FILE: 8, Kind.SYMLINK: 10}
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
-class Reading(Core):
+class Reading(Holding):
     """Handlers that change nothing."""
 
     _buffer: Final = memoryview(bytearray(p.MAX_WRITE))
@@ -66,6 +70,8 @@ class Reading(Core):
         if parent.covered:
             return NO_ENTRY
         p.checked_name(name)
+        if self._held.directories and (held := self._held_at(parent, name)):
+            return self._held_entry(held)
         try:
             st = self._backing.stat_entry(parent, name)
         except FileNotFoundError:
@@ -88,11 +94,7 @@ class Reading(Core):
         if node_id >= virtual.FIRST_ID:
             self._virtual.forget(node_id, count)
             return
-        node = self._inodes.forget(node_id, count)
-        if node is not None:
-            if node.run is not None:
-                self._guard.settle(node.id)
-            self._backing.release(node)
+        self._forget_node(node_id, count)
 
     def _done(self, header: Header, body: memoryview) -> Reply:
         return NOTHING
@@ -100,7 +102,8 @@ class Reading(Core):
     def _getattr(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
-        return ATTR_TIMES + p.pack_attr(self._backing.stat(self._node(header.node_id)))
+        node = self._node(header.node_id)
+        return ATTR_TIMES + self._attr(node, self._backing.stat(node))
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:
@@ -153,7 +156,8 @@ class Reading(Core):
         if node.covered:
             return NOTHING
         at_root = node.id == p.ROOT_ID
-        for ino, following, kind, name in self._backing.entries(node, cookie, size):
+        found = self._backing.entries(node, cookie, size) if not is_held(cookie) else []
+        for ino, following, kind, name in found or self._held_entries(node, cookie):
             if at_root and name == virtual.NAME:
                 continue
             if len(out) + 24 + len(name) + 7 > size:
@@ -179,7 +183,9 @@ class Reading(Core):
         if node.covered:
             return NOTHING
         at_root = node.id == p.ROOT_ID
-        found = self._backing.entries(node, cookie, max(size // 4, 1024))
+        found = self._backing.entries(node, cookie, max(size // 4, 1024)) if not is_held(cookie) else []
+        if not found and self._held.directories:
+            return self._read_held_plus(node, cookie, size)
         directory = node.fd
         out: list[bytes] = []
         left = size
@@ -199,6 +205,25 @@ class Reading(Core):
                     out.append(_DOT_ENTRY)  # gone, or not to be seen: a lookup will tell
             out.append(p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, length, kind))
             out.append(name + bytes(-length & 7))
+        return b"".join(out)
+
+    def _held_entries(self, node: Node, cookie: int) -> list[Entry]:
+        """The held names of a directory as its other entries are; they come after those."""
+        return [
+            (self._backing.stat(held).st_ino, number, _TYPES[held.kind], name)
+            for name, number, held in self._held_listing(node, cookie)
+        ]
+
+    def _read_held_plus(self, node: Node, cookie: int, size: int) -> bytes:
+        out: list[bytes] = []
+        for name, number, held in self._held_listing(node, cookie):
+            length = len(name)
+            size -= _PLUS + ((length + 7) & ~7)
+            if size < 0:
+                break
+            entry = self._held_entry(held)
+            ino = self._backing.stat(held).st_ino
+            out.append(entry + p.DIRENT.pack(ino, number, length, _TYPES[held.kind]) + name + bytes(-length & 7))
         return b"".join(out)
 
     def _read_virtual_plus(self, node_id: int, cookie: int) -> bytes:
@@ -240,9 +265,9 @@ class Reading(Core):
         st = self._backing.stat(node)
         kind = kind_of(st.st_mode)
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
-        facts = NO_FACTS
+        facts = NO_FACTS if node.apart else EXISTS
         if kind is Kind.FILE:
-            facts = self._with_links(node, st, operation, Facts(size=st.st_size, size_before=st.st_size))
+            facts = self._with_links(node, st, operation, facts._replace(size=st.st_size, size_before=st.st_size))
         decision = self._guard.decide(Request(operation, path, kind), facts)
         return json.dumps(as_document(decision, path, operation)).encode()
 

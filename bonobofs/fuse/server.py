@@ -26,6 +26,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
+from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.transport import Hooks, Transport
@@ -53,9 +54,11 @@ class Server:
         policy = compile_policy(config["policy"])
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
-        self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True)
+        self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True, holds_apart=True)
         inodes = Inodes(os.fstat(self._root).st_ino)
-        self._backing: Final = Backing(self._root, inodes, cache=min(_raise_limit() // 4, _MOST_CACHED))
+        limit = _raise_limit()
+        self._backing: Final = Backing(self._root, inodes, cache=min(limit // 4, _MOST_CACHED))
+        held = Held(config["session_dir"], limit // 2)
         self._backing.note_mounts()
         self._diagnostics: Final = Diagnostics()
         self._ending = 0.0
@@ -67,6 +70,7 @@ class Server:
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
                 b"denials.jsonl": self._denials,
                 b"whoami.json": lambda: self._whoami(agent),
+                b"scratch": held.describe,
             }
         )
         self._fd = mount(
@@ -80,6 +84,7 @@ class Server:
         self._operations: Final = Operations(
             inodes,
             self._backing,
+            held,
             self._guard,
             virtual,
             self._transport.notices,

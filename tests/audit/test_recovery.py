@@ -301,3 +301,29 @@ def test_a_tree_deeper_than_a_path_may_be_long_is_compared(past: Past) -> None:
     past.enter(Operation.CREATE_FILE, f"{deep}/lost", "create", size=0)
     past.enter(Operation.CREATE_FILE, f"{gone}/lost", "create", size=0)
     assert past.differences() == {f"{deep}/lost": ABSENT, f"{gone}/lost": ABSENT}
+
+
+def test_what_was_held_apart_says_nothing_of_the_source(past: Past) -> None:
+    (past.source / "target").mkdir()
+    (past.source / "target/old").write_text("x")
+    past.enter(Operation.MKDIR, "target", "create", took=60)
+    past.enter(Operation.CREATE_FILE, "target/old", "create", took=60, size=1)
+    scratch: dict[str, str | bool] = {"apart": "scratch"}
+    past.enter(Operation.CREATE_FILE, "target/new", "create", size=5, details=scratch)
+    past.enter(Operation.WRITE_FILE, "target/old", "modify", size=7, details=scratch)
+    past.enter(Operation.DELETE_FILE, "target/old", "delete", details=scratch)
+    past.enter(Operation.CREATE_FILE, "a.tmp", "create", size=5, details={"apart": "temporary"})
+    past.enter(Operation.CREATE_FILE, "b.tmp", "create", took=None, details={"apart": "temporary"})
+    assert past.differences() == {}
+
+
+def test_what_came_from_a_held_name_is_expected_with_any_size(past: Past) -> None:
+    for name in ("over", "fresh", "lost", "linked"):
+        past.enter(Operation.CREATE_FILE, "x.tmp", "create", details={"apart": "temporary"})
+        if name == "over":
+            past.enter(Operation.CREATE_FILE, "over", "create", took=60, size=1)
+        operation = Operation.LINK if name == "linked" else Operation.RENAME
+        past.enter(operation, name, "create", took=60, details={"from": "x.tmp"})
+        if name != "lost":
+            (past.source / name).write_text("whole")
+    assert past.differences() == {"lost": ABSENT}

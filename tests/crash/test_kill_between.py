@@ -100,7 +100,7 @@ def source(source: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _held(world: World, change: Change, delay: str) -> Iterator[None]:
+def held(world: World, change: Change, delay: str) -> Iterator[None]:
     """Somebody asks for the change, and a tracer holds the server at the call that makes it; then both are killed."""
     calls, when = change.calls, change.when
     inject = f"inject={calls}:{delay}={_FOREVER}:when={when}"
@@ -148,7 +148,7 @@ def test_killed_between_the_intent_and_the_change(mounted: Mounted, source: Path
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with _held(world, change, "delay_enter"):
+    with held(world, change, "delay_enter"):
         until(lambda: _intents(world) == [change.operation], "the intent was entered")
     assert look(source) == before
     entries = examine(world, before)
@@ -169,7 +169,7 @@ def test_killed_between_the_change_and_its_outcome(mounted: Mounted, source: Pat
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with _held(world, change, "delay_exit"):
+    with held(world, change, "delay_exit"):
         until(lambda: _has_changed(source, before), "the change was made")
     assert _changed(before, look(source))
     entries = examine(world, before)
@@ -183,7 +183,7 @@ def test_killed_before_the_intent(mounted: Mounted, source: Path, examine: Exami
     change = CHANGES[name]._replace(calls="write", when=1)
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with _held(world, change, "delay_enter"):
+    with held(world, change, "delay_enter"):
         until(lambda: _in_call(world.pid), "the server was about to write the intent")
     assert look(source) == before
     assert open_intents(examine(world, before)) == {}

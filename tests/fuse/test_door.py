@@ -24,6 +24,7 @@ from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.core import Header, Notices
+from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.virtual import Virtual
@@ -66,7 +67,7 @@ class Server:
         self._backing = Backing(self._root, self._inodes, cache=64)
         virtual = Virtual({b"policy.md": lambda: b"text"})
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None)
-        self._operations = Operations(self._inodes, self._backing, self.guard, virtual, notices)
+        self._operations = Operations(self._inodes, self._backing, Held("", 0), self.guard, virtual, notices)
         self.handlers = self._operations.handlers
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ suffixes = [".md"]
 max_size = "100B"
 executable = false
 """
-FILES: Final = ["denials.jsonl", "policy.md", "whoami.json"]
+FILES: Final = ["denials.jsonl", "policy.md", "scratch", "whoami.json"]
 KEYS: Final = {"allowed", "code", "rule", "reason", "instead", "path", "operation"}
 WHY: Final = "user.bonobofs.why"
 
@@ -39,7 +39,7 @@ def _denials(world: Place) -> list[dict[str, Any]]:
 
 
 def test_it_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:
-    """`.bonobofs` is a directory with three files, read-only for everybody."""
+    """`.bonobofs` is a directory with four files, read-only for everybody."""
     world = place(policy=POLICY)
 
     def story() -> None:

@@ -17,6 +17,7 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.connection import Connection
 from bonobofs.fuse.core import Notices
+from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.virtual import Virtual
@@ -87,7 +88,7 @@ class Rig:
         self._backing = Backing(self._root, inodes, cache=8)
         notices = Notices(*(lambda *_: None for _ in Notices._fields))
         files = Virtual({b"policy.md": lambda: b"text"})
-        self._operations = Operations(inodes, self._backing, self._guard, files, notices)
+        self._operations = Operations(inodes, self._backing, Held(str(directory), 8), self._guard, files, notices)
         self.unforeseen: list[str] = []
         self._unique = 0
         self.first = self.look()

@@ -1,0 +1,158 @@
+"""Names that are held: what programs give to a file until it is whole, shown in the mount and not in the source.
+
+A held file is an inode without a name on the source's own file system, so that a rename onto an allowed name is one
+link. It is kept open for as long as the session shows it: the table has a reference of its own to each node, and
+FORGET does not end it. A held symlink lies in the session's directory, as there are none without a name.
+
+The table goes by paths, not by nodes, so that it does not matter which directories the kernel remembers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from bonobofs.fuse.inodes import Node
+from bonobofs.request import WorkspacePath
+
+FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
+"""Held names are listed after what the directory has below. ext4, btrfs, XFS and tmpfs give no cookies up there, but
+for the very last one."""
+LAST_COOKIE: Final = 0x7FFF_FFFF_FFFF_FFFF
+
+
+class Name(NamedTuple):
+    """One held name: where it stands in a listing of its directory, and what it leads to."""
+
+    cookie: int
+    node: Node
+
+
+class Held:
+    """The names that are held, by directory and name."""
+
+    def __init__(self, place: str, most: int) -> None:
+        """`place` is a directory of the session's; `most` is how many may be held: each takes a descriptor."""
+        self.place: Final = place
+        self._most: Final = most
+        self.directories: Final[dict[WorkspacePath, dict[bytes, Name]]] = {}
+        self._paths: Final[dict[int, list[WorkspacePath]]] = {}
+        self._cookie = FIRST_COOKIE
+
+    def find(self, directory: WorkspacePath, name: bytes) -> Node | None:
+        """What is held under this name."""
+        names = self.directories.get(directory)
+        held = names.get(name) if names is not None else None
+        return held.node if held is not None else None
+
+    def names(self, node: Node) -> int:
+        """How many held names lead to the node."""
+        return len(self._paths.get(node.id, ()))
+
+    def listing(self, directory: WorkspacePath, cookie: int) -> list[tuple[bytes, Name]]:
+        """The held names of a directory that come after the cookie, in order."""
+        names = self.directories.get(directory)
+        if names is None:
+            return []
+        return [(name, held) for name, held in names.items() if held.cookie > cookie]
+
+    def check_room(self) -> None:
+        """ENFILE: no further file can be held."""
+        if len(self._paths) >= self._most:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    def add(self, directory: WorkspacePath, name: bytes, node: Node) -> None:
+        """Hold the node under this name (too). FileExistsError: another is held under it."""
+        names = self.directories.setdefault(directory, {})
+        if name in names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self._cookie += 1
+        names[name] = Name(self._cookie, node)
+        paths = self._paths.setdefault(node.id, [])
+        paths.append(_joined(directory, name))
+        if node.parent is None:
+            node.path = paths[0]
+
+    def drop(self, directory: WorkspacePath, name: bytes) -> Node:
+        """The name is held no more; it led to this node."""
+        names = self.directories[directory]
+        node = names.pop(name).node
+        if not names:
+            del self.directories[directory]
+        paths = self._paths[node.id]
+        paths.remove(_joined(directory, name))
+        if not paths:
+            del self._paths[node.id]
+        elif node.parent is None:
+            node.path = paths[0]
+        return node
+
+    def exchange(self, directory: WorkspacePath, name: bytes, other: WorkspacePath, other_name: bytes) -> None:
+        """Each of two held names leads to what the other led to."""
+        one, two = self.drop(directory, name), self.drop(other, other_name)
+        self.add(directory, name, two)
+        self.add(other, other_name, one)
+
+    def below(self, directory: WorkspacePath) -> Iterator[tuple[WorkspacePath, Node]]:
+        """Path and node of everything that is held in the directory or deeper."""
+        for above, names in self.directories.items():
+            if _is_below(above, directory):
+                for name, held in names.items():
+                    yield _joined(above, name), held.node
+
+    def move(self, old: WorkspacePath, new: WorkspacePath, *, exchange: bool = False) -> None:
+        """A directory goes by another path now: what is held in it goes along."""
+        moved, replaced = self._cut(old), self._cut(new) if exchange else {}
+        self._put(moved, old, new)
+        self._put(replaced, new, old)
+
+    def _cut(self, path: WorkspacePath) -> dict[WorkspacePath, dict[bytes, Name]]:
+        found = [above for above in self.directories if _is_below(above, path)]
+        return {above: self.directories.pop(above) for above in found}
+
+    def _put(self, moved: dict[WorkspacePath, dict[bytes, Name]], old: WorkspacePath, new: WorkspacePath) -> None:
+        for above, names in moved.items():
+            there = WorkspacePath(new + above[len(old) :])
+            self.directories[there] = names
+            for name, held in names.items():
+                paths = self._paths[held.node.id]
+                paths[paths.index(_joined(above, name))] = _joined(there, name)
+                if held.node.parent is None:
+                    held.node.path = paths[0]
+
+    def describe(self) -> bytes:
+        """A line for each held name: kind, bytes, path."""
+        lines = []
+        for above, names in sorted(self.directories.items()):
+            for name, held in names.items():
+                # What was linked into the source is not apart any more, only this name of it.
+                size = os.fstat(held.node.pin).st_size if held.node.pin >= 0 else 0
+                lines.append(f"temporary\t{size}\t{_printable(_joined(above, name))}\n")
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
+    text = os.fsdecode(name)
+    return WorkspacePath(f"{directory}/{text}" if directory else text)
+
+
+def _is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
+    return not directory or path == directory or path.startswith(f"{directory}/")
+
+
+def _printable(path: str) -> str:
+    """The path on one line: backslashes and control characters as in a Python string."""
+    return "".join(repr(each)[1:-1] if each == "\\" or each < " " or each == "\x7f" else each for each in path)
+
+
+def is_held(cookie: int) -> bool:
+    """Whether the cookie is one of a held name's."""
+    return FIRST_COOKIE < cookie < LAST_COOKIE
+
+
+def stray_name() -> str:
+    """A name that nobody has, for the moment between a link and the rename onto a name that is taken."""
+    return f".bonobofs-{secrets.token_hex(16)}"
