@@ -25,6 +25,11 @@ HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
 APART: Final = "apart"
 """Key in the details of an intent: `scratch` or `temporary` where the change leaves the source as it is."""
 
+BY: Final = "by"
+"""Key in the details of an intent: the name, beside the one that changes, by way of which new content comes there."""
+INODE: Final = "inode"
+"""Key in the details of an intent with BY: the number of the inode that is to get the name, where it is known."""
+
 
 Line = bytes
 """A line as it lies on the disk. `AuditEntry` has a field named `bytes`, so the type needs another name there."""

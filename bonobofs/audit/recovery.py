@@ -15,17 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bonobofs.audit.below import directory_below
 from bonobofs.audit.history import is_closed, last, merged
 from bonobofs.audit.log import Trail
-from bonobofs.audit.record import APART, AuditEntry, instant
-from bonobofs.audit.verify import directory_below, read_head
+from bonobofs.audit.record import APART, BY, AuditEntry, instant
+from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.verify import read_head
 from bonobofs.errors import TrailError
 from bonobofs.request import Operation
 
 OUT_OF_BAND: Final = "out_of_band"
-
-TEMPORARY: Final = "temporary"
-"""Key, in the details of an intent, of the name beside the path by which the new content comes there."""
 
 SLACK: Final = 1.0
 """Seconds by which a record and the kernel's times of the same change may differ."""
@@ -141,10 +140,13 @@ class _Record:
                 node = self._node(name)
                 node.touch(began, FOREVER)
                 node.there = node.size = None
-                if _changes_names(intent) or TEMPORARY in intent.details:
+                if _changes_names(intent) or BY in intent.details:
                     self._above(name).touch(began, FOREVER)
                 if _changes_names(intent):
                     self.names.touch(began, FOREVER)
+        stray = by_way_of(intent.path, intent.details)
+        if stray is not None:
+            self._node(stray).touch(began, FOREVER)
 
     def _note_content(self, node: _Node, intent: AuditEntry, outcome: AuditEntry) -> None:
         node.there = True

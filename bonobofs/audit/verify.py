@@ -11,7 +11,6 @@ cut off, and a history rewritten together with its head cannot be told: only an 
 from __future__ import annotations
 
 import enum
-import errno
 import json
 import os
 import re
@@ -23,9 +22,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bonobofs.audit.below import directory_below
 from bonobofs.audit.history import LONGEST_LINE, OTHER_NAMES
 from bonobofs.audit.log import CLOSE, HEAD_SIZE
-from bonobofs.audit.record import HASH_KEY, HASH_TAIL, ZERO
+from bonobofs.audit.record import APART, HASH_KEY, HASH_TAIL, ZERO
+from bonobofs.audit.strays import by_way_of
 from bonobofs.errors import TrailError
 
 OPEN_INTENTS: Final = 100_000
@@ -200,21 +201,6 @@ def look_below(source: Path) -> Look:
                 os.close(held)
 
     return look
-
-
-def directory_below(source: Path, path: str) -> int:
-    """Open a directory below `source` component by component, following no symlink; the caller closes it. OSError."""
-    if ".." in path.split("/"):
-        raise PermissionError(errno.EPERM, "it leaves the source")
-    held = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    for name in path.split("/") if path else ():
-        above = held
-        try:
-            held = os.open(name, flags, dir_fd=above)
-        finally:
-            os.close(above)
-    return held
 
 
 class _Line(NamedTuple):
@@ -455,9 +441,12 @@ def _judged_head(path: Path, report: Report) -> Head | None:
 
 def _unfinished(seq: int, intent: dict[str, Any], look: Look | None) -> Unfinished:
     path, details = str(intent.get("path", "")), intent.get("details")
-    others = [details.get(key) for key in OTHER_NAMES] if isinstance(details, dict) else []
+    details = details if isinstance(details, dict) else {}
+    others = [*(details.get(key) for key in OTHER_NAMES), by_way_of(path, details)]
     shows = ""
-    if look is not None:
+    if look is not None and APART in details:
+        shows = "kept apart from the source, which it left as it is"
+    elif look is not None:
         names = [path, *(other for other in others if isinstance(other, str))]
         shows = look(path) if len(names) == 1 else "; ".join(f"{name}: {look(name)}" for name in names)
     return Unfinished(seq, str(intent.get("timestamp", "")), str(intent.get("operation", "")), path, shows)

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Allowed
 from bonobofs.fuse import system
 from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
-from bonobofs.fuse.held import stray_name
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.request import HEAD_BYTES, Kind
 

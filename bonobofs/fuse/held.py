@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -151,8 +150,3 @@ def _printable(path: str) -> str:
 def is_held(cookie: int) -> bool:
     """Whether the cookie is one of a held name's."""
     return FIRST_COOKIE < cookie < LAST_COOKIE
-
-
-def stray_name() -> str:
-    """A name that nobody has, for the moment between a link and the rename onto a name that is taken."""
-    return f".bonobofs-{secrets.token_hex(16)}"

@@ -11,12 +11,14 @@ import os
 import stat
 from typing import Final, NamedTuple
 
+from bonobofs.audit.record import BY, INODE
+from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Allowed, Apart
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import ENTRY_TIMES, Core, Header, Reply
 from bonobofs.fuse.descriptors import R, W
-from bonobofs.fuse.held import is_held, stray_name
+from bonobofs.fuse.held import is_held
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
 from bonobofs.request import EXISTS, HEAD_BYTES, Facts, Kind, Operation, Request, WorkspacePath
@@ -210,7 +212,9 @@ class Holding(Core):
         details: dict[str, object] = {"from": source.path}
         by = stray_name() if over is not None or node.kind is Kind.SYMLINK else ""
         if by:
-            details["by"] = by
+            details[BY] = by
+            if node.kind is Kind.FILE:
+                details[INODE] = node.ino
         with self._guard.admit(
             request,
             facts,

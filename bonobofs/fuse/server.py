@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.audit import recovery
+from bonobofs.audit import recovery, strays
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.recovery import Difference
 from bonobofs.errors import BonobofsError, MountError, TrailError
@@ -195,6 +195,7 @@ class Server:
         recovery.enter(
             self._trail, (Difference(each["path"], each["what"]) for each in found), lambda path: path in protected
         )
+        strays.remove(self._root, self._trail, (strays.Stray(*each) for each in self._config.get("strays", [])))
         self._trail.sync()
 
     def _end_trail(self) -> None:

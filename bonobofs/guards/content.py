@@ -3,8 +3,8 @@
 New content goes into a file without a name and is brought to the disk before it gets one, so that nothing half written
 can be seen. A new name is one link, which fails where the name is taken. The name of an old file passes over by a
 rename, which needs a name to come from: a hidden one of 32 random digits, which the record states before. If the
-process is killed between that link and the rename, `strays` takes the name away. Where the file system has no files
-without names (NFS, FUSE), the content is written under that hidden name.
+process is killed between that link and the rename, the next session takes the name away. Where the file system has no
+files without names (NFS, FUSE), the content is written under that hidden name.
 
 The old file is not changed: its other names (hard links) keep the old content.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,25 +24,10 @@ from bonobofs.guards.beneath import Place
 MODE: Final = 0o644
 """Of new files, less the umask."""
 
-_PREFIX: Final = ".bonobofs-"
-_DIGITS: Final = 32
 _ACL: Final = "system.posix_acl_access"
 _OF_THE_CONTENT: Final = frozenset({"security.capability", "security.ima", "security.evm"})
 """Attributes that are granted to a content or seal it; the kernel takes them away too when a file is written."""
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-
-
-def temporary_name() -> str:
-    """A name that nobody has."""
-    return _PREFIX + secrets.token_hex(_DIGITS // 2)
-
-
-def is_temporary(name: object) -> bool:
-    """Whether `temporary_name` could have given this."""
-    if not isinstance(name, str) or not name.startswith(_PREFIX):
-        return False
-    digits = name.removeprefix(_PREFIX)
-    return len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef")
 
 
 def put(

@@ -25,14 +25,14 @@ from time import monotonic
 from types import TracebackType
 from typing import Final, NoReturn, Protocol, Self
 
+from bonobofs.audit import strays
 from bonobofs.audit.log import AuditLog
-from bonobofs.audit.recovery import TEMPORARY
+from bonobofs.audit.record import BY
 from bonobofs.decision import Allowed, Code, Decision, Denied, Refused
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.guard import QUIET, Caller, Guard, unrecorded
-from bonobofs.guards import strays
 from bonobofs.guards.beneath import Place, Workspace
-from bonobofs.guards.content import MODE, put, temporary_name
+from bonobofs.guards.content import MODE, put
 from bonobofs.policy.engine import allowed_directories
 from bonobofs.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.state.home import home
@@ -107,7 +107,8 @@ class FileGuard:
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome.
         self._one_at_a_time: Final = threading.Lock()
         self._settled = monotonic()
-        strays.remove(home(), self._workspace, session.guard.trail)
+        left = strays.left_in(home(), self._workspace.root)
+        strays.remove(self._workspace.descriptor, session.guard.trail, left)
 
     def __enter__(self) -> Self:
         return self
@@ -281,12 +282,12 @@ class FileGuard:
         for each in directories:
             with self._guard.admit(each, caller=Caller(caller.tool)) as leave:
                 place.make_directory(leave)
-        temporary = temporary_name()
+        temporary = strays.stray_name()
         admission = self._guard.admit(
             request,
             facts,
             caller=caller,
-            details={TEMPORARY: temporary},
+            details={BY: temporary},
             size=len(data),
             action="create" if place.found is None else "modify",
         )

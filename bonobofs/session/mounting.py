@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from bonobofs.audit import strays
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, MountError, UsageError
 from bonobofs.policy.engine import Policy
@@ -125,6 +126,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "trail": str(trail_path(home, session.session)),
         "head": str(head_path(home, session.session)),
         "out_of_band": differences,
+        "strays": strays.left_in(home, source),
         "ready_fd": None,
     }
     return drawn, config, earlier, notes

@@ -14,6 +14,7 @@ from bonobofs.audit.history import read
 from bonobofs.audit.log import HEAD_SIZE, Identity, Trail
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.recovery import MOST, OUT_OF_BAND, Difference, compare, enter
+from bonobofs.audit.strays import stray_name
 from bonobofs.request import Operation
 
 HOUR = 3600.0
@@ -327,3 +328,15 @@ def test_what_came_from_a_held_name_is_expected_with_any_size(past: Past) -> Non
         if name != "lost":
             (past.source / name).write_text("whole")
     assert past.differences() == {"lost": ABSENT}
+
+
+def test_the_name_by_way_of_which_content_comes_is_explained_where_it_was_left(past: Past) -> None:
+    """Killed between the link and the rename; the next session takes it away."""
+    (past.source / "d").mkdir()
+    left, other = stray_name(), stray_name()
+    for name in ("file", left, other):
+        (past.source / "d" / name).write_text("12345")
+    past.enter(Operation.MKDIR, "d", "create")
+    past.enter(Operation.CREATE_FILE, "d/file", "create", size=5)
+    past.enter(Operation.RENAME, "x.tmp", "modify", took=None, details={"to": "d/file", "by": left})
+    assert past.differences() == {f"d/{other}": CHANGED}

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.strays import stray_name
 from bonobofs.audit.verify import Report, What, look_below, read_head, verify, verify_trail
 from bonobofs.errors import TrailError
 from bonobofs.request import Operation
@@ -334,6 +335,22 @@ def test_intents_without_outcome_are_listed_with_what_the_source_shows(tmp_path:
         "../s.jsonl": "cannot be looked at: it leaves the source",
     }
     assert report.unfinished[-1].shows == "gone: absent; d/file: a file, 12 bytes, mode 640"
+
+
+def test_of_an_intent_it_is_told_what_was_kept_apart_and_what_may_have_been_left(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    left = stray_name()
+    for name in ("plan.md", left):
+        (source / name).write_text("text")
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
+    trail.intent(Operation.CREATE_FILE, "x.tmp", "create", "temporary", details={"apart": "temporary"})
+    trail.intent(Operation.RENAME, "x.tmp", "modify", "temporary", details={"to": "plan.md", "by": left})
+    trail.close()
+    (report,) = verify(tmp_path, look=lambda _: look_below(source))
+    kept, entering = (each.shows for each in report.unfinished)
+    assert kept == "kept apart from the source, which it left as it is"
+    assert entering == f"x.tmp: absent; plan.md: a file, 4 bytes, mode 644; {left}: a file, 4 bytes, mode 644"
 
 
 def test_a_long_trail_is_verified_in_little_memory(tmp_path: Path) -> None:

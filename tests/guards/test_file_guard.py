@@ -28,6 +28,36 @@ def denied(result: object) -> ValidationResult:
     return result
 
 
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("aidlc-docs/plan.md.tmp", "temporary"),
+        ("aidlc-docs/sedAbCdEf", "temporary"),
+        ("aidlc-docs/.plan.md.swp", "temporary"),
+        ("tests/__pycache__/test_a.pyc", "scratch:**/__pycache__/"),
+        ("node_modules/left-pad/index.js", "scratch:**/node_modules/"),
+        ("build", "scratch:build/"),
+    ],
+)
+def test_what_only_a_mount_can_hold_is_refused_with_a_reason(alice: Guarded, path: str, rule: str) -> None:
+    """Nothing may seem to be written that would not be there."""
+    for result in (
+        alice.files.validate_path(path),
+        alice.files.write_file(path, "text\n", "alice"),
+        alice.files.delete_file(path, "alice"),
+    ):
+        told = denied(result)
+        assert (told.code, told.rule) == (Code.DEFAULT, rule)
+        assert "mount" in told.reason
+    with pytest.raises(Refused, match="inside a mount"):
+        alice.files.guarded_write_file(path, "text\n", "alice")
+    assert alice.names() == []
+
+
+def test_the_directories_that_are_told_are_those_that_reach_the_workspace(alice: Guarded) -> None:
+    assert not [line for line in alice.files.list_allowed_directories() if "node_modules" in line or "tmp" in line]
+
+
 def test_the_names_are_those_of_the_contract() -> None:
     assert (guards.FileGuard, guards.ValidationResult) == (FileGuard, ValidationResult)
     assert str(inspect.signature(FileGuard.write_file)).startswith("(self, path: ")

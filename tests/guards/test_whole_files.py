@@ -333,7 +333,7 @@ os.wait()
     )
     (trail,) = (home / "trails").glob("*.jsonl")
     intent = list(read(trail))[-1]
-    stray = intent.details["temporary"]
+    stray = intent.details["by"]
     assert sorted(os.listdir(source / "aidlc-docs")) == [stray, "a.md"]
     assert (source / "aidlc-docs/a.md").read_text() == "old"
     assert (source / "aidlc-docs" / stray).read_text() == "new"
@@ -360,7 +360,7 @@ if not os.fork():
         trail = session.guard.trail
         os.mkdir(sys.argv[1] + "/aidlc-docs/.bonobofs-" + 32 * "0")
         for name in ("kept.md", "../aidlc-docs/kept.md", ".bonobofs-" + 32 * "0", ".bonobofs-1", 7):
-            trail.intent("write_file", "aidlc-docs/a.md", "modify", "artifacts", details={"temporary": name})
+            trail.intent("write_file", "aidlc-docs/a.md", "modify", "artifacts", details={"by": name})
         os.kill(os.getpid(), signal.SIGKILL)
 os.wait()
 """,
@@ -369,7 +369,7 @@ os.wait()
     with open_session(source, agent="carol") as living:
         used = ".bonobofs-" + 32 * "f"
         (source / "aidlc-docs" / used).write_text("in use")
-        living.guard.trail.intent("write_file", "aidlc-docs/a.md", "modify", "x", details={"temporary": used})
+        living.guard.trail.intent("write_file", "aidlc-docs/a.md", "modify", "x", details={"by": used})
         with open_session(source, agent="bob") as session:
             FileGuard(session)
             assert [entry.operation for entry in session.log.recent()] == []

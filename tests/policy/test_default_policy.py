@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Apart, Code, Denied
 from bonobofs.policy import examples
 from bonobofs.policy.document import load, packaged_default
@@ -104,6 +105,12 @@ def test_the_names_that_tools_write_under_first_are_held(tool: str, names: list[
         for path in (name, f"aidlc-docs/{name}", f"src/a/{name}"):
             assert apart(path) == Apart.TEMPORARY, tool
             assert apart(path, Kind.DIRECTORY) != Apart.TEMPORARY, tool
+
+
+def test_the_names_that_bonobofs_itself_writes_under_first_are_not_held() -> None:
+    """They lie in the source for a moment, where the record finds them again."""
+    for _ in range(100):
+        assert apart(f"aidlc-docs/{stray_name()}") == "denied"
 
 
 def test_symlinks_are_held_too() -> None:
