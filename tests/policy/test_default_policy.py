@@ -113,6 +113,13 @@ def test_the_names_that_bonobofs_itself_writes_under_first_are_not_held() -> Non
         assert apart(f"aidlc-docs/{stray_name()}") == "denied"
 
 
+def test_no_name_that_an_agent_chooses_takes_long() -> None:
+    """Every pattern fails at once, or in time that grows with the name; else this would not end."""
+    for text in (".", "a.", ".tmp", ".tmp.", "#", ".#", ".sw", "tmp.", "1.", "a.1", ".!1!", "A.o", ".0123456789"):
+        for name in (text * (255 // len(text)), text * (255 // len(text)) + "x", "." + text * 50 + "~"):
+            assert apart(f"src/{name}") in ("denied", Apart.TEMPORARY)
+
+
 def test_symlinks_are_held_too() -> None:
     for name in (".#plan.md", "CuQT6jQq"):
         assert apart(f"aidlc-docs/{name}", Kind.SYMLINK) == Apart.TEMPORARY

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy.pattern import Matcher, Names, compile_name, parse
+from bonobofs.policy.compiled import parse_temporary
+from bonobofs.policy.pattern import Matcher, Names, Reach, compile_name, parse
 from tests.policy import oracle
 from tests.policy.random_policies import GLOBS, NAMES, STRANGE, TEMPORARY, patterns, plain_paths
 
@@ -71,6 +72,21 @@ def test_what_cannot_be_enforced_is_refused(text: str) -> None:
 def test_any_text_is_a_pattern_or_refused(text: str) -> None:
     with contextlib.suppress(PolicyError):
         Matcher([(parse(text), True)]).find(text.split("/"))
+
+
+@settings(max_examples=500)
+@given(st.text("*?[]!a./~4913#n", max_size=9) | patterns, plain_paths)
+def test_any_text_is_a_pattern_of_temporary_names_or_refused(text: str, path: str) -> None:
+    """What is one holds no directory, none of the names that people give everywhere, and what it says otherwise."""
+    try:
+        pattern = parse_temporary(text)
+    except PolicyError:
+        return
+    above = "".join(f"{part}/" for part in text.split("/")[:-1] if part != "**").translate(str.maketrans("*?", "xx"))
+    for ordinary in ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile"):
+        assert not matches(text, above + ordinary)
+    assert matches(text, path) == oracle.path_matches(text, path.split("/"))
+    assert pattern.reach is Reach.ONLY
 
 
 @settings(max_examples=300)
