@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.log import Trail
-from bonobofs.audit.record import APART
+from bonobofs.audit.record import APART, object_of
 from bonobofs.decision import Allowed, Apart, Code, Denied, Refused, as_document
 from bonobofs.errors import TrailError
 from bonobofs.policy.engine import Policy, decide, decide_in_source
@@ -170,6 +170,9 @@ class Guard:
         self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
+        self._asking = NOBODY
+        self._asked = "{}"
+        """The details of `_asking`, as the trail takes them."""
 
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
@@ -322,6 +325,8 @@ class Guard:
     ) -> int:
         if self._ended:
             self.enter_outcomes()
+        if caller is not self._asking:
+            self._asking, self._asked = caller, object_of(caller.details)
         try:
             return self.trail.intent(
                 request.operation,
@@ -331,7 +336,8 @@ class Guard:
                 guard=self._name,
                 tool=caller.tool,
                 bytes=size,
-                details={**caller.details, **details} if details else caller.details,
+                details=details,
+                asked=self._asked,
             )
         except TrailError as error:
             raise self.refuse(unrecorded(request), caller) from error

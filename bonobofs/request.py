@@ -18,6 +18,8 @@ HEAD_BYTES: Final = 8
 class Operation(enum.StrEnum):
     """Every change there is a word for: in the engine, in `--op` and in records."""
 
+    __hash__ = str.__hash__  # an Enum's own is written in Python, and each change looks things up by it four times
+
     WRITE_FILE = "write_file"
     CREATE_FILE = "create_file"
     DELETE_FILE = "delete_file"

@@ -3,8 +3,9 @@
 What is on the disk decides: `seq` and `prev` advance only over what a write(2) has taken whole. An intent is there
 before its effect; an outcome waits and rides in the next write, so that a change costs one system call.
 
-Cost of a change is the reason for the shape of `intent` and `outcome`: whatever stays the same for a session is
-written out once, and nothing between is looked up or copied that need not be.
+Cost of a change is the reason for the shape of `intent` and `outcome`: whatever stays the same for a session, or for
+an operation and a rule, is written out once, and nothing between is looked up or copied that need not be. An outcome
+gets its place and its hash when it is queued, while the caller goes on already, and not before the next change.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Trail:
         self._refusal = ""
         """Why nothing can be entered any more; "" while all is well."""
         self._queued: Final[list[str]] = []
+        self._last: tuple[int, str] = (0, ZERO)
+        """Number and hash of the last entry that is on the disk or queued."""
         # Lock order: _syncing, then _writing. fdatasync runs under _syncing alone, so that nobody who changes a file
         # waits for a disk that another asked to be synced.
         self._syncing: Final = threading.Lock()
@@ -82,6 +85,9 @@ class Trail:
         self._intent: Final = f',"result":"allowed","reason":null,"kind":"intent"{session}'
         self._done: Final = f',"result":"allowed","reason":null,"kind":"outcome"{session}"","path":'
         self._failed: Final = f',"kind":"outcome"{session}"","path":'
+        # Filled as they are met. Each has as many members as there are operations, or operations by rules.
+        self._begins: Final[dict[tuple[str, str], str]] = {}
+        self._ends: Final[dict[tuple[str, str, str], str]] = {}
 
     @classmethod
     def create(cls, path: Path, head_path: Path, identity: Identity) -> Trail:
@@ -126,10 +132,12 @@ class Trail:
         bytes: int = 0,  # noqa: A002 - the record's name for it
         lock: str = "none",
         details: dict[str, Any] | None = None,
+        asked: str = "{}",
     ) -> int:
         """Enter that an allowed change is about to be made, and give its `seq`.
 
-        When it returns, this entry and all queued outcomes are in the kernel: a killed process loses none of them.
+        `asked` is the beginning of the details, as `object_of` writes it: what stays the same for a caller. When this
+        returns, this entry and all queued outcomes are in the kernel: a killed process loses none of them.
         TrailError: nothing was entered, and the change must not be made; the next call tries anew.
         """
         micros = time_ns() // 1000
@@ -137,12 +145,17 @@ class Trail:
         known, clock = self._clock
         if second != known:
             clock = self._turn(second)
-        return self._append(
-            f'{clock}{micros - second * 1000000:06d}+00:00","guard":{quoted(guard)}'
-            f',"operation":{quoted(operation)}{self._agent}{object_of(details) if details else "{}"}{self._intent}'
-            f'{quoted(tool)},"path":{quoted(path)},"action":{quoted(action)},"governance":"pass","lock":{quoted(lock)}'
-            f',"code":null,"rule":{quoted(rule)},"bytes":{bytes},"seq":'
+        begin = self._begins.get((guard, operation)) or self._begin(guard, operation)
+        end = self._ends.get((action, lock, rule)) or self._ending(action, lock, rule)
+        if details:
+            more = object_of(details)
+            asked = more if asked == "{}" else f"{asked[:-1]},{more[1:]}"
+        body = (
+            f'{clock}{micros - second * 1000000:06d}{begin}{asked}{self._intent}{quoted(tool)},"path":{quoted(path)}'
+            f'{end}{bytes},"seq":'
         )
+        with self._writing:
+            return self._write((body,))
 
     def outcome(  # noqa: PLR0913 - the fields of a record
         self,
@@ -162,13 +175,16 @@ class Trail:
         known, clock = self._clock
         if second != known:
             clock = self._turn(second)
+        begin = self._begins.get((guard, operation)) or self._begin(guard, operation)
+        end = self._ends.get((action, "none", "")) or self._ending(action, "none", "")
         more = f",{object_of(details)[1:]}" if details else "}"
         ended = f',"result":"error","reason":{quoted(reason_of(error))}{self._failed}' if error else self._done
-        self._queued.append(
-            f'{clock}{micros - second * 1000000:06d}+00:00","guard":{quoted(guard)}'
-            f',"operation":{quoted(operation)}{self._agent}{{"intent":{seq}{more}{ended}{quoted(path)}'
-            f',"action":{quoted(action)},"governance":"pass","lock":"none","code":null,"rule":"","bytes":{bytes},"seq":'
+        body = (
+            f'{clock}{micros - second * 1000000:06d}{begin}{{"intent":{seq}{more}{ended}{quoted(path)}'
+            f'{end}{bytes},"seq":'
         )
+        with self._writing:
+            self._queue(body)
 
     def denied(
         self,
@@ -300,6 +316,31 @@ class Trail:
         self._clock = (second, clock)
         return clock
 
+    def _begin(self, guard: str, operation: str) -> str:
+        """What follows a line's timestamp, up to its details."""
+        text = f'+00:00","guard":{quoted(guard)},"operation":{quoted(operation)}{self._agent}'
+        self._begins[guard, operation] = text
+        return text
+
+    def _ending(self, action: str, lock: str, rule: str) -> str:
+        """What follows the path of a change that is allowed, up to its bytes."""
+        text = (
+            f',"action":{quoted(action)},"governance":"pass","lock":{quoted(lock)},"code":null,"rule":{quoted(rule)}'
+            ',"bytes":'
+        )
+        self._ends[action, lock, rule] = text
+        return text
+
+    def _queue(self, body: str) -> None:
+        """Give an entry its place behind what waits; _writing is held."""
+        seq, link = self._last
+        text = f'{body}{seq + 1},"prev":"{link}"'
+        link = sha256(text.encode()).hexdigest()
+        line = f'{text},"hash":"{link}"}}\n'
+        # In this order no call stands between the two, so no signal handler can part them.
+        self._last = seq + 1, link
+        self._queued.append(line)
+
     def _append(self, body: str) -> int:
         with self._writing:
             return self._write((body,))
@@ -310,9 +351,10 @@ class Trail:
             raise self._unwritten()
         queued = self._queued
         waiting = len(queued)
-        seq, link, size = self._end
-        lines = []
-        for body in (*queued, *bodies):
+        size = self._end[2]
+        seq, link = self._last
+        lines = queued[:]
+        for body in bodies:
             seq += 1
             text = f'{body}{seq},"prev":"{link}"'
             link = sha256(text.encode()).hexdigest()
@@ -333,8 +375,9 @@ class Trail:
                 self._note_failure(error)
                 raise TrailError(f"the trail {self.path} cannot be written: {_said(error)}") from error
             raise
-        # No call stands between these two, so no signal handler can part them.
+        # No call stands between these, so no signal handler can part them.
         self._end = end
+        self._last = seq, link
         del queued[:waiting]
         self._failing = False
         self.recent.extend(lines)
@@ -353,7 +396,7 @@ class Trail:
             self._failing = True
             entry = self._entry("alert", "alert", "file", {"error": _said(error)})
             entry.result, entry.reason = "error", "The trail could not be written."
-            self._queued.append(body_of(entry))
+            self._queue(body_of(entry))
 
     def _write_head(self, end: End, moment: int = 0) -> None:
         settled = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds") if moment else ""
