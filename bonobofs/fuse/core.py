@@ -15,6 +15,7 @@ from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import stale
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.fuse.moving import Stretch
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
 
@@ -26,7 +27,7 @@ NOTHING: Final = b""
 LEAVES: Final = Facts(leaves=True, in_source=True)
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
-Reply = bytes | tuple[bytes, memoryview]
+Reply = bytes | tuple[bytes, memoryview] | Stretch
 
 
 class Header(NamedTuple):

@@ -16,6 +16,7 @@ from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.held import is_held
 from bonobofs.fuse.holding import Holding
 from bonobofs.fuse.inodes import Node, kind_of
+from bonobofs.fuse.moving import Stretch
 from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
@@ -123,8 +124,13 @@ class Reading(Holding):
                 return self._virtual.read(header.node_id, offset, size)
             except KeyError:
                 raise stale() from None
+        fd = self._backing.file(self._node(header.node_id), R)
+        if size >= Stretch.SHORTEST:
+            length = min(size, os.fstat(fd).st_size - offset)
+            if length >= Stretch.SHORTEST:
+                return Stretch(fd, offset, length)
         buffer = self._buffer[: min(size, p.MAX_WRITE)]
-        got = os.preadv(self._backing.file(self._node(header.node_id), R), [buffer], offset)
+        got = os.preadv(fd, [buffer], offset)
         return NOTHING, buffer[:got]
 
     def _lseek(self, header: Header, body: memoryview) -> Reply:

@@ -8,7 +8,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from bonobofs.fuse.connection import SPIN, Connection
+import pytest
+
+from bonobofs.fuse.connection import READ_AHEAD_KB, SPIN, Connection
 from bonobofs.fuse.protocol import MAX_WRITE, Init
 from bonobofs.state import mounts
 from tests.fuse.conftest import MakePlace, Traffic
@@ -217,3 +219,12 @@ def test_a_mapping_is_read_and_written_back(place: MakePlace) -> None:
         assert (world.source / "file").read_bytes() == bytes(4096) + b"page" + bytes(4092)
 
     world.does(story)
+
+
+@pytest.mark.root
+def test_root_has_the_kernel_read_further_ahead(own_place: MakePlace) -> None:
+    """A file that is read from end to end is asked for in long pieces; only root may ask the kernel for that."""
+    path = str(own_place().path)
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    device = next(line.split()[2] for line in lines if line.split()[4] == path)
+    assert int(Path(f"/sys/class/bdi/{device}/read_ahead_kb").read_text()) == READ_AHEAD_KB
