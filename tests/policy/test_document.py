@@ -221,6 +221,7 @@ PIECES = [
         "[role]\n",
         "[[protect]]\n",
         "[[keep]]\n",
+        "[[scratch]]\n",
         "[rule.examples]\n",
         "[[role]]\n",
         "[[ rule ]]\n",
@@ -238,6 +239,8 @@ PIECES = [
         "deny",
         "allow",
         "scratch",
+        "max_total",
+        "temporary",
     ),
     *(
         '"a"',
