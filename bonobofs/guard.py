@@ -22,6 +22,7 @@ from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
 from bonobofs.decision import Allowed, Apart, Code, Denied, Refused, as_document
 from bonobofs.errors import TrailError
+from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
 
@@ -312,7 +313,7 @@ class Guard:
                         denied, "an attempt to leave the workspace" if denied.code is Code.OUTSIDE else denied.reason
                     )
                 self._repeats[mark] = _Repeat(denied, seq, now)
-            if not _is_optional_git_lock(denied.path):
+            if not _is_done_without(denied.path):
                 self._count_denial(denied, now)
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
@@ -377,8 +378,9 @@ def unrecorded(request: Request) -> Denied:
     )
 
 
-def _is_optional_git_lock(path: str) -> bool:
-    """Whether git only tried to refresh what it can do without; it does so at every `git status`."""
-    if "/.git/" not in path and not path.startswith(".git/"):
-        return False
-    return path.rpartition("/")[2] in _OPTIONAL_LOCKS
+def _is_done_without(path: str) -> bool:
+    """Whether a program only tried what it can do without: git at every `git status`, an editor whenever it saves."""
+    name = path.rpartition("/")[2]
+    if is_never_held(name):
+        return True
+    return ("/.git/" in path or path.startswith(".git/")) and name in _OPTIONAL_LOCKS

@@ -163,6 +163,14 @@ def test_optional_locks_of_git_are_refused_without_an_alert(guard: Guard, trail:
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
 
 
+def test_an_editor_that_finds_out_where_it_may_write_raises_no_alert(guard: Guard, trail: Trail) -> None:
+    for number in range(10):
+        for probe in (f"secret{number}/4913", f"secret{number}/notes.md~"):
+            with pytest.raises(Refused):
+                guard.admit(create(probe))
+    assert "alert" not in [entry["kind"] for entry in entries(trail)]
+
+
 def test_locks_by_which_git_would_change_what_runs_later_do_alert(guard: Guard, trail: Trail) -> None:
     for _ in range(ALERT_DENIALS):
         with pytest.raises(Refused):
