@@ -6,9 +6,10 @@ import enum
 import errno
 from typing import Any, ClassVar, Final, NamedTuple
 
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.request import Operation, WorkspacePath, at_hand
 
 
+@at_hand
 class Code(enum.StrEnum):
     """Why a change is refused. The words are an interface; contracts and SECURITY.md list them."""
 
@@ -29,6 +30,7 @@ class Code(enum.StrEnum):
     UNRECORDED = "UNRECORDED"
 
 
+@at_hand
 class Apart(enum.StrEnum):
     """Where the bytes of an allowed change go, if not into the source."""
 

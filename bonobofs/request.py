@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple, NewType
+from typing import Final, NamedTuple, NewType, TypeVar
 
 WorkspacePath = NewType("WorkspacePath", str)
 """A path below the workspace's root: components joined by `/`, no leading slash, the root is "".
@@ -11,10 +11,24 @@ WorkspacePath = NewType("WorkspacePath", str)
 Names that are not UTF-8 are carried by surrogateescape (`os.fsdecode`).
 """
 
+_E = TypeVar("_E", bound=enum.Enum)
+
+
+def at_hand(kinds: type[_E]) -> type[_E]:
+    """The same Enum with its members as plain attributes.
+
+    Python 3.11 finds each by a property written in Python, at 0.13 us, and a change names some thirty of them.
+    """
+    for name, member in kinds.__members__.items():
+        type.__setattr__(kinds, name, member)
+    return kinds
+
+
 HEAD_BYTES: Final = 8
 """How many first bytes of a file decide whether its content is executable."""
 
 
+@at_hand
 class Operation(enum.StrEnum):
     """Every change there is a word for: in the engine, in `--op` and in records."""
 
@@ -39,6 +53,7 @@ class Operation(enum.StrEnum):
     REMOVE_XATTR = "remove_xattr"
 
 
+@at_hand
 class Kind(enum.Enum):
     """What the path names, or will name after the change."""
 

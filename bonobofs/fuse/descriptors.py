@@ -61,6 +61,8 @@ class Descriptors:
         self._mounts_seen = False
         self._covered: frozenset[str] = frozenset()
         self._request = 0
+        self._looked: Node | None = None
+        """The directory that was last looked at for a change, within the request that is being served."""
         self._quiet_since = 0
         self._held: Final[dict[int, Node]] = {}
         self._released: Final[list[int]] = []
@@ -141,23 +143,25 @@ class Descriptors:
     def directory(self, node: Node, *, changing: bool = False) -> int:
         """An open descriptor of the directory, which still lies where the node does.
 
-        A change always looks; a lookup trusts what was seen within RECHECK.
+        A change always looks, once for each request; a lookup trusts what was seen within RECHECK.
         """
         fd = node.fd
         if fd < 0:
             return self._open_directory(node)
         node.used = self._request
-        if node.parent is None or (not changing and self.now - node.checked < RECHECK):
+        if node.parent is None or node is self._looked or (not changing and self.now - node.checked < RECHECK):
             return fd
         st = self._stat_path(node, strict=changing)
         if not self._is(node, st):
             raise self._stale(node)
         node.checked = self.now
+        if changing:
+            self._looked = node
         return fd
 
     def _stat_path(self, node: Node, *, strict: bool = False) -> os.stat_result:
         """What lies at the directory's path. `strict`: no symlink on the way, as it might lead back from outside."""
-        path = os.fsencode(self._inodes.path(node))
+        path = self._inodes.path(node).encode("utf-8", "surrogateescape")
         if len(path) < _LONG_PATH and not (strict and b"/" in path):
             try:
                 return os.stat(path, dir_fd=self.root, follow_symlinks=False)
@@ -196,7 +200,7 @@ class Descriptors:
                 raise stale()
             node.position = 0
             return self._keep(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
-        path = os.fsencode(self._inodes.path(node))
+        path = self._inodes.path(node).encode("utf-8", "surrogateescape")
         above = self.root
         if len(path) >= _LONG_PATH:
             above = self._walk(os.path.dirname(path))
@@ -390,6 +394,7 @@ class Descriptors:
         """A request begins at this time. Only here are descriptors dropped for want of room: none that is in use."""
         self.now = now
         self._request += 1
+        self._looked = None
         kept = self._open
         while len(kept) > self._cache:
             self._drop(kept[next(iter(kept))])
@@ -461,8 +466,7 @@ class Descriptors:
             self.hold(node)
             node.pin = node.fd
             return
-        fd = self._open_at(directory, name, os.O_PATH | os.O_NOFOLLOW)
-        node.pin = self._same_number(node, fd)
+        node.pin = self._same_number(node, self._open_name(directory, name, os.O_PATH))
 
     def hold_nameless(self, node: Node, fd: int, access: int) -> None:
         """Keep the only way to a file that never had a name, whatever the kernel forgets."""

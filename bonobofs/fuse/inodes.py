@@ -32,7 +32,7 @@ KINDS: Final = {
 
 def kind_of(mode: int) -> Kind:
     """The kind of what has this `st_mode`."""
-    return KINDS.get(stat.S_IFMT(mode), Kind.FILE)
+    return KINDS.get(mode & 0o170000, Kind.FILE)
 
 
 class Node:
