@@ -18,11 +18,16 @@ as_root() {
     fi
 }
 
-# need_packages PACKAGE...: install the Debian packages that are missing.
+# need_packages [PROGRAM=]PACKAGE...: install the Debian packages that are missing. A program that is there, from
+# wherever it came, makes its package unnecessary.
 need_packages() {
     local package missing=()
     command -v dpkg-query >/dev/null || return 0
     for package in "$@"; do
+        case $package in
+        *=*) command -v "${package%%=*}" >/dev/null && continue ;;
+        esac
+        package=${package#*=}
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
     done
     [ ${#missing[@]} = 0 ] && return 0
