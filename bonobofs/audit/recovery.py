@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.below import directory_below
 from bonobofs.audit.history import is_closed, last, merged
@@ -53,6 +53,7 @@ class Difference(NamedTuple):
 
     path: str
     what: str
+    more: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
 
 
 class _Node:
@@ -217,12 +218,13 @@ def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[
     After MOST of them events are counted in one last entry. TrailError: not all were entered.
     """
     number = 0
-    for number, (path, what) in enumerate(differences, 1):
+    for number, (path, what, more) in enumerate(differences, 1):
+        details = {"what": what, **more}
         if number <= MOST:
-            trail.event(OUT_OF_BAND, {"what": what}, path=path)
+            trail.event(OUT_OF_BAND, details, path=path)
         if protected(path):
             reason = "A protected path was changed behind the mount."
-            trail.alert(reason, operation=OUT_OF_BAND, path=path, details={"what": what})
+            trail.alert(reason, operation=OUT_OF_BAND, path=path, details=details)
     if number > MOST:
         trail.event(OUT_OF_BAND, {"more": number - MOST})
     return number

@@ -170,6 +170,34 @@ def _limits() -> Iterator[Check]:
         )
 
 
+def _watching() -> Iterator[Check]:
+    """What watching a source takes: a watch for each of its directories, an instance for each mount."""
+    for name, few in (("max_user_watches", 65_536), ("max_user_instances", 16)):
+        limit = _number(Path("/proc/sys/fs/inotify", name))
+        if limit is None:
+            remedy = "changes behind a mount are then looked for once a second; a kernel with inotify sees them at once"
+            yield Check("inotify", Verdict.NOTE, "not in this kernel", remedy)
+            return
+        if limit < few:
+            remedy = f"where it is reached, sources are not watched; as root: sysctl fs.inotify.{name}={few * 16}"
+            yield Check("inotify", Verdict.NOTE, f"{name} is {limit}", remedy)
+            return
+    yield Check("inotify", Verdict.OK, "enough watches")
+
+
+def _mounts() -> Iterator[Check]:
+    """What stands now and is not as it could be."""
+    try:
+        found = session.statuses(session.home())
+    except BonobofsError:
+        return  # the state directory has a check of its own
+    for one in found:
+        if one.watch not in (None, session.WATCHING):
+            where = one.session.mountpoint or one.session.source
+            remedy = f"what changes behind it may show a second late, and is not entered in the record: {one.watch}"
+            yield Check("watching", Verdict.NOTE, f"{where}: its source is not watched", remedy)
+
+
 def _idling() -> Iterator[Check]:
     """Only on a virtual machine that could poll while idle: a halted processor is woken through the host."""
     polled = _number(_HALT_POLL)
@@ -223,6 +251,8 @@ _LOOKS: Final[tuple[Callable[[], Iterator[Check]], ...]] = (
     _fusermount,
     _namespaces,
     _limits,
+    _watching,
     _idling,
     _state,
+    _mounts,
 )

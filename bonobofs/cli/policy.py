@@ -60,18 +60,34 @@ def show(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The policy itself, as one JSON document.")] = False,
 ) -> None:
-    """Say what the policy in force admits, in words.
+    """Say what the policy in force admits, in words: here, in a mount or its source, else in a new mount.
+
+    The generation counts how often the policy of a mount was loaded anew.
 
     \b
     Example:
       bonobofs policy show --role reviewer
     """
-    chosen = session.choose_policy(session.home(), policy)
+    shown = session.in_force(session.home(), policy, Path.cwd())
+    compiled = shown.compiled
     if json:
-        document({"origin": str(chosen.origin), "digest": chosen.compiled.digest, "policy": chosen.plain})
+        document(
+            {
+                "origin": shown.origin,
+                "digest": compiled.digest,
+                "generation": compiled.generation,
+                "session": shown.session,
+                "error": shown.error,
+                "policy": compiled.document,
+            }
+        )
         return
-    say(f"{chosen.origin}")
-    say(f"digest {chosen.compiled.digest}")
+    say(f"{shown.origin}")
+    say(f"digest {compiled.digest}, generation {compiled.generation}")
+    if shown.session is not None:
+        say(f"in force in session {shown.session}")
+    if shown.error is not None:
+        note(f"the policy as it is now could not be loaded, this one stays in force: {shown.error}")
     print()
-    for line in describe(chosen.compiled, role or chosen.document.default_role).splitlines():
+    for line in describe(compiled, role or shown.role).splitlines():
         say(line)

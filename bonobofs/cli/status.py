@@ -13,7 +13,6 @@ from bonobofs.cli.output import document, say, table
 from bonobofs.policy.document import packaged_default
 from bonobofs.session import State
 
-BEHIND = "Changes made behind a mount, directly in its source, are not seen through it until it is mounted again."
 _STYLES = {State.SERVING: "green", State.DEAD: "red", State.CRASHED: "red", State.ENDING: "yellow", State.ENDED: "dim"}
 
 
@@ -41,10 +40,24 @@ def status(
         [_STYLES[one.state] for one in found],
     )
     for one in found:
-        if one.state in (State.DEAD, State.CRASHED):
-            say(_remedy(one))
-    if any(one.state is State.SERVING for one in found):
-        say(BEHIND)
+        for text in _notes(one):
+            say(text)
+
+
+def _notes(one: session.Status) -> list[str]:
+    """What its operator should know, a sentence each."""
+    where = one.session.mountpoint or one.session.source
+    notes = [_remedy(one)] if one.state in (State.DEAD, State.CRASHED) else []
+    if one.watch not in (None, session.WATCHING):
+        notes.append(
+            f"{where}: its source is not watched, so what changes behind the mount may show a second late, and is not "
+            f"entered in the record: {one.watch}"
+        )
+    if one.policy_error is not None:
+        notes.append(
+            f"{where}: the policy as it is now could not be loaded, the last good one holds: {one.policy_error}"
+        )
+    return notes
 
 
 def _remedy(one: session.Status) -> str:
@@ -64,8 +77,8 @@ def _row(one: session.Status) -> tuple[str, ...]:
 
 def _plain(one: session.Status) -> dict[str, Any]:
     plain = {**dataclasses.asdict(one.session), "state": one.state.value}
-    if one.state in (State.DEAD, State.CRASHED):
-        plain["note"] = _remedy(one)
-    elif one.state is State.SERVING:
-        plain["note"] = BEHIND
+    plain |= {"watch": one.watch, "policy_error": one.policy_error}
+    notes = _notes(one)
+    if notes:
+        plain["note"] = " ".join(notes)
     return plain

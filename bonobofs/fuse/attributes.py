@@ -13,7 +13,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.content import Content
 from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
-from bonobofs.fuse.reading import ATTR_TIMES
+from bonobofs.fuse.noticing import told_by
 from bonobofs.guard import Part
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Kind, Operation, Request
 
@@ -54,6 +54,7 @@ class Attributes(Content):
         valid: int = fields[0]
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = self._backing.stat(node, changing=True)
+        self._see(node, st)
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
@@ -63,7 +64,13 @@ class Attributes(Content):
             ) as leave:
                 self._set_attributes(header, node, st, valid, fields, leave)
             st = self._backing.status(node)
-        return ATTR_TIMES + self._attr(node, st)
+            self._did_attributes(node, st)
+        return self._attr_times + self._attr(node, st)
+
+    def _did_attributes(self, node: Node, st: os.stat_result) -> None:
+        node.told = told_by(st)
+        if node.is_dir:
+            self._lately.note_attributes(st)
 
     def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
@@ -123,6 +130,7 @@ class Attributes(Content):
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts)
         node.fresh = False
+        self._see(node, st)
         with self._guard.admit(
             Request(operation, path, kind),
             facts,
@@ -134,6 +142,7 @@ class Attributes(Content):
             if extra & p.SETXATTR_ACL_KILL_SGID:
                 mode = stat.S_IMODE(self._backing.stat(node).st_mode)
                 self._backing.set_mode(node, mode & ~stat.S_ISGID, leave)
+        self._did_attributes(node, self._backing.stat(node))
         return NOTHING
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
@@ -148,10 +157,12 @@ class Attributes(Content):
         if kind is Kind.FILE:
             facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
         request = Request(Operation.REMOVE_XATTR, path, kind)
+        self._see(node, st)
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
         ) as leave:
             self._backing.remove_xattr(node, name, leave)
+        self._did_attributes(node, self._backing.stat(node))
         return NOTHING
 
 

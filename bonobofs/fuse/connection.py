@@ -66,6 +66,12 @@ _NEEDED: Final = (
     | p.Init.EXPLICIT_INVAL_DATA
     | p.Init.POSIX_ACL
 )
+_LISTEN: Final = 0.01
+"""Seconds after which what is listened to is looked at, though requests keep coming."""
+_ENDED: Final = -1
+"""In place of a request's length: the mount has ended."""
+_HEARD: Final = -2
+"""The same: something that is listened to can be read, and there is no request."""
 _GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
 _PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
@@ -166,6 +172,8 @@ class Connection:
         self._poll: Final = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
+        self._listened: Final[dict[int, Callable[[], None]]] = {}
+        self._listener: Final = select.poll()
         self.flags = p.Init(0)
         self._minor = 0
         os.set_blocking(fd, False)
@@ -178,10 +186,25 @@ class Connection:
     @property
     def notices(self) -> Notices:
         """What the kernel can be told through this connection."""
-        return Notices(self.invalidate, self.invalidate_entry, self.prune)
+        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names)
 
-    def handshake(self) -> None:
-        """Answer INIT. ProtocolError: the kernel is too old for what the mount needs."""
+    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
+        self._listened[fd] = callback
+        self._listener.register(fd, select.POLLIN)
+        self._poll.register(fd, select.POLLIN)
+
+    def deafen(self, fd: int) -> None:
+        """Listen to `fd` no more."""
+        del self._listened[fd]
+        self._listener.unregister(fd)
+        self._poll.unregister(fd)
+
+    def handshake(self, *, watched: bool) -> None:
+        """Answer INIT. ProtocolError: the kernel is too old for what the mount needs.
+
+        `watched`: the kernel is told what changes behind the mount; else it must look for itself.
+        """
         self._poll.poll()
         length = os.readv(self._fd, [self._buffer])
         header = p.IN_HEADER.unpack_from(self._buffer)
@@ -196,7 +219,8 @@ class Connection:
             raise ProtocolError(
                 f"the kernel speaks FUSE {major}.{minor}, which is too old; Linux 5.12 or later is needed"
             )
-        self.flags = p.Init(flags) & _WANTED
+        wanted = _WANTED if watched else _WANTED & ~p.Init.EXPLICIT_INVAL_DATA | p.Init.AUTO_INVAL_DATA
+        self.flags = p.Init(flags) & wanted
         minor = min(minor, p.KERNEL_MINOR_VERSION)
         self._minor = minor
         chosen = int(self.flags)
@@ -231,10 +255,10 @@ class Connection:
     ) -> None:
         """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
         self._notifier.start()
-        due = monotonic()
+        due = listened = monotonic()
         while True:
             length = self._next(due)
-            if length < 0:
+            if length == _ENDED:
                 return
             now = monotonic()
             if length == 0 or now >= due:
@@ -242,13 +266,16 @@ class Connection:
                 if wait is None:
                     return
                 due = now + wait
-            if length:
+            if length == _HEARD or now - listened >= _LISTEN:
+                listened = now
+                self._hear(now, hooks)
+            if length > 0:
                 hooks.before(now)
                 self._handle(length, handlers, hooks.failed)
                 hooks.after()
 
     def _next(self, due: float) -> int:
-        """The length of the next request, in the buffer; 0: it is time to tidy up; -1: the mount has ended."""
+        """The length of the next request, in the buffer; 0: it is time to tidy up; _HEARD, _ENDED."""
         try:
             return os.readv(self._fd, self._buffers)
         except OSError as error:
@@ -265,9 +292,12 @@ class Connection:
             self._idle.keep_awake()
             if not ready:
                 return 0
-            if any(which == self._wake for which, _ in ready):
+            which = [fd for fd, _ in ready]
+            if self._wake in which:
                 os.read(self._wake, 4096)
                 return 0
+            if self._fd not in which:
+                return _HEARD
         try:
             return os.readv(self._fd, self._buffers)
         except OSError as error:
@@ -275,8 +305,14 @@ class Connection:
 
     def _ended(self, error: OSError) -> int:
         if error.errno in _GONE:
-            return -1
+            return _ENDED
         raise error
+
+    def _hear(self, now: float, hooks: Hooks) -> None:
+        for fd, _ in self._listener.poll(0):
+            hooks.before(now)
+            self._listened[fd]()
+            hooks.after()
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
         if length < p.IN_SIZE:
@@ -334,6 +370,12 @@ class Connection:
         """The kernel must look this name up again."""
         body = p.INVAL_ENTRY_OUT.pack(parent_id, len(name), 0) + name + b"\0"
         self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_ENTRY, 0) + body)
+
+    def invalidate_names(self) -> bool:
+        """The kernel must look every name up again. False: it is too old to be told so."""
+        if self._minor >= p.EPOCH_MINOR_VERSION:
+            self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE, p.NOTIFY_INC_EPOCH, 0))
+        return self._minor >= p.EPOCH_MINOR_VERSION
 
     def prune(self, node_ids: list[int], names: list[tuple[int, bytes]]) -> None:
         """The kernel must forget those of the nodes that nobody has open; `names` says the same to an older kernel."""

@@ -15,6 +15,7 @@ from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.holding import Holding
 from bonobofs.fuse.inodes import Node
+from bonobofs.fuse.noticing import told_by
 from bonobofs.guard import Run
 from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
 
@@ -45,6 +46,7 @@ class Content(Holding):
         node = self._changed(header, Operation.WRITE_FILE)
         fd = self._backing.file(node, W)
         st = os.fstat(fd)
+        self._see(node, st)
         appends = flags & os.O_APPEND
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
@@ -62,8 +64,10 @@ class Content(Holding):
         run.last = self._backing.now
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
-        if at != offset:
-            self._notices.inode(node.id, 0, 0)
+        after = os.fstat(fd)
+        if at != offset or after.st_size != run.size:
+            self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
+        node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
     def _running(
@@ -137,6 +141,7 @@ class Content(Holding):
         fd = self._backing.file(node, W)
         self._backing.confirm(node)
         st = os.fstat(fd)
+        self._see(node, st)
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & system.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
@@ -150,6 +155,7 @@ class Content(Holding):
             self._backing.allocate(fd, mode, offset, length, leave)
             if header.uid and st.st_mode & SET_IDS:
                 self._kill_set_ids(header, node, fd, st, leave)
+        node.told = told_by(os.fstat(fd))
         return NOTHING
 
     def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
@@ -169,6 +175,7 @@ class Content(Holding):
         source_fd = target_fd if source is target else self._backing.file(source, R)
         self._backing.confirm(target)
         st = os.fstat(target_fd)
+        self._see(target, st)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
         facts = Facts(
@@ -192,6 +199,7 @@ class Content(Holding):
             admission.written = copied
             if header.uid and st.st_mode & SET_IDS:
                 self._kill_set_ids(header, target, target_fd, st, leave)
+        target.told = told_by(os.fstat(target_fd))
         return copied
 
     def _create(self, header: Header, body: memoryview) -> Reply:
@@ -231,6 +239,7 @@ class Content(Holding):
         node = self._inodes.find(st.st_ino)
         assert node is not None
         self._backing.keep_created(node, fd, mode)
+        self._did_name(parent, name, st.st_ino)
         return node, reply
 
 

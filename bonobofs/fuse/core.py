@@ -16,13 +16,14 @@ from bonobofs.fuse.descriptors import stale
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
+from bonobofs.fuse.noticing import UNTOLD, Noticing, told_by
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
 
 LONG: Final = 86_400
-"""Seconds for which the kernel may believe names and attributes."""
-ENTRY_TIMES: Final = (LONG, LONG, 0, 0)
-NO_ENTRY: Final = p.ENTRY_OUT.pack(0, 0, *ENTRY_TIMES) + bytes(p.ATTR.size)
+"""Seconds for which the kernel may believe names and attributes while the source is watched."""
+SHORT: Final = 1
+"""The same while it is not."""
 NOTHING: Final = b""
 LEAVES: Final = Facts(leaves=True, in_source=True)
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
@@ -52,6 +53,8 @@ class Notices(NamedTuple):
     """Node id of the directory, name: look it up again."""
     prune: Callable[[list[int], list[tuple[int, bytes]]], None]
     """Node ids, and the names of the same nodes: forget those that nobody has open."""
+    names: Callable[[], bool]
+    """Look every name up again. False: the kernel is too old to be told so."""
 
 
 class Core:
@@ -66,8 +69,17 @@ class Core:
         self._guard: Final = guard
         self._virtual: Final = files
         self._notices: Final = notices
+        self.noticing: Final = Noticing(inodes, backing, notices)
+        self._lately: Final = self.noticing.lately
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
+        self.believe(LONG)
+
+    def believe(self, seconds: int) -> None:
+        """For how long the kernel may believe what it is told from now on."""
+        self._entry_times = (seconds, seconds, 0, 0)
+        self._no_entry = p.ENTRY_OUT.pack(0, 0, *self._entry_times) + bytes(p.ATTR.size)
+        self._attr_times = p.ATTR_OUT.pack(seconds, 0, 0)
 
     def _node(self, node_id: int) -> Node:
         node = self._nodes.get(node_id)
@@ -114,7 +126,30 @@ class Core:
         if st.st_dev != self._backing.device or self._backing.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
-        return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + self._attr(node, st)
+        told = st.st_size << 62 | st.st_ctime_ns
+        if node.told != told:
+            self._see(node, st)
+        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
+
+    def _see(self, node: Node, st: os.stat_result) -> None:
+        """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
+        told = st.st_size << 62 | st.st_ctime_ns
+        if node.told != told:
+            if node.told != UNTOLD:
+                self.noticing.differs(node, st)
+            node.told = told
+
+    def _did(self, node: Node) -> None:
+        """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
+        try:
+            node.told = told_by(self._backing.status(node))
+        except OSError:
+            node.told = UNTOLD
+
+    def _did_name(self, parent: Node, name: bytes, ino: int) -> None:
+        """The mount has made a name lead to this inode number, or to nothing: 0."""
+        self._lately.note(parent.ino, name, ino)
+        parent.told = UNTOLD  # the kernel forgets a directory's attributes when it changes names in it
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
         """`fuse_attr` for what `st` says, held names counted with the others."""
@@ -129,6 +164,8 @@ class Core:
         if node is not None:
             if node.run is not None:
                 self._guard.settle(node.id)
+            if node.parent is not None and not node.apart:
+                self._lately.note_told(node.ino, node.told)
             self._backing.release(node)
 
     def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
@@ -235,8 +272,16 @@ class Core:
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """A name is gone: the node goes by another of its names that is known, or by none."""
         self._inodes.drop_link(st.st_ino, parent, name)
-        if node is None or node.parent is not parent or node.name != name:
+        self._did_name(parent, name, 0)
+        if node is None:
             return
+        if node.parent is parent and node.name == name:
+            self._unnamed(node, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            self._did(node)
+
+    def _unnamed(self, node: Node, st: os.stat_result) -> None:
+        """The name that the node went by is gone."""
         for other_parent, other_name in self._inodes.links(node.ino):
             self._inodes.rename(node, other_parent, other_name)
             self._inodes.note_link(node.ino, other_parent, other_name)
@@ -250,6 +295,8 @@ class Core:
     def _settled(self, st: os.stat_result) -> Node | None:
         """The node of what is about to move, its run of writes settled under the old name."""
         node = self._inodes.find(st.st_ino)
+        if node is not None:
+            self._see(node, st)
         if node is not None and node.run is not None:
             self._guard.settle(node.id)
             node.run = None

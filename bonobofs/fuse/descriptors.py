@@ -101,6 +101,8 @@ class Descriptors:
     def stat(self, node: Node, *, changing: bool = False) -> os.stat_result:
         """What the node is now. ESTALE: it is not where it was; before a change, no symlink may lead there either."""
         if node.parent is None:
+            if node.pin < 0 and node.fd < 0:
+                raise stale()
             return os.fstat(node.pin if node.pin >= 0 else node.fd)
         if node.is_dir:
             st = self._stat_path(node, strict=changing)

@@ -16,7 +16,7 @@ from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Allowed, Apart
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
-from bonobofs.fuse.core import ENTRY_TIMES, Core, Header, Reply
+from bonobofs.fuse.core import Core, Header, Reply
 from bonobofs.fuse.descriptors import R, W
 from bonobofs.fuse.held import is_held
 from bonobofs.fuse.inodes import Node, kind_of
@@ -50,7 +50,7 @@ class Holding(Core):
         """`fuse_entry_out` for a held name, with one more reference."""
         node.lookups += 1
         attr = self._attr(node, self._backing.stat(node))
-        return p.ENTRY_OUT.pack(node.id, 0, *ENTRY_TIMES) + attr
+        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
 
     def _held_listing(self, parent: Node, cookie: int) -> list[tuple[bytes, int, Node]]:
         """Name, cookie and node of the held names that a listing of the directory has after this cookie."""
@@ -136,6 +136,8 @@ class Holding(Core):
                 self._settle_run(node)
                 self._backing.enter(node, directory, name, b"", leave)
                 self._named(node, parent, name)
+                self._did_name(parent, name, node.ino)
+                self._did(node)
         return self._held_entry(node)
 
     def _named(self, node: Node, parent: Node, name: bytes) -> None:
@@ -234,6 +236,10 @@ class Holding(Core):
             self._replaced_symlink(node, target)
         else:
             self._named(node, target.parent, target.name)
+        self._did_name(target.parent, target.name, node.ino)
+        if by:
+            self._lately.note(target.parent.ino, by.encode(), 0)
+        self._did(node)
         self._drop_held(source.parent, source.name)
 
     def _replaced_symlink(self, node: Node, target: End) -> None:

@@ -43,6 +43,7 @@ class Node:
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
     `fresh` is a file made through this mount that has been given no attribute since.
     `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are.
+    `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class Node:
         "pin",
         "position",
         "run",
+        "told",
         "used",
     )
 
@@ -93,6 +95,7 @@ class Node:
         self.used = 0
         self.checked = 0.0
         self.run: Run | None = None
+        self.told = -1
 
 
 class Inodes:
@@ -189,6 +192,7 @@ class Inodes:
         """The last name that is known of the node is gone; `path` still tells where it lay."""
         node.path = self.path(node)
         node.parent = None
+        node.told = -1
 
     def forget(self, node_id: int, count: int) -> Node | None:
         """Give back `count` references; the node, if these were the last, so that its descriptor can be closed."""

@@ -11,6 +11,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
+from bonobofs.fuse.noticing import UNTOLD, told_by
 from bonobofs.guard import Part
 from bonobofs.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
 
@@ -32,7 +33,9 @@ class Names(Holding):
         }
 
     def _made(self, parent: Node, directory: int, name: bytes) -> bytes:
-        return self._entry(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False))
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        self._did_name(parent, name, st.st_ino)
+        return self._entry(parent, name, st)
 
     def _mkdir(self, header: Header, body: memoryview) -> Reply:
         mode, umask = p.MKDIR_IN.unpack_from(body)
@@ -96,6 +99,7 @@ class Names(Holding):
         if node.apart:
             return self._link_held(header, node, parent, directory, name)
         st = self._backing.stat(node, changing=True)
+        self._see(node, st)
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         kind = kind_of(st.st_mode)
@@ -107,6 +111,7 @@ class Names(Holding):
         )
         with admission as leave:
             self._backing.link(node, directory, name, leave)
+        node.told = UNTOLD
         self._inodes.note_link(node.ino, node.parent, node.name)
         self._inodes.note_link(node.ino, parent, name)
         return self._made(parent, directory, name)
@@ -173,13 +178,19 @@ class Names(Holding):
             ends = source.directory, old, target.directory, new
             self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
         if not same:
-            if over is not None and exchange:
-                self._moved(other, target, source)
-            elif over is not None:
-                self._left(other, target.parent, new, over)
-            self._moved(moved, source, target)
+            self._renamed(source, moved, target, other, exchange=exchange)
             self._held_moved(source, target, exchange=exchange)
         return NOTHING
+
+    def _renamed(self, source: End, moved: Node | None, target: End, other: Node | None, *, exchange: bool) -> None:
+        assert source.st is not None
+        if target.st is not None and exchange:
+            self._moved(other, target, source, target.st.st_ino)
+        else:
+            self._did_name(source.parent, source.name, 0)
+        if target.st is not None and not exchange:
+            self._left(other, target.parent, target.name, target.st)
+        self._moved(moved, source, target, source.st.st_ino)
 
     def _giving_way(self, target: End, over: os.stat_result, source: End, *, exchange: bool) -> list[Part]:
         """What becomes of that which has the new name."""
@@ -215,9 +226,14 @@ class Names(Holding):
             parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request)))
         return parts
 
-    def _moved(self, node: Node | None, origin: End, target: End) -> None:
+    def _moved(self, node: Node | None, origin: End, target: End, ino: int) -> None:
+        self._did_name(target.parent, target.name, ino)
         if node is None:
             return
+        try:
+            node.told = told_by(os.stat(target.name, dir_fd=target.directory, follow_symlinks=False))
+        except OSError:
+            node.told = UNTOLD
         if node.parent is origin.parent and node.name == origin.name:
             self._inodes.rename(node, target.parent, target.name)
         else:

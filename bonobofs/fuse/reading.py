@@ -11,7 +11,7 @@ from bonobofs.decision import as_document
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Entry
-from bonobofs.fuse.core import ENTRY_TIMES, LONG, NO_ENTRY, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.core import NOTHING, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.held import is_held
 from bonobofs.fuse.holding import Holding
@@ -22,7 +22,6 @@ from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
 """The extended attribute that says whether a path may be written, and if not, why."""
-ATTR_TIMES: Final = p.ATTR_OUT.pack(LONG, 0, 0)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
 _TYPES: Final = {Kind.FILE: 8, Kind.SYMLINK: 10}
@@ -66,17 +65,19 @@ class Reading(Holding):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
         if name == virtual.NAME and node_id == p.ROOT_ID:
-            return p.ENTRY_OUT.pack(virtual.DIRECTORY_ID, 0, *ENTRY_TIMES) + self._virtual.attr(virtual.DIRECTORY_ID)
+            return p.ENTRY_OUT.pack(virtual.DIRECTORY_ID, 0, *self._entry_times) + self._virtual.attr(
+                virtual.DIRECTORY_ID
+            )
         parent = self._node(node_id)
         if parent.covered:
-            return NO_ENTRY
+            return self._no_entry
         p.checked_name(name)
         if self._held.directories and (held := self._held_at(parent, name)):
             return self._held_entry(held)
         try:
             st = self._backing.stat_entry(parent, name)
         except FileNotFoundError:
-            return NO_ENTRY
+            return self._no_entry
         return self._entry(parent, name, st)
 
     def _forget(self, header: Header, body: memoryview) -> Reply:
@@ -104,7 +105,9 @@ class Reading(Holding):
         if header.node_id >= virtual.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
-        return ATTR_TIMES + self._attr(node, self._backing.stat(node))
+        st = self._backing.stat(node)
+        self._see(node, st)
+        return self._attr_times + self._attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:

@@ -24,8 +24,10 @@ from bonobofs.errors import BonobofsError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
+from bonobofs.fuse.hearing import Hearing
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
@@ -37,6 +39,8 @@ from bonobofs.request import Agent
 
 TIDY: Final = 1.0
 """Seconds between two rounds of settling, syncing and closing what is quiet."""
+_SOON: Final = 0.005
+"""Seconds between two rounds of comparing what changed unseen."""
 LINGER: Final = 3.0
 """Seconds for which a busy mount is still served after it has been told to end."""
 _MOST_DESCRIPTORS: Final = 1 << 20
@@ -64,7 +68,11 @@ class Server:
         self._ending = 0.0
         self._signals = 0
         self._settle_asked = False
+        self._reload_asked = False
+        self._more = False
+        self._tidied = 0.0
         self._trail_fails = False
+        companion, standing = _accompany(config)
         virtual = Virtual(
             {
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
@@ -89,6 +97,11 @@ class Server:
             virtual,
             self._transport.notices,
         )
+        self._watched: Final = not standing.watch
+        self._ear: Final = -1 if companion is None else companion.fileno()
+        self._hearing: Final = Hearing(
+            companion, standing.watch, self._operations, self._guard, config, self._diagnostics
+        )
         self._synced = threading.Event()
 
     def _whoami(self, agent: Agent) -> bytes:
@@ -102,7 +115,9 @@ class Server:
     def run(self) -> None:
         """Serve until the mount ends, then settle and close the trail."""
         self._install_signals()
-        self._transport.handshake()
+        self._transport.handshake(watched=self._watched)
+        if self._ear >= 0:
+            self._transport.listen(self._ear, self._heard)
         self._begin_trail()
         threading.Thread(target=self._keep_synced, daemon=True).start()
         _say(self._config, "ready")
@@ -115,12 +130,14 @@ class Server:
             self._transport.serve(self._operations.handlers, hooks)
         finally:
             self._transport.close()
+            self._hear_the_last()
             self._end_trail()
 
     def _install_signals(self) -> None:
         signal.set_wakeup_fd(self._transport.waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
+        signal.signal(signal.SIGHUP, self._told_to_reload)
         signal.signal(signal.SIGUSR1, self._told_to_settle)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
@@ -131,6 +148,9 @@ class Server:
 
     def _told_to_settle(self, number: int, frame: object) -> None:
         self._settle_asked = True
+
+    def _told_to_reload(self, number: int, frame: object) -> None:
+        self._reload_asked = True
 
     def _take_off(self) -> None:
         """Unmount, which may need the serving thread to answer; where the mount is busy, detach and linger."""
@@ -145,15 +165,26 @@ class Server:
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
 
+    def _heard(self) -> None:
+        try:
+            if not self._hearing.heard():
+                self._transport.deafen(self._ear)
+        except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
+            self._diagnostics.failed("what the companion said", error)
+
     def _tidy(self, now: float) -> float | None:
         if self._ending and now >= self._ending:
             return None
         try:
+            if self._more and now < self._tidied + TIDY:
+                self._more = self._hearing.tidy()
+                return _SOON
+            self._tidied = now
             self._tidy_up(now)
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("tidying up", error)
         self._diagnostics.count()
-        return TIDY
+        return _SOON if self._more else TIDY
 
     def _tidy_up(self, now: float) -> None:
         try:
@@ -167,6 +198,10 @@ class Server:
         if self._trail_fails:
             self._trail_fails = False
             self._guard.end_runs()
+        if self._reload_asked:
+            self._reload_asked = False
+            self._hearing.reload()
+        self._more = self._hearing.tidy()
         self._operations.quiet()
 
     def _settle(self) -> None:
@@ -198,6 +233,12 @@ class Server:
         strays.remove(self._root, self._trail, (strays.Stray(*each) for each in self._config.get("strays", [])))
         self._trail.sync()
 
+    def _hear_the_last(self) -> None:
+        try:
+            self._hearing.end()
+        except Exception as error:  # noqa: BLE001 - the record is closed whatever fails
+            self._diagnostics.failed("the last that the companion said", error)
+
     def _end_trail(self) -> None:
         self._synced.set()
         try:
@@ -208,6 +249,25 @@ class Server:
 
     def _failed(self, opcode: int, error: Exception) -> None:
         self._diagnostics.failed(p.Opcode(opcode).name, error)
+
+
+def _accompany(config: dict[str, Any]) -> tuple[Companion | None, Standing]:
+    """Start the companion and wait until it stands. MountError: without it, this mount must not be."""
+    command = config.get("companion")
+    if command is None:
+        return None, Standing("it was mounted without the process that watches")
+    told = ("source", "mountpoint", "home", "session", "session_dir", "policy_file")
+    companion: Companion | None = None
+    try:
+        companion = Companion(command, {name: config[name] for name in told})
+        standing = companion.wait()
+    except OSError as error:
+        standing = Standing(f"the process that watches cannot be started: {error.strerror}")
+    if standing.refused:
+        raise MountError(standing.refused)
+    if config["source"] == config["mountpoint"] and not standing.apart:
+        raise MountError(f"mounting over the source itself needs a process beside the mount, but {standing.watch}")
+    return companion, standing
 
 
 def _raise_limit() -> int:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 from typing import Final
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -22,7 +23,12 @@ UTIME_NOW: Final = (1 << 30) - 1
 UTIME_OMIT: Final = (1 << 30) - 2
 _AT_FDCWD: Final = -100
 _FS_IOC_GETVERSION: Final = 0x80087601
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_CLONE_NEWNS: Final = 0x00020000
+_CLONE_NEWUSER: Final = 0x10000000
+_MS_REC: Final = 0x4000
+_MS_PRIVATE: Final = 1 << 18
 
 _getdents = _libc.getdents64
 _getdents.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
@@ -33,6 +39,8 @@ _fallocate = _libc.fallocate64
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _mount = _libc.mount
 _mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_unshare = _libc.unshare
+_unshare.argtypes = (ctypes.c_int,)
 _umount2 = _libc.umount2
 _umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _setfsuid = _libc.setfsuid
@@ -132,6 +140,25 @@ def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:
     _setfsgid(gid)
     if uid != 0:
         _setfsuid(uid)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the thread that started it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+
+
+def unshare_mounts() -> None:
+    """Stand in a mount namespace of this process's own, in which nothing appears that is mounted outside later.
+
+    As an ordinary user in a user namespace too, in which it is the same user. OSError: there is no right to one.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    _check(_unshare(_CLONE_NEWNS if uid == 0 else _CLONE_NEWNS | _CLONE_NEWUSER))
+    if uid != 0:
+        for name, text in (("uid_map", f"{uid} {uid} 1"), ("setgroups", "deny"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    _check(_mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
 
 
 def forbid_tracing() -> None:

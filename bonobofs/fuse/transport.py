@@ -32,8 +32,17 @@ class Transport(Protocol):
     def notices(self) -> Notices:
         """What the kernel can be told of its own accord."""
 
-    def handshake(self) -> None:
-        """Agree with the kernel. ProtocolError: it cannot do what the mount needs."""
+    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
+
+    def deafen(self, fd: int) -> None:
+        """Listen to `fd` no more."""
+
+    def handshake(self, *, watched: bool) -> None:
+        """Agree with the kernel. ProtocolError: it cannot do what the mount needs.
+
+        `watched`: it will be told what changes behind the mount; else it must look for itself.
+        """
 
     def serve(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
         """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""

@@ -4,6 +4,7 @@ setup       whose it is, in which role, under which policy
 mounting    from `mount` to a mount that answers; `launch` starts the serving process
 listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record
+showing     `policy show`: the policy that is in force somewhere
 asking      `why`: what would be said of a change
 python      a session without a mount, for FileGuard and other Python callers
 """
@@ -12,25 +13,30 @@ from __future__ import annotations
 
 from bonobofs.session.asking import ask
 from bonobofs.session.ending import Ended, stop
-from bonobofs.session.listing import State, Status, live_at, settle, statuses
+from bonobofs.session.listing import State, Status, around, live_at, settle, statuses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
 from bonobofs.session.setup import ChosenPolicy, choose_policy
+from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
-from bonobofs.state.sessions import Session
+from bonobofs.state.sessions import WATCHING, Session
 
 __all__ = [
+    "WATCHING",
     "ChosenPolicy",
     "Ended",
+    "InForce",
     "Mounted",
     "OpenSession",
     "Order",
     "Session",
     "State",
     "Status",
+    "around",
     "ask",
     "choose_policy",
     "home",
+    "in_force",
     "live_at",
     "open_session",
     "prepare_foreground",

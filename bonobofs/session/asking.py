@@ -12,7 +12,7 @@ from bonobofs.decision import Apart, Code, as_document
 from bonobofs.errors import UsageError
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
-from bonobofs.session.listing import State, statuses
+from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
 from bonobofs.state.home import read_document, session_directory
@@ -93,13 +93,12 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
 
 def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
     """The serving session whose mount, or else whose source, a path lies in; that directory; and which it is."""
-    serving = [one.session for one in statuses(home) if one.state is State.SERVING]
-    for mounted in (True, False):
-        for session in reversed(serving):
-            directory = session.mountpoint if mounted else session.source
-            if directory is not None and (path == Path(directory) or Path(directory) in path.parents):
-                return session, Path(directory), mounted
-    return None, path, False
+    one = around(home, path)
+    if one is None:
+        return None, path, False
+    session = one.session
+    mounted = session.mountpoint is not None and lies_in(path, session.mountpoint)
+    return session, Path(session.mountpoint if mounted and session.mountpoint else session.source), mounted
 
 
 def _locate(root: Path, base: Path, path: str, operation: Operation | None) -> tuple[str, os.stat_result | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from bonobofs.state.processes import start_time
 
 SECONDS_TO_START = 20.0
 SERVER = "bonobofs.fuse.server"
+COMPANION = "bonobofs.companion.process"
 
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)
 _RUN = (
@@ -24,6 +26,8 @@ _RUN = (
     "sys.exit(import_module(sys.argv.pop(1)).main())"
 )
 # The parent ends at once, so that the server is nobody's child: whoever starts a mount need not stay to bury it.
+# What the companion needs beyond the standard library comes last, so that it hides nothing.
+_RUN_BESIDE = "import sys; sys.path += sys.argv.pop(1).split(chr(10)); " + _RUN
 _RUN_DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + _RUN
 )
@@ -98,6 +102,19 @@ class Starting:
                 break
             line += byte
         return line
+
+
+def beside(source: str, mountpoint: str) -> list[str]:
+    """The command that starts the companion of a server, but for the number of the descriptor of their line."""
+    places = []
+    for name in ("watchdog", "pydantic"):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            places.append(Path(found.origin).resolve().parent.parent)
+    # Nothing is loaded from where those who are guarded could change it.
+    closed = (Path(source), Path(mountpoint))
+    safe = {str(place): None for place in places if not any(one in (place, *place.parents) for one in closed)}
+    return _command(_RUN_BESIDE, "\n".join(safe), _ROOT, COMPANION, mountpoint)
 
 
 def look(mountpoint: str) -> str:

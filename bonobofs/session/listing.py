@@ -5,6 +5,7 @@ No mount is looked into: a mount whose server hangs would hang whoever asks.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import signal
 import time
@@ -16,7 +17,7 @@ from bonobofs.errors import TrailError
 from bonobofs.state import mounts
 from bonobofs.state.home import session_directory, trail_path
 from bonobofs.state.processes import send
-from bonobofs.state.sessions import Session, lives, load_all
+from bonobofs.state.sessions import Session, lives, load_all, read_live
 
 SECONDS_TO_SETTLE = 2.0
 
@@ -38,7 +39,12 @@ class Status(NamedTuple):
     """One session and how it stands."""
 
     session: Session
+    """Its policy is the one that is in force, or was last."""
     state: State
+    watch: str | None = None
+    """`watching`, or why changes behind the mount are looked for once a second only; None where it is not served."""
+    policy_error: str | None = None
+    """Why the policy file that is there now is not in force."""
 
 
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:
@@ -51,8 +57,33 @@ def statuses(home: Path, *, ended: bool = False) -> list[Status]:
     left: dict[str | None, Session] = {
         session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
     }
-    found = [Status(session, _state(home, session, mounted, left)) for session in sessions]
+    found = [_status(home, session, _state(home, session, mounted, left)) for session in sessions]
     return [status for status in found if ended or status.state is not State.ENDED]
+
+
+def _status(home: Path, session: Session, state: State) -> Status:
+    live = read_live(session_directory(home, session.session))
+    if live is None:
+        return Status(session, state)
+    session = dataclasses.replace(session, policy=live.policy)
+    if state is not State.SERVING:
+        return Status(session, state)
+    return Status(session, state, live.watch, live.policy_error)
+
+
+def around(home: Path, path: Path) -> Status | None:
+    """The serving session whose mount, or else whose source, a path lies in; of several the last that began."""
+    serving = [one for one in statuses(home) if one.state is State.SERVING]
+    for place in ("mountpoint", "source"):
+        for one in reversed(serving):
+            if lies_in(path, getattr(one.session, place)):
+                return one
+    return None
+
+
+def lies_in(path: Path, directory: str | None) -> bool:
+    """Whether a path is a directory or lies in it, by the words alone."""
+    return directory is not None and (path == Path(directory) or Path(directory) in path.parents)
 
 
 def live_at(home: Path, mountpoint: Path) -> Session | None:

@@ -121,6 +121,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "chain": session.chain,
         "policy": policy.plain,
         "policy_origin": session.policy.origin,
+        "policy_file": str(policy.file),
+        "companion": launch.beside(session.source, str(mountpoint)),
         "allow_other": order.allow_other,
         "session_dir": str(session_directory(home, session.session)),
         "trail": str(trail_path(home, session.session)),
@@ -178,7 +180,7 @@ def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], lis
     if any(one.boot_id != boot and not was_closed(home, one) for one in over):
         trails = [(trail_path(home, one.session), head_path(home, one.session)) for one in sessions]
         known = [pair for pair in trails if pair[0].exists()]
-        for path, what in islice(compare(source, known), _MOST_DIFFERENCES):
+        for path, what, _ in islice(compare(source, known), _MOST_DIFFERENCES):
             protected = bool(policy.protect.find(path.split("/")))
             differences.append({"path": path, "what": what, "protected": protected})
     return [one.session for one in over], differences

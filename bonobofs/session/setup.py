@@ -22,6 +22,9 @@ class ChosenPolicy(NamedTuple):
     """A policy, where it came from, and its two forms."""
 
     origin: Path
+    """The file, without symlinks."""
+    file: Path
+    """The name by which it was chosen, and is looked for again when it changes."""
     document: PolicyDocument
     compiled: Policy
 
@@ -46,17 +49,23 @@ def choose_policy(home: Path, named: Path | None, source: Path | None = None) ->
     """
     own = home / "policy.toml"
     if named is not None:
-        origin = Path(os.path.realpath(named))
-        if source is not None and source in origin.parents:
-            raise UsageError(
-                f"the policy {origin} lies inside the source, where those it binds could change it; copy it elsewhere"
-            )
-        if not origin.is_file():
-            raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
-    else:
-        origin = own if own.exists() else packaged_default()
+        return load_policy(Path(os.path.abspath(named)), source)
+    file = own if own.exists() else packaged_default()
+    document = load(file)
+    return ChosenPolicy(file, file, document, compile_policy(document.model_dump(mode="json")))
+
+
+def load_policy(file: Path, source: Path | None) -> ChosenPolicy:
+    """The policy in a file that is not inside the source. PolicyError, UsageError."""
+    origin = Path(os.path.realpath(file))
+    if source is not None and source in origin.parents:
+        raise UsageError(
+            f"the policy {origin} lies inside the source, where those it binds could change it; copy it elsewhere"
+        )
+    if not origin.is_file():
+        raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
     document = load(origin)
-    return ChosenPolicy(origin, document, compile_policy(document.model_dump(mode="json")))
+    return ChosenPolicy(origin, file, document, compile_policy(document.model_dump(mode="json")))
 
 
 def default_agent() -> str:

@@ -50,6 +50,35 @@ class Session:
     """When its end was noted; null while it lives, and after a crash until the next mount or umount there."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Live:
+    """What changes while a mount is served; kept by its server, in `live.json` beside session.json."""
+
+    watch: str
+    """`watching`, or why changes behind the mount are looked for once a second only."""
+    policy: PolicyMark
+    """The policy in force."""
+    policy_error: str | None
+    """Why the policy file that is there now is not in force; null where it is."""
+
+
+WATCHING = "watching"
+
+
+def write_live(directory: Path, live: Live) -> None:
+    """Keep it in a session's directory."""
+    write_document(directory / "live.json", dataclasses.asdict(live))
+
+
+def read_live(directory: Path) -> Live | None:
+    """What is kept there; None where nothing was served, or by an older version."""
+    try:
+        document = read_document(directory / "live.json")
+        return Live(**{**document, "policy": PolicyMark(**document["policy"])})
+    except (FileNotFoundError, TypeError, KeyError):
+        return None
+
+
 def lives(session: Session) -> bool:
     """Whether the very process that serves it still runs: the same number, the same start, in the same boot."""
     if session.ended is not None or session.boot_id != processes.boot_id():
@@ -66,6 +95,14 @@ def note_ends(home: Path, names: Iterable[str]) -> None:
     for name in names:
         session = _session(read_document(_record(home, name)))
         save(home, dataclasses.replace(session, ended=datetime.now(UTC).isoformat()))
+
+
+def load(home: Path, name: str) -> Session | None:
+    """The session of that UUID; None where there is none that this version can read."""
+    try:
+        return _session(read_document(_record(home, name)))
+    except (OSError, StateError, TypeError, KeyError):
+        return None
 
 
 def load_all(home: Path) -> list[Session]:

@@ -67,7 +67,7 @@ class Past:
 
     def differences(self, *others: Past) -> dict[str, str]:
         trails = [(past.trail.path, past.head) for past in (self, *others)]
-        found = [(path, what.split(" at ")[0]) for path, what in compare(self.source, trails)]
+        found = [(path, what.split(" at ")[0]) for path, what, _ in compare(self.source, trails)]
         assert len(dict(found)) == len(found)
         return dict(found)
 

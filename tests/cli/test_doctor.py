@@ -17,6 +17,7 @@ NAMES = {
     "user namespaces",
     "open files",
     "file size",
+    "inotify",
     "processors",
     "state directory",
     "space for records",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bonobofs import session
-from bonobofs.session import Session
+from bonobofs.session import Session, launch
 from bonobofs.state import mounts
 from tests.fuse.people import IS_ROOT, NOBODY, User, tell
 from tests.fuse.waiting import until
@@ -176,6 +176,10 @@ class Traffic:
             if "opcode" in n and "FORGET" not in n["opcode"]
         ]
 
+    def notices(self) -> list[str]:
+        """What the kernel was told of the server's own accord, so far."""
+        return [note["notice"] for note in self.notes() if "notice" in note]
+
     def opcodes(self, call: Callable[..., object], *args: object) -> list[str]:
         return [sent.opcode for sent in self.during(call, *args)]
 
@@ -197,6 +201,8 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "chain": None,
         "policy": session.choose_policy(home, policy).plain,
         "policy_origin": str(policy),
+        "policy_file": str(policy),
+        "companion": launch.beside(str(source), str(mountpoint)),
         "allow_other": False,
         "session_dir": str(place),
         "trail": str(place / "trail"),

@@ -66,7 +66,7 @@ class Server:
         self._inodes = Inodes(os.fstat(self._root).st_ino)
         self._backing = Backing(self._root, self._inodes, cache=64)
         virtual = Virtual({b"policy.md": lambda: b"text"})
-        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None)
+        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True)
         self._operations = Operations(self._inodes, self._backing, Held("", 0), self.guard, virtual, notices)
         self.handlers = self._operations.handlers
 

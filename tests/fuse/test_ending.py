@@ -29,7 +29,6 @@ def _run(*command: str) -> None:
 ENDS: dict[str, Callable[[Place], object]] = {
     "SIGTERM": lambda world: os.kill(world.pid, signal.SIGTERM),
     "SIGINT": lambda world: os.kill(world.pid, signal.SIGINT),
-    "SIGHUP": lambda world: os.kill(world.pid, signal.SIGHUP),
     "bonobofs umount": lambda world: world.umount(),
     "fusermount3 -u": lambda world: world.does(_run, "fusermount3", "-u", str(world.path)),
     "umount": lambda world: world.does(_run, "umount", str(world.path)),

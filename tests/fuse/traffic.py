@@ -22,8 +22,8 @@ class _Noted(Connection):
 
     notes = -1
 
-    def handshake(self) -> None:
-        super().handshake()
+    def handshake(self, *, watched: bool) -> None:
+        super().handshake(watched=watched)
         _note(flags=int(self.flags))
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
@@ -39,6 +39,18 @@ class _Noted(Connection):
             extensions=extensions,
         )
         super()._handle(length, handlers, failed)
+
+    def invalidate(self, node_id: int, offset: int, length: int) -> None:
+        _note(notice="inode", node=node_id)
+        super().invalidate(node_id, offset, length)
+
+    def invalidate_entry(self, parent_id: int, name: bytes) -> None:
+        _note(notice="entry", node=parent_id, name=os.fsdecode(name))
+        super().invalidate_entry(parent_id, name)
+
+    def invalidate_names(self) -> bool:
+        _note(notice="names")
+        return super().invalidate_names()
 
     def _error(self, unique: int, code: int) -> None:
         _note(refused=unique, error=code)

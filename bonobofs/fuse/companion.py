@@ -1,0 +1,108 @@
+"""The companion of the serving process, as this sees it: started before the mount, and not waited for while serving."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from typing import Any, Final, NamedTuple
+
+from bonobofs.errors import ProtocolError
+from bonobofs.fuse.control import Kind, Line
+
+SECONDS_TO_STAND: Final = 12.0
+"""Seconds that a mount waits until its source is watched."""
+_SECONDS_TO_SETTLE: Final = 1.0
+_ENDED: Final = "the process that watches has ended; mount again, and look at server.log in the session's directory"
+
+
+class Standing(NamedTuple):
+    """How the companion stands before the mount is made."""
+
+    watch: str
+    """Why the source is not watched; "" where it is."""
+    refused: str = ""
+    """Why nothing may be mounted; "" where it may."""
+    apart: bool = False
+    """It stands where a mount over the source does not cover the source."""
+
+
+class Companion:
+    """The process, and the line to it."""
+
+    def __init__(self, command: list[str], config: dict[str, Any]) -> None:
+        """Start it by exec: a forked one would keep /dev/fuse, and the server's memory. OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._line: Final = Line(ours, waits=False)
+        with theirs:
+            self._process: Final = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+                cwd="/",
+            )
+        self._line.tell(Kind.BEGIN, config)
+
+    def fileno(self) -> int:
+        """What can be read when it has said something, or has ended."""
+        return self._line.fileno()
+
+    def wait(self) -> Standing:
+        """How it stands. One that ends, or takes too long, watches nothing."""
+        try:
+            for kind, body in self._next(time.monotonic() + SECONDS_TO_STAND):
+                if kind is Kind.STANDING:
+                    return Standing(**json.loads(body))
+        except (EOFError, ProtocolError, ValueError, TypeError):
+            return Standing(_ENDED)
+        return Standing(f"the source is too large to be watched within {SECONDS_TO_STAND:.0f} s")
+
+    def heard(self) -> list[tuple[Kind, bytes]]:
+        """What it has said. EOFError: it has ended, for the reason that is given."""
+        try:
+            return self._line.receive()
+        except (EOFError, ProtocolError, ValueError) as error:
+            raise EOFError(_ENDED) from error
+
+    def tell(self, kind: Kind, document: Any = None) -> None:
+        """Say something to it; it may be deaf by now."""
+        self._line.tell(kind, document)
+
+    def settle(self) -> list[tuple[Kind, bytes]]:
+        """Have it say what it has still to say, within a second."""
+        said: list[tuple[Kind, bytes]] = []
+        deadline = time.monotonic() + _SECONDS_TO_SETTLE
+        self._line.tell(Kind.SETTLE)
+        with contextlib.suppress(EOFError, ProtocolError, ValueError):
+            while found := self._next(deadline):
+                said += found
+                if found[-1][0] is Kind.SETTLE:
+                    break
+        return said
+
+    def end(self) -> None:
+        """Let it go, by force if it does not go by itself."""
+        self._line.socket.close()
+        try:
+            self._process.wait(_SECONDS_TO_SETTLE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _next(self, deadline: float) -> list[tuple[Kind, bytes]]:
+        """What it says next; [] when it says nothing until then. EOFError."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            self._line.flush()
+            if poll.poll(left * 1000):
+                found = self._line.receive()
+                if found:
+                    return found
+        return []

@@ -1,0 +1,234 @@
+"""What changes behind the mount: told apart from the mount's own effects, and told to the kernel.
+
+The watcher names what may have changed; it cannot know who did it. So what lies below is compared with what the kernel
+was last told: a node remembers the change time and size of which the kernel knows, and for a while it is remembered
+where the mount itself has made names lead, and what it knew of files that the kernel has forgotten since. What is as it
+was told is an effect of the mount, and nothing follows. All else is foreign, in doubt too: the kernel is made to look
+again, and the change is given on as one that the mount did not make.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from bonobofs.fuse.descriptors import Descriptors
+from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.state import changes
+from bonobofs.state.changes import BEGAN, GONE, MADE, MODIFIED
+
+if TYPE_CHECKING:
+    from bonobofs.fuse.core import Notices
+
+UNTOLD: Final = -1
+"""Of a node: the kernel has nothing that could be wrong. Of a directory: the mount has changed names in it since."""
+
+_REMEMBERED: Final = 32_768
+"""Own effects that are remembered at least. More changes than inotify queues by default cannot be on their way."""
+_AT_ONCE: Final = 512
+
+
+def told_by(st: os.stat_result) -> int:
+    """Change time and size in one number, which is what a node remembers."""
+    return st.st_size << 62 | st.st_ctime_ns
+
+
+class Lately:
+    """What the mount itself has done, as far back as may matter."""
+
+    def __init__(self) -> None:
+        self._new: dict[tuple[int, bytes] | int, int] = {}
+        self._old: dict[tuple[int, bytes] | int, int] = {}
+
+    def note(self, directory: int, name: bytes, ino: int) -> None:
+        """The mount has made this name, in the directory of this inode number, lead there; 0: to nothing."""
+        if len(self._new) >= _REMEMBERED:
+            self._old, self._new = self._new, {}
+        self._new[directory, name] = ino
+
+    def leads_to(self, directory: int, name: bytes) -> int:
+        """Where the mount has made this name lead lately; -1: it has not changed it."""
+        found = self._new.get((directory, name))
+        return self._old.get((directory, name), -1) if found is None else found
+
+    def note_told(self, ino: int, told: int) -> None:
+        """The kernel has forgotten the node of this inode number, and had been told this of it."""
+        if len(self._new) >= _REMEMBERED:
+            self._old, self._new = self._new, {}
+        self._new[ino] = told
+
+    def told(self, ino: int) -> int:
+        """What the kernel had been told of a node that it has forgotten since; UNTOLD where that is not known."""
+        found = self._new.get(ino)
+        return self._old.get(ino, UNTOLD) if found is None else found
+
+    def note_attributes(self, st: os.stat_result) -> None:
+        """The mount has changed attributes of this directory."""
+        self.note(st.st_ino, b"", _attributes(st))
+
+    def has_attributes(self, st: os.stat_result) -> bool:
+        """Whether the directory's attributes are those that the mount gave it lately."""
+        return self.leads_to(st.st_ino, b"") == _attributes(st)
+
+
+def _attributes(st: os.stat_result) -> int:
+    return st.st_mode << 64 | st.st_uid << 32 | st.st_gid
+
+
+class Suspect(NamedTuple):
+    """Something that was changed, and not through this mount."""
+
+    path: str
+    kinds: int
+    size: int
+    """Bytes that a regular file holds now; -1 for all else, -2 where nothing is there."""
+
+
+class Noticing:
+    """Compares, tells the kernel, and collects what the mount did not do. Used by the thread that serves."""
+
+    def __init__(self, inodes: Inodes, backing: Descriptors, notices: Notices) -> None:
+        self.lately: Final = Lately()
+        self.watched = False
+        """Somebody judges what is found."""
+        self._notices: Final = notices
+        self._inodes: Final = inodes
+        self._backing: Final = backing
+        self._suspects: dict[str, Suspect] = {}
+        self._anew: list[Node] = []
+        self._since = 0
+
+    # -- what the handlers say
+
+    def differs(self, node: Node, st: os.stat_result) -> None:
+        """The node is not as the kernel was last told: somebody else has changed it."""
+        self._notices.inode(node.id, 0, 0)
+        if not node.is_dir and self.watched:
+            self._suspect(self._inodes.path(node), MODIFIED, st)
+
+    # -- what the watcher says
+
+    def changed(self, body: bytes) -> None:
+        """Look at what may have changed; `body` is a message of the form of `state.changes`."""
+        self._since = changes.since(body)
+        for ino, path, name, kinds in changes.decode(body):
+            self._compare(ino, path, name, kinds)
+
+    def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
+        directory = self._inodes.find(ino)
+        st = self._look(directory, path, name)
+        there = st.st_ino if st is not None else 0
+        if kinds & (MADE | GONE) and self.lately.leads_to(ino, name) != there:
+            self.lately.note(ino, name, there)
+            self._leads_elsewhere(directory, path, name, kinds, st)
+        if st is None:
+            return
+        node = self._inodes.find(there)
+        told = self.lately.told(there) if node is None else node.told
+        if told == told_by(st):
+            return
+        if node is not None and node.is_dir:
+            self._directory_differs(node, told, st, self._text(path, name), kinds)
+            return
+        if stat.S_ISDIR(st.st_mode):
+            if kinds & MODIFIED and not self.lately.has_attributes(st):
+                self._suspect(self._text(path, name), MODIFIED, st)
+            return
+        if node is None and st.st_ctime_ns < self._since:
+            return  # it was only opened for writing, or its directory came here
+        if node is not None:
+            self._notices.inode(node.id, 0, 0)
+            node.told = told_by(st)
+        else:
+            self.lately.note_told(there, told_by(st))
+        self._suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
+
+    def _leads_elsewhere(
+        self, directory: Node | None, path: bytes, name: bytes, kinds: int, st: os.stat_result | None
+    ) -> None:
+        """A name leads where the mount did not make it lead."""
+        if directory is not None:
+            self._notices.entry(directory.id, name)
+            self._notices.inode(directory.id, 0, 0)
+            directory.told = UNTOLD
+        self._suspect(self._text(path, name), kinds & ~MODIFIED, st)
+
+    def _directory_differs(self, node: Node, told: int, st: os.stat_result, path: str, kinds: int) -> None:
+        if told != UNTOLD:
+            self._notices.inode(node.id, 0, 0)
+            node.told = told_by(st)
+        if kinds & MODIFIED and not self.lately.has_attributes(st):
+            self._suspect(path, MODIFIED, st)
+
+    def _look(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
+        """What the name leads to: by where the mount knows the directory to lie, else where the watcher does."""
+        places = [path]
+        if directory is not None:
+            known = os.fsencode(self._inodes.path(directory))
+            if known != path:
+                places.insert(0, known)
+        for above in places:
+            try:
+                full = b"%s/%s" % (above, name) if above and name else above or name or b"."
+                return os.stat(full, dir_fd=self._backing.root, follow_symlinks=False)
+            except OSError:
+                continue
+        return None
+
+    @staticmethod
+    def _text(path: bytes, name: bytes) -> str:
+        return os.fsdecode(b"%s/%s" % (path, name) if path and name else path or name)
+
+    # -- when changes were lost
+
+    def lost(self) -> None:
+        """Make the kernel look at everything again, and compare all that it knows."""
+        nodes = list(self._inodes)
+        if not self._notices.names():
+            for node in nodes:
+                if node.parent is not None:
+                    self._notices.entry(node.parent.id, node.name)
+        for node in nodes:
+            self._notices.inode(node.id, 0, 0)
+        nodes.reverse()
+        self._anew = nodes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether nodes wait to be compared anew."""
+        return bool(self._anew)
+
+    def go_on(self) -> None:
+        """Compare some of the nodes that wait for it."""
+        for _ in range(min(len(self._anew), _AT_ONCE)):
+            node = self._anew.pop()
+            if self._inodes.by_id.get(node.id) is not node or node.parent is None or node.covered:
+                continue
+            path = self._inodes.path(node)
+            try:
+                st = os.stat(os.fsencode(path), dir_fd=self._backing.root, follow_symlinks=False)
+            except OSError:
+                st = None
+            if st is None or st.st_ino != node.ino:
+                self._suspect(path, GONE if st is None else MADE, st)
+            elif node.told not in (UNTOLD, told_by(st)):
+                node.told = told_by(st)
+                if not node.is_dir:
+                    self._suspect(path, MODIFIED, st)
+
+    # -- what others are to judge
+
+    def _suspect(self, path: str, kinds: int, st: os.stat_result | None) -> None:
+        known = self._suspects.get(path)
+        size = -2 if st is None else st.st_size if stat.S_ISREG(st.st_mode) else -1
+        if known is not None:
+            kinds = known.kinds | (kinds & ~BEGAN)
+        self._suspects[path] = Suspect(path, kinds, size)
+
+    def give_suspects(self, give: Callable[[list[Suspect]], object]) -> None:
+        """Give on what was found since the last time."""
+        if self._suspects:
+            give(list(self._suspects.values()))
+            self._suspects.clear()

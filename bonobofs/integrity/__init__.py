@@ -1,0 +1,1 @@
+"""Keeping watch over a source: what changes in it, whoever changes it."""

@@ -1,0 +1,350 @@
+"""The watcher: the names below a directory that may have changed, as soon as the kernel says so.
+
+It stands on watchdog's own inotify class, below its observers: those hold every event back for half a second, and hand
+on one at a time. Here one read takes all that is queued, and what happened to one name becomes one entry.
+
+inotify watches single directories, so every directory gets a watch: those that are there at the start, and those that
+appear, with all that is in them by then. A directory that moves keeps its watch and gets its new path. Directories of
+other file systems, mounted below, are left out: the mount shows them empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
+
+from bonobofs.state.changes import BEGAN, DIRECTORY, GONE, MADE, MODIFIED, Names
+
+_CREATE: Final = InotifyConstants.IN_CREATE
+_DELETE: Final = InotifyConstants.IN_DELETE
+_MOVED_FROM: Final = InotifyConstants.IN_MOVED_FROM
+_MOVED_TO: Final = InotifyConstants.IN_MOVED_TO
+_ATTRIB: Final = InotifyConstants.IN_ATTRIB
+_ISDIR: Final = InotifyConstants.IN_ISDIR
+_IGNORED: Final = InotifyConstants.IN_IGNORED
+_OVERFLOW: Final = InotifyConstants.IN_Q_OVERFLOW
+_MODIFIED: Final = InotifyConstants.IN_MODIFY | InotifyConstants.IN_CLOSE_WRITE | _ATTRIB
+"""A file that is written through a mapping says so only when it is closed."""
+_WANTED: Final = Mask(
+    _CREATE
+    | _DELETE
+    | _MOVED_FROM
+    | _MOVED_TO
+    | _MODIFIED
+    | InotifyConstants.IN_ONLYDIR
+    | InotifyConstants.IN_DONT_FOLLOW
+    | InotifyConstants.IN_EXCL_UNLINK
+)
+_BUFFER: Final = 1 << 18
+_OURS: Final = CallbackId(1)
+_CLOCK: Final = 20_000_000
+"""Nanoseconds by which a file's times may lag behind the clock."""
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST: Final = 3800
+_REMOTE: Final = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x01021997: "9P",
+    0x00C36400: "Ceph",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x19830326: "BeeGFS",
+    0x20030528: "OrangeFS",
+    0x786F4256: "vboxsf",
+    0xBACBACBC: "vmhgfs",
+    0x65735546: "FUSE",
+}
+"""File systems that other machines, or other programs, may change without this kernel knowing."""
+
+
+class UnwatchableError(Exception):
+    """The source cannot be watched; the text says why, and what to do."""
+
+
+class Changes(NamedTuple):
+    """What one read gave."""
+
+    since: int
+    """Nanoseconds since 1970: what changed before was in an earlier read."""
+    names: list[Names]
+    lost: bool
+    """More changed than the kernel could keep: anything may have."""
+
+
+class Directory:
+    """A directory that is watched."""
+
+    __slots__ = ("below", "ino", "name", "parent", "wd")
+
+    def __init__(self, parent: Directory | None, name: bytes, ino: int, wd: WatchDescriptor) -> None:
+        self.parent = parent
+        self.name = name
+        self.ino: Final = ino
+        self.wd: Final = wd
+        self.below: dict[bytes, Directory] = {}
+
+    @property
+    def path(self) -> bytes:
+        """Where it lies now, from the watched root; the root is empty."""
+        parts = []
+        at = self
+        while at.parent is not None:
+            parts.append(at.name)
+            at = at.parent
+        return b"/".join(reversed(parts))
+
+
+class _Queue(InotifyFD):
+    """An inotify instance that is read by whoever polls it, without watchdog's thread."""
+
+    def fileno(self) -> int:
+        return self._inotify_fd
+
+    def watch(self, path: bytes) -> WatchDescriptor:
+        """Watch a directory. OSError."""
+        with warnings.catch_warnings():
+            # It says so when it watches the directory already, which a rescan need not know.
+            warnings.simplefilter("ignore")
+            return self.add_callback(path, _WANTED, self, _OURS)
+
+    def unwatch(self, wd: WatchDescriptor) -> None:
+        """Watch it no more."""
+        self.remove_callbacks([(wd, _OURS)])
+
+    # Watches call nobody back: the events of one read are taken as they are.
+    def on_event(self, event: InotifyEvent) -> None: ...
+
+    def on_watch_deleted(self, wd: WatchDescriptor) -> None: ...
+
+    def on_queue_overflow(self) -> None: ...
+
+
+class Watcher:
+    """Watches the working directory and all below it. Used by one thread."""
+
+    def __init__(self) -> None:
+        """Watch from now on. UnwatchableError."""
+        self._root: Final = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._device: Final = os.fstat(self._root).st_dev
+        remote = _REMOTE.get(_type_of(self._root))
+        if remote is not None:
+            raise UnwatchableError(
+                f"it lies on {remote}, where others change files without this machine's kernel knowing; "
+                "move it to a local disk"
+            )
+        self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._queue = _Queue()
+        except OSError as error:
+            raise UnwatchableError(_said(error)) from error
+        self._by_wd: dict[int, Directory] = {}
+        self._moving: dict[int, Directory] = {}
+        self._left: list[Directory] = []
+        self._read_at = time.time_ns()
+        self._names: dict[Directory, dict[bytes, int]] = {}
+        self._add(None, b"", os.fstat(self._root).st_ino)
+        self._names = {}
+
+    def begin_anew(self) -> None:
+        """Forget what is queued and watched, and watch all that is there now. UnwatchableError."""
+        old = self._queue
+        self._begin()
+        old.close()
+
+    def fileno(self) -> int:
+        """What can be read when something has changed."""
+        return self._queue.fileno()
+
+    def read(self) -> Changes:
+        """What has changed since the last time. Blocks while nothing has. UnwatchableError."""
+        since, self._read_at = self._read_at, time.time_ns()
+        self._names = {}
+        lost = False
+        leaving, self._left = self._left, []
+        by_wd = self._by_wd
+        for event in self._queue.read_events(event_buffer_size=_BUFFER):
+            mask = event.mask
+            directory = by_wd.get(event.wd)
+            if directory is None:
+                lost = lost or bool(mask & _OVERFLOW)
+                continue
+            if mask & _IGNORED:
+                self._queue.handle_event(event)
+                self._forget(directory)
+                continue
+            if event.name or directory.parent is None:  # else the directory above has said the same
+                self._note(directory, event)
+        for directory in leaving:
+            self._abandon(directory)
+        # Both halves of a move are queued together, but one read may end between them.
+        self._left = list(self._moving.values())
+        found = [Names(directory.ino, directory.path, names) for directory, names in self._names.items() if names]
+        return Changes(since - _CLOCK, found, lost)
+
+    def _note(self, directory: Directory, event: InotifyEvent) -> None:
+        mask, name = event.mask, event.name
+        kinds = MODIFIED if mask & _MODIFIED else MADE if mask & (_CREATE | _MOVED_TO) else GONE
+        if mask & _ISDIR:
+            kinds |= DIRECTORY
+            self._follow(directory, event)
+        names = self._names.get(directory)
+        if names is None:
+            names = self._names[directory] = {}
+        known = names.get(name)
+        if known is not None:
+            kinds |= known
+        elif mask & _CREATE:
+            kinds |= BEGAN
+        names[name] = kinds
+
+    def _follow(self, above: Directory, event: InotifyEvent) -> None:
+        """Something has happened to a directory: watch what appears, follow what moves."""
+        mask, name = event.mask, event.name
+        if mask & _MOVED_FROM:
+            moved = above.below.pop(name, None)
+            if moved is not None:
+                self._moving[event.cookie] = moved
+        elif mask & _MOVED_TO:
+            moved = self._moving.pop(event.cookie, None)
+            if moved is None:
+                self._add(above, name)
+            else:
+                if moved in self._left:
+                    self._left.remove(moved)
+                self._put(moved, above, name)
+        elif mask & _CREATE or (mask & _ATTRIB and name and name not in above.below):
+            self._add(above, name)
+        elif mask & _DELETE:
+            above.below.pop(name, None)
+
+    def _put(self, directory: Directory, above: Directory, name: bytes) -> None:
+        directory.parent, directory.name = above, name
+        above.below[name] = directory
+
+    def _add(self, above: Directory | None, name: bytes, ino: int = 0) -> None:
+        """Watch a directory and all below it, and note every name that is in it already."""
+        waiting = [(above, name, ino)]
+        while waiting:
+            above, name, ino = waiting.pop()
+            try:
+                fd = self._open(above, name)
+            except OSError as error:
+                if error.errno == errno.EACCES and above is not None:
+                    self._judge_closed(above, name)
+                continue  # gone by now, or no directory: there is an event that says so
+            try:
+                st = os.fstat(fd)
+                if st.st_dev != self._device or (ino and st.st_ino != ino):
+                    continue
+                directory = self._watch(fd, above, name, st.st_ino)
+                names = self._names.setdefault(directory, {})
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        raw = os.fsencode(entry.name)
+                        names[raw] = names.get(raw, 0) | MADE
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append((directory, raw, entry.inode()))
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            finally:
+                os.close(fd)
+
+    def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory:
+        try:
+            wd = self._queue.watch(b"/proc/self/fd/%d/." % fd)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+            raise UnwatchableError(_said(error)) from error
+        if wd < 0:
+            raise UnwatchableError("inotify refused: Permission denied")
+        directory = self._by_wd.get(wd)
+        if directory is None:
+            directory = self._by_wd[wd] = Directory(above, name, ino, wd)
+        elif directory.parent is not None and directory.parent.below.get(directory.name) is directory:
+            del directory.parent.below[directory.name]
+        if above is not None:
+            self._put(directory, above, name)
+        return directory
+
+    def _open(self, above: Directory | None, name: bytes) -> int:
+        path = b"." if above is None else b"/".join(filter(None, (above.path, name)))
+        fd = self._root
+        while True:
+            cut = path.rfind(b"/", 0, _LONGEST) if len(path) >= _LONGEST else len(path)
+            try:
+                below = os.open(path[:cut], _OPEN, dir_fd=fd)
+            finally:
+                if fd != self._root:
+                    os.close(fd)
+            fd, path = below, path[cut + 1 :]
+            if not path:
+                return fd
+
+    def _judge_closed(self, above: Directory, name: bytes) -> None:
+        """A directory that may not be read cannot be watched; that matters where what is in it can be reached."""
+        path = b"/".join(filter(None, (above.path, name)))
+        if os.access(path, os.X_OK, dir_fd=self._root):
+            raise UnwatchableError(
+                f"the directory {os.fsdecode(path)!r} may be entered and not read, so it cannot be watched; "
+                "as its owner: chmod u+r"
+            )
+
+    def _forget(self, directory: Directory) -> None:
+        """The kernel watches this directory no more: it was removed."""
+        self._by_wd.pop(directory.wd, None)
+        above = directory.parent
+        if above is not None and above.below.get(directory.name) is directory:
+            del above.below[directory.name]
+
+    def _abandon(self, directory: Directory) -> None:
+        """A directory was moved out of the source: watch neither it nor what is below."""
+        for cookie, moving in list(self._moving.items()):
+            if moving is directory:
+                del self._moving[cookie]
+        waiting = [directory]
+        while waiting:
+            one = waiting.pop()
+            waiting += one.below.values()
+            if self._by_wd.pop(one.wd, None) is not None:
+                self._queue.unwatch(one.wd)
+
+
+def _type_of(fd: int) -> int:
+    """The kernel's number for the type of file system; 0 where it does not say."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = (ctypes.c_long * 32)()
+    return buffer[0] & 0xFFFFFFFF if libc.fstatfs(fd, buffer) == 0 else 0
+
+
+def _said(error: OSError) -> str:
+    """Why inotify refused, and what to do about it."""
+    if error.errno == errno.ENOSPC:
+        return f"the limit of watched directories is reached; {_raise('max_user_watches', 1_048_576)}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"the limit of watching programs is reached; {_raise('max_user_instances', 1024)}"
+    return f"inotify refused: {error.strerror}"
+
+
+def _raise(name: str, wanted: int) -> str:
+    try:
+        limit = Path("/proc/sys/fs/inotify", name).read_text(encoding="ascii").strip()
+    except OSError:
+        limit = "unknown"
+    return f"it is {limit}; as root: sysctl fs.inotify.{name}={wanted}"
