@@ -1,0 +1,60 @@
+"""What the tests of the watcher look at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bonobofs import session
+from bonobofs.audit.history import read
+from bonobofs.audit.record import AuditEntry
+from tests.worlds import World
+
+PATIENCE: Final = 20.0
+"""Seconds that a machine under load may take for anything."""
+
+
+def until(reached: Callable[[], object], what: str, patience: float = PATIENCE) -> float:
+    """Wait until something is so, and give the seconds that it took."""
+    began = time.monotonic()
+    while not reached():
+        took = time.monotonic() - began
+        assert took < patience, f"after {took:.1f} s it was not so that {what}"
+        time.sleep(0.001)
+    return time.monotonic() - began
+
+
+def companion_of(pid: int) -> int:
+    """The process beside a server."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def recorded(world: World, operation: str, kind: str = "event") -> list[AuditEntry]:
+    """The entries of one operation, as far as they are written."""
+    return [entry for entry in read(world.trail) if (entry.operation, entry.kind) == (operation, kind)]
+
+
+def out_of_band(world: World) -> dict[str, dict[str, Any]]:
+    """What was entered as out of band, by path."""
+    return {entry.path: entry.details for entry in recorded(world, "out_of_band")}
+
+
+def status(world: World) -> session.Status:
+    """How the mount's session stands."""
+    return next(one for one in session.statuses(world.home) if one.session.session == world.session.session)
