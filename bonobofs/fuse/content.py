@@ -18,6 +18,7 @@ from bonobofs.fuse.inodes import Node
 from bonobofs.fuse.noticing import told_by
 from bonobofs.guard import Run
 from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
+from bonobofs.state.turns import may_be_half
 
 _OPEN: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 _CREATING: Final = 0
@@ -45,9 +46,11 @@ class Content(Holding):
             raise ProtocolError("WRITE is shorter than it says")
         node = self._changed(header, Operation.WRITE_FILE)
         fd = self._backing.file(node, W)
+        appends = flags & os.O_APPEND
+        if appends and self.turns is not None:
+            self.turns.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._see(node, st)
-        appends = flags & os.O_APPEND
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
         run = self._running(header, node, fd, st, at, data, write_flags)
@@ -64,6 +67,8 @@ class Content(Holding):
         run.last = self._backing.now
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
+        if appends and self.turns is not None:
+            self.turns.end()
         after = os.fstat(fd)
         if at != offset or after.st_size != run.size:
             self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what

@@ -19,6 +19,7 @@ from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.noticing import UNTOLD, Noticing, told_by
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
+from bonobofs.state.turns import Turns
 
 LONG: Final = 86_400
 """Seconds for which the kernel may believe names and attributes while the source is watched."""
@@ -73,6 +74,8 @@ class Core:
         self._lately: Final = self.noticing.lately
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
+        self.turns: Turns | None = None
+        """Those of the servers that show the same source."""
         self.believe(LONG)
 
     def believe(self, seconds: int) -> None:

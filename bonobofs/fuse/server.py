@@ -36,6 +36,7 @@ from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy, describe
 from bonobofs.request import Agent
+from bonobofs.state.turns import Turns
 
 TIDY: Final = 1.0
 """Seconds between two rounds of settling, syncing and closing what is quiet."""
@@ -97,6 +98,7 @@ class Server:
             virtual,
             self._transport.notices,
         )
+        self._operations.turns = _turns(Path(config["home"]))
         self._watched: Final = not standing.watch
         self._ear: Final = -1 if companion is None else companion.fileno()
         self._hearing: Final = Hearing(
@@ -268,6 +270,13 @@ def _accompany(config: dict[str, Any]) -> tuple[Companion | None, Standing]:
     if config["source"] == config["mountpoint"] and not standing.apart:
         raise MountError(f"mounting over the source itself needs a process beside the mount, but {standing.watch}")
     return companion, standing
+
+
+def _turns(home: Path) -> Turns | None:
+    try:
+        return Turns(home)
+    except OSError:
+        return None  # appends go on; two mounts may tear a line
 
 
 def _raise_limit() -> int:

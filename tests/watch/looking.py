@@ -58,3 +58,11 @@ def out_of_band(world: World) -> dict[str, dict[str, Any]]:
 def status(world: World) -> session.Status:
     """How the mount's session stands."""
     return next(one for one in session.statuses(world.home) if one.session.session == world.session.session)
+
+
+def text(path: Path) -> str | None:
+    """What a file holds; None where it cannot be read just now."""
+    try:
+        return path.read_text()
+    except OSError:
+        return None

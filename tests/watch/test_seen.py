@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.fuse import system
-from tests.watch.looking import until
+from tests.watch.looking import text, until
 from tests.worlds import ALLOW_ALL, Mounted, World
 
 MEDIAN = 0.05
@@ -41,46 +41,39 @@ def _know(path: Path) -> None:
         assert not (path / name).exists()
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None
-
-
 CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "a file appears where there was none": (
         lambda at: (at / "new").write_text("new"),
-        lambda at: _text(at / "new") == "new" and "new" in os.listdir(at),
+        lambda at: text(at / "new") == "new" and "new" in os.listdir(at),
     ),
     "a file appears far below": (
         lambda at: (at / "sub/deep/new").write_text("new"),
-        lambda at: _text(at / "sub/deep/new") == "new" and "new" in os.listdir(at / "sub/deep"),
+        lambda at: text(at / "sub/deep/new") == "new" and "new" in os.listdir(at / "sub/deep"),
     ),
     "a file is written": (
         lambda at: (at / "file").write_text("other bytes"),
-        lambda at: _text(at / "file") == "other bytes",
+        lambda at: text(at / "file") == "other bytes",
     ),
     "a file is written in place, with as many bytes": (
         lambda at: _overwrite(at / "sub/file", b"AS IT WAS"),
-        lambda at: _text(at / "sub/file") == "AS IT WAS",
+        lambda at: text(at / "sub/file") == "AS IT WAS",
     ),
     "a file grows": (
         lambda at: _append(at / "file", b", and more"),
-        lambda at: _text(at / "file") == "as it was, and more",
+        lambda at: text(at / "file") == "as it was, and more",
     ),
-    "a file is cut off": (lambda at: os.truncate(at / "file", 2), lambda at: _text(at / "file") == "as"),
+    "a file is cut off": (lambda at: os.truncate(at / "file", 2), lambda at: text(at / "file") == "as"),
     "a file is removed": (
         lambda at: (at / "sub/file").unlink(),
         lambda at: not (at / "sub/file").exists() and "file" not in os.listdir(at / "sub"),
     ),
     "a file is replaced by a rename": (
         lambda at: _replace(at / "sub/file", "replaced"),
-        lambda at: _text(at / "sub/file") == "replaced",
+        lambda at: text(at / "sub/file") == "replaced",
     ),
     "a file is moved to another directory": (
         lambda at: (at / "file").rename(at / "other/moved"),
-        lambda at: not (at / "file").exists() and _text(at / "other/moved") == "as it was",
+        lambda at: not (at / "file").exists() and text(at / "other/moved") == "as it was",
     ),
     "two files are exchanged": (
         lambda at: _exchange(at / "link", at / "twin"),
@@ -100,19 +93,19 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = 
     ),
     "a file gets another name": (
         lambda at: os.link(at / "file", at / "sub/new"),
-        lambda at: _text(at / "sub/new") == "as it was" and (at / "file").stat().st_nlink == 2,
+        lambda at: text(at / "sub/new") == "as it was" and (at / "file").stat().st_nlink == 2,
     ),
     "a symlink leads elsewhere": (
-        lambda at: ((at / "link").unlink(), (at / "link").symlink_to("sub/file")),
+        lambda at: _instead(at / "link", lambda link: link.symlink_to("sub/file")),
         lambda at: os.readlink(at / "link") == "sub/file",
     ),
     "a directory appears with all that is in it": (
         lambda at: _tree(at / "new"),
-        lambda at: _text(at / "new/a/b/c") == "deep",
+        lambda at: text(at / "new/a/b/c") == "deep",
     ),
     "a directory is moved": (
         lambda at: (at / "sub").rename(at / "moved"),
-        lambda at: not (at / "sub").exists() and _text(at / "moved/deep/file") == "as it was",
+        lambda at: not (at / "sub").exists() and text(at / "moved/deep/file") == "as it was",
     ),
     "a directory is removed with all that is in it": (
         lambda at: _remove(at / "sub"),
@@ -124,14 +117,19 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = 
     ),
     "the root gets another mode": (lambda at: at.chmod(0o711), lambda at: at.stat().st_mode & 0o777 == 0o711),
     "a file becomes a directory": (
-        lambda at: ((at / "file").unlink(), (at / "file").mkdir()),
+        lambda at: _instead(at / "file", Path.mkdir),
         lambda at: (at / "file").is_dir(),
     ),
     "something appears in a repository": (
         lambda at: _replace(at / ".git/HEAD", "ref"),
-        lambda at: _text(at / ".git/HEAD") == "ref",
+        lambda at: text(at / ".git/HEAD") == "ref",
     ),
 }
+
+
+def _instead(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
 
 
 def _overwrite(path: Path, content: bytes) -> None:
@@ -182,7 +180,7 @@ def test_it_is_seen_within_50_ms(world: World) -> None:
     took = []
     for turn in range(30):
         (world.source / "file").write_text(f"turn {turn}")
-        took.append(until(lambda text=f"turn {turn}": _text(world.path / "file") == text, "the text shows"))  # type: ignore[misc]
+        took.append(until(lambda wanted=f"turn {turn}": text(world.path / "file") == wanted, "the text shows"))  # type: ignore[misc]
         assert not (world.path / f"new-{turn}").exists()
         (world.source / f"new-{turn}").touch()
         took.append(until((world.path / f"new-{turn}").exists, "it shows"))
@@ -204,9 +202,9 @@ def test_what_was_written_through_the_mount_just_now_is_foreign_all_the_same(wor
     for turn in range(50):
         ours, theirs = f"ours {turn:03}", f"them {turn:03}"
         (world.path / "file").write_text(ours)
-        assert _text(world.path / "file") == ours
+        assert text(world.path / "file") == ours
         _overwrite(world.source / "file", theirs.encode())
-        until(lambda text=theirs: _text(world.path / "file") == text, "the last text shows")  # type: ignore[misc]
+        until(lambda theirs=theirs: text(world.path / "file") == theirs, "the last text shows")  # type: ignore[misc]
 
 
 def test_a_storm_behind_the_mount_shows_in_the_end_as_it_is(world: World) -> None:
@@ -222,10 +220,10 @@ def test_a_storm_behind_the_mount_shows_in_the_end_as_it_is(world: World) -> Non
         (world.source / "sub/deep").rename(world.source / "other/deep")
         list((world.path / "other").iterdir())
         (world.source / "other/deep").rename(world.source / "sub/deep")
-        [_text(path) for path in (world.path / "sub").iterdir() if path.is_file()]
+        [text(path) for path in (world.path / "sub").iterdir() if path.is_file()]
 
     def content(at: Path) -> dict[str, str | None]:
-        return {str(path.relative_to(at)): _text(path) for path in sorted(at.rglob("*"))}
+        return {str(path.relative_to(at)): text(path) for path in sorted(at.rglob("*"))}
 
     until(lambda: content(world.path) == content(world.source), "both are alike")
     assert time.monotonic() - began < 60

@@ -1,0 +1,163 @@
+"""When the watcher fails: what it lost is looked for, and a mount that nobody watches for goes on, and says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bonobofs import session
+from tests.fuse.conftest import Traffic
+from tests.watch.looking import companion_of, out_of_band, recorded, status, stopped, text, until
+from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, bonobofs
+
+LIMITS: Final = Path("/proc/sys/fs/inotify")
+
+
+@pytest.fixture
+def short_queue() -> Iterator[None]:
+    """What is watched from now on can keep few changes."""
+    limit = LIMITS / "max_queued_events"
+    before = limit.read_text()
+    limit.write_text("64")
+    yield
+    limit.write_text(before)
+
+
+@pytest.mark.root
+def test_after_lost_changes_everything_is_looked_at_again(source: Path, short_queue: None, mounted: Mounted) -> None:
+    """More changes than the kernel keeps, while the watcher stands still: the mount shows each, and serves on."""
+    for name in ("a/b/c", "d"):
+        (source / name).mkdir(parents=True)
+    for number in range(300):
+        (source / f"a/{number}").write_text("as it was")
+    world = mounted(policy=ALLOW_ALL)
+    for number in range(300):
+        assert (world.path / f"a/{number}").read_text() == "as it was"
+        assert not (world.path / f"a/b/c/{number}").exists()
+        assert not (world.path / f"{number}").exists()
+    with stopped(companion_of(world.pid)):
+        for number in range(300):
+            (source / f"a/{number}").write_text("now")
+            (source / f"a/b/c/{number}").write_text("new")
+            (source / f"{number}").write_text("new")
+        (source / "e/f").mkdir(parents=True)
+        (source / "d").rename(source / "g")
+    for number in range(300):
+        until(lambda n=number: text(world.path / f"a/{n}") == "now", f"a/{number} is as it is now")  # type: ignore[misc]
+        until((world.path / f"a/b/c/{number}").exists, f"a/b/c/{number} shows")
+        until((world.path / f"{number}").exists, f"{number} shows")
+    until(lambda: not (world.path / "d").exists() and (world.path / "g").exists(), "the directory shows as moved")
+    until(lambda: {f"a/{number}" for number in range(300)} & set(out_of_band(world)), "what is known of it is entered")
+    assert not (world.path / "e/f/new").exists()
+    (source / "e/f/new").write_text("made in a directory that was not watched before")
+    until((world.path / "e/f/new").exists, "what is new is watched")
+    assert status(world).watch == session.WATCHING
+
+
+def test_a_companion_that_dies_is_not_missed(source: Path, mounted: Mounted) -> None:
+    """The mount serves on, shows changes a second late, enters an alert, and `status` and `doctor` say so."""
+    for name in ("file", "other"):
+        (source / name).write_text("as it was")
+    world = mounted(policy=ALLOW_ALL)
+    assert (world.path / "file").read_text() == "as it was"
+    assert not (world.path / "new").exists()
+    assert status(world).watch == session.WATCHING
+    os.kill(companion_of(world.pid), signal.SIGKILL)
+    until(lambda: recorded(world, "watch", "alert"), "there is an alert")
+    (source / "file").write_text("changed")
+    (source / "new").write_text("new")
+    until(lambda: text(world.path / "file") == "changed", "the change shows")
+    until(lambda: text(world.path / "new") == "new", "the new file shows")
+    for turn in range(3):
+        (source / "file").write_text(f"turn {turn}")
+        until(lambda wanted=f"turn {turn}": text(world.path / "file") == wanted, "it shows again")  # type: ignore[misc]
+    (world.path / "own").write_text("still served")
+    assert (source / "own").read_text() == "still served"
+    (alert,) = recorded(world, "watch", "alert")
+    assert alert.reason == "The source is not watched any more."
+    (one,) = json.loads(bonobofs("status", "--json").stdout)
+    assert one["watch"] == alert.details["reason"]
+    assert str(world.path) in one["note"]
+    assert "not watched" in bonobofs("status").stdout
+    checks = json.loads(bonobofs("doctor", "--json").stdout)["checks"]
+    assert [check["found"] for check in checks if check["name"] == "watching"] == [
+        f"{world.path}: its source is not watched"
+    ]
+
+
+def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:
+    """However the server ends, nothing is left: it is asked, it is killed, or it is unmounted."""
+    for how in ("umount", "kill", "terminate"):
+        world = mounted(policy=ALLOW_ALL)
+        companion = companion_of(world.pid)
+        if how == "umount":
+            world.umount()
+        else:
+            world.kill(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        until(lambda pid=companion: not Path(f"/proc/{pid}").exists(), f"the companion ended with {how}")  # type: ignore[misc]
+
+
+def test_a_source_that_cannot_be_watched_is_mounted_all_the_same(ordinary_user: OrdinaryUser) -> None:
+    """Here a directory may be entered and not read: timeouts of a second, and `status` says why and what to do."""
+    source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
+    (source / "closed").mkdir(parents=True)
+    mountpoint.mkdir()
+    (source / "closed/file").write_text("as it was")
+    policy = ordinary_user.directory / "policy.toml"
+    policy.write_text(ALLOW_ALL)
+    ordinary_user.run("chown", "-R", "nobody", source, mountpoint)
+    ordinary_user.run("chmod", "0311", source / "closed")
+    for path in (source, source / "closed", mountpoint):
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+    (source / "closed").chmod(0o311)
+    made = ordinary_user.bonobofs("mount", source, mountpoint, "--policy", policy)
+    assert made.returncode == 0, made.stderr
+    try:
+        shown = ordinary_user.run("cat", mountpoint / "closed/file")
+        assert shown.stdout == "as it was", shown.stderr
+        (source / "closed/file").write_text("changed")
+        until(lambda: ordinary_user.run("cat", mountpoint / "closed/file").stdout == "changed", "the change shows")
+        (one,) = json.loads(ordinary_user.bonobofs("status", "--json").stdout)
+        assert "'closed' may be entered and not read" in one["watch"]
+        assert "chmod u+r" in one["note"]
+    finally:
+        assert ordinary_user.bonobofs("umount", mountpoint).returncode == 0
+
+
+@pytest.mark.root
+def test_where_the_limit_is_reached_the_mount_says_what_to_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    """More directories than may be watched: seconds, not a day, and the reason with its remedy."""
+    for number in range(40):
+        (source / f"{number}").mkdir()
+    (source / "file").write_text("as it was")
+    limit = LIMITS / "max_user_watches"
+    before = limit.read_text()
+    limit.write_text("10")
+    try:
+        world = mounted(policy=ALLOW_ALL)
+    finally:
+        limit.write_text(before)
+    watch = status(world).watch or ""
+    assert "the limit of watched directories is reached" in watch
+    assert "sysctl fs.inotify.max_user_watches=" in watch
+    assert text(world.path / "file") == "as it was"
+    (source / "file").write_text("changed")
+    until(lambda: text(world.path / "file") == "changed", "the change shows")
+    with (world.path / "file").open() as reader:
+        assert reader.read() == "changed"
+        with (source / "file").open("a") as file:
+            file.write(", and more")
+        until(lambda: reader.read() == ", and more", "a reader that has it open sees it")
+
+
+def test_the_kernel_is_asked_to_look_for_itself_only_where_nobody_watches(traffic: Traffic) -> None:
+    """While the source is watched the kernel keeps what it read: AUTO_INVAL_DATA is not asked for."""
+    assert traffic.flags & (1 << 25)
+    assert not traffic.flags & (1 << 12)
