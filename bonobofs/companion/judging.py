@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.strays import by_way_of
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.request import Operation
 from bonobofs.state.changes import BEGAN, GONE, MADE
 from bonobofs.state.sessions import Session, lives, load
 
@@ -133,8 +132,8 @@ class _Records:
         """By session and number of an intent without outcome, the paths that it concerns."""
         self._ended: dict[str, float] = {}
         """By path, when the last change of it ended."""
-        self._moved: list[tuple[float, str, str]] = []
-        """What was renamed: when, from where, to where. What was changed below went along."""
+        self._moves: dict[tuple[str, str], float] = {}
+        """What was renamed, from where to where, and when at the latest. What was changed below went along."""
 
     def admitted(self, since: float) -> set[str]:
         """The paths of this source that others have changed since then, as their records say."""
@@ -143,9 +142,9 @@ class _Records:
                 if entry.name.endswith(".jsonl") and entry.name != self._own:
                     self._look(entry, since)
         self._ended = {path: ended for path, ended in self._ended.items() if ended + _SLACK >= since}
-        self._moved = [move for move in self._moved if move[0] + _SLACK >= since]
+        self._moves = {move: ended for move, ended in self._moves.items() if ended + _SLACK >= since}
         found = {*self._ended, *(path for paths in self._open.values() for path in paths)}
-        for _, old, new in self._moved:
+        for old, new in self._moves:
             found |= {new + path.removeprefix(old) for path in found if path.startswith(f"{old}/")}
         above = self._source + "/"
         return {path.removeprefix(above) for path in found if path.startswith(above)}
@@ -187,13 +186,16 @@ class _Records:
             entry = json.loads(line)
             kind, details = entry["kind"], entry["details"]
             if kind == "intent" and entry["result"] == "allowed":
-                self._open[name, entry["seq"]] = [f"{source}/{path}" for path in _paths(entry["path"], details)]
+                paths = [f"{source}/{path}" for path in _paths(entry["path"], details)]
+                self._open[name, entry["seq"]] = paths
+                if "to" in details:
+                    self._moves[paths[0], paths[1]] = _FOREVER
             elif kind == "outcome":
                 moment = datetime.fromisoformat(entry["timestamp"]).timestamp()
                 paths = self._open.pop((name, details["intent"]), [])
                 self._ended |= dict.fromkeys(paths, moment)
-                if entry["operation"] == Operation.RENAME and len(paths) > 1:
-                    self._moved.append((moment, paths[0], paths[1]))
+                if tuple(paths[:2]) in self._moves:
+                    self._moves[paths[0], paths[1]] = moment
         except (ValueError, KeyError, TypeError):
             return  # no entry: `audit verify` tells of it
 
