@@ -206,7 +206,8 @@ def _idling() -> Iterator[Check]:
             "idle processors",
             Verdict.NOTE,
             "halt at once",
-            f"waking them makes each change up to three times dearer; as root: echo 200000 > {_HALT_POLL}",
+            "waking them makes each change up to three times dearer, except on root's mounts, which keep them awake "
+            f"while they serve; as root: echo 200000 > {_HALT_POLL}",
         )
     elif polled is not None:
         yield Check("idle processors", Verdict.OK, f"poll for {polled // 1000} us before they halt")

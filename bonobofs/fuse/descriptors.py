@@ -393,13 +393,10 @@ class Descriptors:
             node.access = 0
 
     def begin(self, now: float) -> None:
-        """A request begins at this time. Only here are descriptors dropped for want of room: none that is in use."""
+        """A request begins at this time."""
         self.now = now
         self._request += 1
         self._looked = None
-        kept = self._open
-        while len(kept) > self._cache:
-            self._drop(kept[next(iter(kept))])
 
     def crowded(self) -> list[Node]:
         """Some of the nodes that are held, oldest first, where they are more than a cache full.
@@ -503,7 +500,10 @@ class Descriptors:
         node.held = False
 
     def after(self) -> None:
-        """A reply has been sent."""
+        """A reply has been sent. Only here are descriptors dropped for want of room: none is in use."""
+        kept = self._open
+        while len(kept) > self._cache:
+            self._drop(kept[next(iter(kept))])
         if self._released and self._request != self._released_at:
             self.close_released()
 

@@ -256,7 +256,9 @@ class Inodes:
 
     def links(self, ino: int) -> tuple[tuple[Node, bytes], ...]:
         """The names that are known of a file with several."""
-        known = self._linked.get(ino, {})
+        known = self._linked.get(ino)
+        if known is None:
+            return ()
         # A directory that was forgotten and looked up again is another node, and the one that follows its renames.
         return tuple((self._by_ino.get(above, parent), name) for (above, name), parent in known.items())
 

@@ -105,7 +105,7 @@ class Reading(Holding):
         if header.node_id >= virtual.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
-        st = self._backing.stat(node)
+        st = self._backing.status(node)
         self._see(node, st)
         return self._attr_times + self._attr(node, st)
 

@@ -20,9 +20,12 @@ Run = dict[str, Any]
 
 
 def ratio(run: Run, row: str, world: str) -> float:
-    """Median time in WORLD by the median time on the bare directory, same run."""
+    """Time in WORLD by that on the bare directory in the same round, median of the rounds.
+
+    A machine that others share is slower in one round than in the next, for all worlds alike.
+    """
     times: dict[str, list[float]] = run["times"][row]
-    return statistics.median(times[world]) / statistics.median(times["native"])
+    return statistics.median(taken / native for taken, native in zip(times[world], times["native"], strict=True))
 
 
 def geometric_mean(run: Run, world: str) -> float:
@@ -55,7 +58,7 @@ def _about(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     reduced = f" Reduced to {results['scale']:g} of the full size." if results["scale"] != 1 else ""
     return (
-        f"Time divided by native time in the same run, median of {results['rounds']} rounds, worlds in turn, every "
+        f"Time divided by native time in the same round, median of {results['rounds']} rounds, worlds in turn, every "
         f"mount fresh; policy and log on. Cold: first touch after mounting, the source's own caches warm. "
         f"{results['machine']}. {versions}.{reduced}"
     )
