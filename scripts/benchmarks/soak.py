@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,14 @@ GROWTH = 1.05
 """How much more of anything there may be at the end than after the first minutes."""
 SCALE = 0.2
 """Of the benchmarks' tree."""
-SAMPLE = 5.0
-"""Seconds between two samples."""
+PERIOD = 60.0
+"""Seconds between two samples. For each the load rests, so that what is in use at that moment is not counted."""
+REST = 30.0
+"""Seconds after which a sample is taken although the numbers have not come to rest."""
+STILL = 3.0
+"""Seconds without a change that count as rest: longer than the server keeps what is not in use."""
+TOGETHER = 3
+"""Samples whose median is compared."""
 WRITERS = 2
 
 Held = dict[str, int]
@@ -45,6 +52,7 @@ class Sample(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         samples = list(_soak(options))
         if options.json:
@@ -107,11 +115,11 @@ def _load(plan: Plan, root: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         for number, (errand, place) in enumerate(errands):
             count = plan.base + f"/count{number}"
             command = [plan.python, "-m", "benchmarks.load", errand, str(place), count]
-            loads.append(subprocess.Popen(command))
+            loads.append(subprocess.Popen(command, start_new_session=True))
         yield loads
     finally:
         for load in loads:
-            load.terminate()
+            os.killpg(load.pid, signal.SIGTERM)
         for load in loads:
             load.wait()
 
@@ -122,18 +130,42 @@ def _server(plan: Plan) -> int:
 
 
 def _samples(seconds: float, server: int, loads: list[subprocess.Popen[bytes]]) -> Iterator[Sample]:
-    began = shown = time.monotonic()
-    while (now := time.monotonic()) - began < seconds:
-        time.sleep(SAMPLE)
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < seconds:
+        time.sleep(min(PERIOD, seconds - now))
         for load in loads:
             if load.poll() is not None:
                 raise BenchError(f"{' '.join(map(str, load.args[2:4]))} ended with {load.returncode}")  # type: ignore[index]
-        sample = Sample(now - began, _held(server), _done(loads))
-        if now - shown >= 60:
-            shown = now
-            words = ", ".join(f"{what} {value}" for what, value in sample.held.items())
-            print(f"{sample.seconds / 60:5.1f} min  {sample.done} operations  {words}", flush=True)
+        with _resting(loads):
+            sample = Sample(time.monotonic() - began, _at_rest(server), _done(loads))
+        words = ", ".join(f"{what} {value}" for what, value in sample.held.items())
+        print(f"{sample.seconds / 60:5.1f} min  {sample.done} operations  {words}", flush=True)
         yield sample
+
+
+@contextlib.contextmanager
+def _resting(loads: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Let the programs stand still, and what they have started with them."""
+    for load in loads:
+        os.killpg(load.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for load in loads:
+            os.killpg(load.pid, signal.SIGCONT)
+
+
+def _at_rest(server: int) -> Held:
+    """What is held once descriptors are not let go of any more."""
+    held, since = _held(server), time.monotonic()
+    end = since + REST
+    while time.monotonic() < min(end, since + STILL):
+        time.sleep(0.2)
+        now = _held(server)
+        if any(now[what] != held.get(what) for what in now if not what.endswith("memory")):
+            since = time.monotonic()
+        held = now
+    return held
 
 
 def _done(loads: list[subprocess.Popen[bytes]]) -> int:
@@ -157,12 +189,11 @@ def _held(server: int) -> Held:
 
 
 def _verdict(samples: list[Sample], minute: float) -> int:
-    """Compare the medians of one early minute with those of the last; 1 when anything has grown."""
-    end = samples[-1].seconds
-    early = [s.held for s in samples if minute * 60 - 60 <= s.seconds < minute * 60]
-    late = [s.held for s in samples if s.seconds > end - 60]
-    if not early or end < minute * 60:
-        raise BenchError(f"{end / 60:.0f} minutes are too short to compare with minute {minute:g}")
+    """Compare the medians of some early samples with those of the last; 1 when anything has grown."""
+    early = [sample.held for sample in samples if sample.seconds >= minute * 60 - PERIOD / 2][:TOGETHER]
+    late = [sample.held for sample in samples][-TOGETHER:]
+    if len(samples) < 2 * TOGETHER or len(early) < TOGETHER:
+        raise BenchError(f"{samples[-1].seconds / 60:.0f} minutes are too short to compare with minute {minute:g}")
     grown = 0
     for what in early[0]:
         before, after = (statistics.median(held.get(what, 0) for held in part) for part in (early, late))
@@ -170,5 +201,5 @@ def _verdict(samples: list[Sample], minute: float) -> int:
         grown += grew
         ratio = after / before if before else 1.0
         print(f"{what:24} {before:10.0f} -> {after:10.0f}  {ratio:.3f}{'  GREW' if grew else ''}")
-    print(f"{samples[-1].done} operations in {end / 60:.0f} minutes")
+    print(f"{samples[-1].done} operations in {samples[-1].seconds / 60:.0f} minutes")
     return 1 if grown else 0
