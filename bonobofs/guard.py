@@ -57,8 +57,8 @@ class Part(NamedTuple):
 
     request: Request
     facts: Facts = NO_FACTS
-    apart: Apart = Apart.NO
-    """Where the bytes of this name are, or will be."""
+    apart: Apart | None = Apart.NO
+    """Where the bytes of this name are, or will be; None: where they are makes no difference to the change."""
 
 
 _OPTIONAL_LOCKS: Final = frozenset(
@@ -66,6 +66,14 @@ _OPTIONAL_LOCKS: Final = frozenset(
 )
 """What git takes when it could keep something for later, and does without."""
 NOBODY: Final = Caller()
+
+
+class Elsewhere(OSError):  # noqa: N818 - no fault either: what is asked can be had in another way
+    """A verdict allows a change, but speaks of another place than that to which the effect would go; EXDEV."""
+
+    def __init__(self, leave: Allowed) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.leave = leave
 
 
 class Run:
@@ -195,21 +203,22 @@ class Guard:
         `action` is create, modify or delete, where the operation's name alone does not tell. `apart` is where the
         effect will go, None where the caller goes by what the leave says.
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
-        EXDEV, unrecorded, when the verdict speaks of another place than that to which the effect would go.
+        Elsewhere, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
         leave = self._decide(self.policy, self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
-        elsewhere = apart is not None and leave.apart is not apart
+        elsewhere = leave if apart is not None and leave.apart is not apart else None
         leaves_source = leave.apart
         for part in parts:
             other = self._decide(self.policy, self.agent, part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
-            elsewhere |= other.apart is not part.apart
+            if part.apart is not None and other.apart is not part.apart:
+                elsewhere = other
             leaves_source = leaves_source and other.apart
-        if elsewhere:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        if elsewhere is not None:
+            raise Elsewhere(elsewhere)
         if leaves_source:
             details = {**(details or {}), APART: leaves_source.value}
         action = action or ACTIONS.get(request.operation, "modify")
@@ -235,7 +244,7 @@ class Guard:
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
         if apart is not None and leave.apart is not apart:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise Elsewhere(leave)
         details = {APART: leave.apart.value} if leave.apart else None
         seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)

@@ -40,6 +40,9 @@ def mount(
     allow_other: Annotated[
         bool, typer.Option("--allow-other", help="Let other users in; new files are theirs where root serves.")
     ] = False,
+    keep_scratch: Annotated[
+        bool, typer.Option("--keep-scratch", help="Leave what is in scratch paths in the session's directory.")
+    ] = False,
 ) -> None:
     """Mount a directory under a policy.
 
@@ -61,6 +64,7 @@ def mount(
         policy=Path(os.path.abspath(policy)) if policy is not None else None,
         transport=transport,
         allow_other=allow_other,
+        keep_scratch=keep_scratch,
     )
     # The mount may come to stand where we do, and we must not stand in it.
     os.chdir("/")

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Any, Final
 
-from bonobofs.decision import Allowed
+from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
@@ -47,29 +47,37 @@ class Attributes(Content):
 
     def _changing_attributes(self) -> dict[int, Handler]:
         o = p.Opcode
-        return {o.SETATTR: self._setattr, o.SETXATTR: self._setxattr, o.REMOVEXATTR: self._removexattr}
+        return {
+            o.SETATTR: self._or_in_scratch(self._setattr),
+            o.SETXATTR: self._or_in_scratch(self._setxattr),
+            o.REMOVEXATTR: self._or_in_scratch(self._removexattr),
+        }
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
-        st = self._backing.stat(node, changing=True)
+        st = node.layer.stat(node, changing=True)
         self._see(node, st)
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
+            if valid & _SIZE and node.apart is Apart.SCRATCH:
+                self._check_room(header, first.request, node.ino, fields[3])
             details = _told(valid, fields)
             with self._guard.admit(
                 first.request, first.facts, *rest, caller=self._caller(header), details=details, apart=node.apart
             ) as leave:
                 self._set_attributes(header, node, st, valid, fields, leave)
-            st = self._backing.status(node)
+            st = node.layer.status(node)
             self._did_attributes(node, st)
+            if valid & _SIZE:
+                self._resized(node, first.request.path)
         return self._attr_times + self._attr(node, st)
 
     def _did_attributes(self, node: Node, st: os.stat_result) -> None:
         node.told = told_by(st)
-        if node.is_dir:
+        if node.is_dir and not node.apart:
             self._lately.note_attributes(st)
 
     def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
@@ -95,7 +103,7 @@ class Attributes(Content):
     def _set_attributes(
         self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], leave: Allowed
     ) -> None:
-        backing = self._backing
+        backing = node.layer
         if valid & _SIZE:
             backing.truncate(node, fields[3], leave)
             if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
@@ -121,7 +129,7 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.SET_XATTR, path)
-        st = self._backing.stat(node, changing=True)
+        st = node.layer.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
@@ -138,11 +146,11 @@ class Attributes(Content):
             details={"name": os.fsdecode(name)},
             apart=node.apart,
         ) as leave:
-            self._backing.set_xattr(node, name, value, flags, leave)
+            node.layer.set_xattr(node, name, value, flags, leave)
             if extra & p.SETXATTR_ACL_KILL_SGID:
-                mode = stat.S_IMODE(self._backing.stat(node).st_mode)
-                self._backing.set_mode(node, mode & ~stat.S_ISGID, leave)
-        self._did_attributes(node, self._backing.stat(node))
+                mode = stat.S_IMODE(node.layer.stat(node).st_mode)
+                node.layer.set_mode(node, mode & ~stat.S_ISGID, leave)
+        self._did_attributes(node, node.layer.stat(node))
         return NOTHING
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
@@ -151,7 +159,7 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
-        st = self._backing.stat(node, changing=True)
+        st = node.layer.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         facts = NO_FACTS if node.apart else EXISTS
         if kind is Kind.FILE:
@@ -161,8 +169,8 @@ class Attributes(Content):
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
         ) as leave:
-            self._backing.remove_xattr(node, name, leave)
-        self._did_attributes(node, self._backing.stat(node))
+            node.layer.remove_xattr(node, name, leave)
+        self._did_attributes(node, node.layer.stat(node))
         return NOTHING
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from bonobofs.audit.strays import stray_name
-from bonobofs.decision import Allowed
+from bonobofs.decision import Allowed, Apart
 from bonobofs.fuse import system
 from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
 from bonobofs.fuse.inodes import Inodes, Node
@@ -25,6 +25,7 @@ from bonobofs.request import HEAD_BYTES, Kind
 
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
+_MOST_SENT: Final = 1 << 30
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -44,9 +45,16 @@ class Below(NamedTuple):
 class Backing(Descriptors):
     """Every read and every change of the source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int) -> None:
-        """Take an open descriptor of the source's root; `cache` is how many descriptors may be kept open."""
-        super().__init__(root, inodes, cache=cache)
+    def __init__(self, root: int, inodes: Inodes, *, cache: int, apart: Apart = Apart.NO) -> None:
+        """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
+
+        `apart` says of which layer it is: of the source, or of what is held apart from it.
+        """
+        super().__init__(root, inodes, cache=cache, apart=apart)
+        self.top: Final = inodes.top(os.fstat(root).st_ino + self.numbers, self)
+        self.top.fd = root
+        self.top.access = R
+        self.top.held = True
         os.umask(0)
         self._umask = 0
         self._entries: Final = ctypes.create_string_buffer(65536)
@@ -84,6 +92,14 @@ class Backing(Descriptors):
         fd = self._open_at(directory, name, os.O_RDONLY | FILE)
         try:
             return os.pread(fd, HEAD_BYTES, 0)
+        finally:
+            os.close(fd)
+
+    def names_in(self, directory: int, name: bytes) -> list[bytes]:
+        """What the directory `name` has."""
+        fd = os.open(name, _WALKED, dir_fd=directory)
+        try:
+            return [os.fsencode(each) for each in os.listdir(fd)]
         finally:
             os.close(fd)
 
@@ -206,11 +222,78 @@ class Backing(Descriptors):
             raise
 
     def _copy_symlink(self, node: Node, directory: int, name: bytes, leave: Allowed) -> None:
-        st = self.stat(node)
-        os.symlink(self.readlink(node), name, dir_fd=directory)
+        st = node.layer.stat(node)
+        os.symlink(node.layer.readlink(node), name, dir_fd=directory)
         if self.privileged:
             os.chown(name, st.st_uid, st.st_gid, dir_fd=directory, follow_symlinks=False)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=directory, follow_symlinks=False)
+
+    def copy(self, node: Node, directory: int, name: bytes, leave: Allowed) -> int:
+        """A descriptor of a copy, in this layer, of a file or symlink of another: content, owner, mode, times and all.
+
+        That of a symlink is O_PATH.
+        """
+        if node.kind is Kind.SYMLINK:
+            self._copy_symlink(node, directory, name, leave)
+            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        fd = self.create(directory, name, 0o600, leave)
+        try:
+            self._fill(fd, node, leave)
+        except BaseException:
+            os.close(fd)
+            os.unlink(name, dir_fd=directory)
+            raise
+        return fd
+
+    def copy_nameless(self, node: Node, leave: Allowed) -> int:
+        """As `copy`, of a file whose name is gone."""
+        fd = self.create_nameless(self.root, 0o600, leave)
+        try:
+            self._fill(fd, node, leave)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def keep_copied(self, node: Node, fd: int) -> None:
+        """Keep the descriptor of `copy`."""
+        if node.kind is Kind.SYMLINK:
+            self._keep(node, fd, 0)
+        else:
+            self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
+
+    def _fill(self, fd: int, node: Node, leave: Allowed) -> None:
+        """Make an empty file like another: only where that has data, for it may be large and hold little."""
+        original = node.layer.file(node, R)
+        size = os.fstat(original).st_size
+        os.ftruncate(fd, size)
+        at = 0
+        while at < size:
+            try:
+                at = os.lseek(original, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break
+            end = os.lseek(original, at, os.SEEK_HOLE)
+            os.lseek(fd, at, os.SEEK_SET)
+            while at < end and (sent := os.sendfile(fd, original, at, min(end - at, _MOST_SENT))):
+                at += sent
+        self._dress(fd, original, leave)
+
+    def dress(self, node: Node, other: Node, leave: Allowed) -> None:
+        """Give a directory of this layer what another's has: owner, mode, attributes, times."""
+        self._dress(self.directory(node), other.layer.listed(other), leave)
+
+    def _dress(self, fd: int, original: int, leave: Allowed) -> None:
+        st = os.fstat(original)
+        if self.privileged:
+            os.fchown(fd, st.st_uid, st.st_gid)
+        for name in os.listxattr(original):
+            with suppress(OSError):  # what this user or this file system cannot give
+                os.setxattr(fd, name, os.getxattr(original, name))
+        os.fchmod(fd, stat.S_IMODE(st.st_mode))
+        os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def keep_named(self, node: Node) -> None:
         """A file that had no name has one: its descriptor is kept as that of a file that was just made."""

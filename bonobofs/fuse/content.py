@@ -13,10 +13,10 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system, virtual
 from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
-from bonobofs.fuse.holding import Holding
 from bonobofs.fuse.inodes import Node
 from bonobofs.fuse.noticing import told_by
-from bonobofs.guard import Run
+from bonobofs.fuse.scratching import Scratching
+from bonobofs.guard import Elsewhere, Run
 from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
 from bonobofs.state.turns import may_be_half
 
@@ -26,7 +26,7 @@ _CREATING: Final = 0
 _MOST_COPIED: Final = 0x7FFFF000
 
 
-class Content(Holding):
+class Content(Scratching):
     """Handlers that change what files hold."""
 
     def _changing_content(self) -> dict[int, Handler]:
@@ -34,7 +34,7 @@ class Content(Holding):
         return {
             o.WRITE: self._write,
             o.CREATE: self._create,
-            o.FALLOCATE: self._fallocate,
+            o.FALLOCATE: self._or_in_scratch(self._fallocate),
             o.COPY_FILE_RANGE: self._copy_file_range,
             o.COPY_FILE_RANGE_64: self._copy_file_range_64,
         }
@@ -45,35 +45,44 @@ class Content(Holding):
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
         node = self._changed(header, Operation.WRITE_FILE)
-        fd = self._backing.file(node, W)
+        layer = node.layer
+        fd = layer.file(node, W)
         appends = flags & os.O_APPEND
-        if appends and self.turns is not None:
+        if appends and self.turns is not None and not node.apart:
             self.turns.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._see(node, st)
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
-        run = self._running(header, node, fd, st, at, data, write_flags)
         try:
-            written = (
-                self._backing.append(fd, data, run.leave) if appends else self._backing.write(fd, data, at, run.leave)
-            )
+            run = self._running(header, node, fd, st, at, data, write_flags)
+        except Elsewhere:
+            if self._raise(header, node) is None:
+                raise
+            return self._write(header, body)  # of the layer by now
+        try:
+            written = layer.append(fd, data, run.leave) if appends else layer.write(fd, data, at, run.leave)
         except BaseException as error:
             self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
-        run.count += 1
-        run.written += written
-        run.size = max(st.st_size, at + written)
-        run.last = self._backing.now
+        self._count(run, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
-        if appends and self.turns is not None:
+        if appends and self.turns is not None and not node.apart:
             self.turns.end()
         after = os.fstat(fd)
         if at != offset or after.st_size != run.size:
             self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
         node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
+
+    def _count(self, run: Run, node: Node, written: int, size: int) -> None:
+        run.count += 1
+        run.written += written
+        run.size = size
+        run.last = self._backing.now
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, run.request.path, size)
 
     def _running(
         self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
@@ -99,7 +108,7 @@ class Content(Holding):
             raise
 
     def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> Run:
-        self._backing.confirm(node)
+        node.layer.confirm(node)
         st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
@@ -108,23 +117,31 @@ class Content(Holding):
             size=max(st.st_size, offset + len(data)), size_before=st.st_size, in_source=node.apart is Apart.NO
         )
         if offset < HEAD_BYTES and self._needs_head(request, facts, st):
-            head = self._backing.head(node) if st.st_size else b""
+            head = node.layer.head(node) if st.st_size else b""
             facts = facts._replace(head=_overlaid(head, offset, data))
         facts = self._with_links(node, st, Operation.WRITE_FILE, facts)
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, node.ino, facts.size)
         run = node.run
         if run is not None and run.generation == self._guard.policy.generation:
             verdict = self._guard.decide(request, facts)
             if isinstance(verdict, Allowed) and verdict.apart is node.apart:
                 run.extend(verdict)
-                return run
+                return self._bounded(run, node, facts.size)
         node.run = self._guard.begin(
             node.id, request, facts, self._backing.now, caller=self._caller(header), apart=node.apart
         )
-        return node.run
+        return self._bounded(node.run, node, facts.size)
+
+    def _bounded(self, run: Run, node: Node, size: int) -> Run:
+        """The run, which goes no further than there is known to be room for it."""
+        if node.apart is Apart.SCRATCH and self._scratch.sizes.bounds(run.request.path):
+            run.limit = size
+        return run
 
     def _gone(self, node: Node) -> NoReturn:
         """The file was removed or replaced behind the mount while the kernel believed its name."""
-        self._backing.lost(node)
+        node.layer.lost(node)
         self._inodes.cut_off(node)
         raise stale()
 
@@ -137,14 +154,14 @@ class Content(Holding):
         if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not _is_member(header, st.st_gid)):
             killed |= stat.S_ISGID
         if st.st_mode & killed:
-            self._backing.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
+            node.layer.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
             self._notices.inode(node.id, -1, 0)
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
         node = self._changed(header, Operation.ALLOCATE)
-        fd = self._backing.file(node, W)
-        self._backing.confirm(node)
+        fd = node.layer.file(node, W)
+        node.layer.confirm(node)
         st = os.fstat(fd)
         self._see(node, st)
         # What is kept beyond the end counts too: it takes the space of a larger file.
@@ -153,11 +170,16 @@ class Content(Holding):
         facts = Facts(size=after, size_before=st.st_size, in_source=node.apart is Apart.NO)
         zeroes = mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE)
         if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
-            head = _overlaid(self._backing.head(node), offset, bytes(min(length, HEAD_BYTES)))
+            head = _overlaid(node.layer.head(node), offset, bytes(min(length, HEAD_BYTES)))
             facts = facts._replace(head=head)
         facts = self._with_links(node, st, Operation.ALLOCATE, facts)
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, node.ino, after)
+            if mode & system.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
         with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
-            self._backing.allocate(fd, mode, offset, length, leave)
+            node.layer.allocate(fd, mode, offset, length, leave)
+            self._resized(node, request.path)
             if header.uid and st.st_mode & SET_IDS:
                 self._kill_set_ids(header, node, fd, st, leave)
         node.told = told_by(os.fstat(fd))
@@ -170,15 +192,23 @@ class Content(Holding):
         return p.COPY_OUT.pack(self._copy(header, body))
 
     def _copy(self, header: Header, body: memoryview) -> int:
+        try:
+            return self._copy_to(header, body)
+        except Elsewhere:
+            if self._raise(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
+                raise
+            return self._copy_to(header, body)
+
+    def _copy_to(self, header: Header, body: memoryview) -> int:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
         length = min(length, _MOST_COPIED)
         target = self._changed(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual.FIRST_ID:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
         source = self._node(header.node_id)
-        target_fd = self._backing.file(target, R | W if source is target else W)
-        source_fd = target_fd if source is target else self._backing.file(source, R)
-        self._backing.confirm(target)
+        target_fd = target.layer.file(target, R | W if source is target else W)
+        source_fd = target_fd if source is target else source.layer.file(source, R)
+        target.layer.confirm(target)
         st = os.fstat(target_fd)
         self._see(target, st)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
@@ -188,9 +218,11 @@ class Content(Holding):
         )
         if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
             brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
-            head = self._backing.head(target) if st.st_size else b""
+            head = target.layer.head(target) if st.st_size else b""
             facts = facts._replace(head=_overlaid(head, target_offset, brought))
         facts = self._with_links(target, st, Operation.COPY_RANGE, facts)
+        if target.apart is Apart.SCRATCH:
+            self._check_room(header, request, target.ino, facts.size)
         admission = self._guard.admit(
             request,
             facts,
@@ -200,8 +232,9 @@ class Content(Holding):
             apart=target.apart,
         )
         with admission as leave:
-            copied = self._backing.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
+            copied = target.layer.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
             admission.written = copied
+            self._resized(target, request.path)
             if header.uid and st.st_mode & SET_IDS:
                 self._kill_set_ids(header, target, target_fd, st, leave)
         target.told = told_by(os.fstat(target_fd))
@@ -217,8 +250,9 @@ class Content(Holding):
         groups = self._groups(header, body)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:
+            home, directory = self._home(parent, directory, name, run.leave)
             self._act_as(header, groups, umask)
-            node, reply = self._make_file(parent, directory, name, mode, run.leave)
+            node, reply = self._make_file(home, directory, name, mode, run.leave)
         except BaseException as error:
             self._guard.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
@@ -228,23 +262,26 @@ class Content(Holding):
             raise
         finally:
             self._backing.act_as_self()
+        if home is not parent:
+            self._appeared(parent, home, name)
         self._guard.rekey(_CREATING, node.id)
-        node.run = run
+        node.run = self._bounded(run, node, 0)
         node.fresh = True
         return reply + _OPEN
 
-    def _make_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
+    def _make_file(self, home: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
         """Make a file where the verdict says; its node, with a reference, and its entry."""
-        if leave.apart:
-            held = self._hold_file(parent, directory, name, mode, leave)
+        if leave.apart is Apart.TEMPORARY:
+            held = self._hold_file(home, directory, name, mode, leave)
             return held, self._held_entry(held)
-        fd = self._backing.create(directory, name, mode, leave)
+        layer = home.layer
+        fd = layer.create(directory, name, mode, leave)
         st = os.fstat(fd)
-        reply = self._entry(parent, name, st)
-        node = self._inodes.find(st.st_ino)
+        reply = self._entry(home, name, st)
+        node = self._inodes.find(st.st_ino + layer.numbers)
         assert node is not None
-        self._backing.keep_created(node, fd, mode)
-        self._did_name(parent, name, st.st_ino)
+        layer.keep_created(node, fd, mode)
+        self._did_name(home, name, st.st_ino)
         return node, reply
 
 

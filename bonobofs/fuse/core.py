@@ -17,6 +17,7 @@ from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.noticing import UNTOLD, Noticing, told_by
+from bonobofs.fuse.scratch import Scratch
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
 from bonobofs.state.turns import Turns
@@ -62,11 +63,19 @@ class Core:
     """The parts of one mount, and what its families of handlers share."""
 
     def __init__(
-        self, inodes: Inodes, backing: Backing, held: Held, guard: Guard, files: virtual.Virtual, notices: Notices
+        self,
+        inodes: Inodes,
+        backing: Backing,
+        held: Held,
+        scratch: Scratch,
+        guard: Guard,
+        files: virtual.Virtual,
+        notices: Notices,
     ) -> None:
         self._inodes: Final = inodes
         self._backing: Final = backing
         self._held: Final = held
+        self._scratch: Final = scratch
         self._guard: Final = guard
         self._virtual: Final = files
         self._notices: Final = notices
@@ -89,7 +98,7 @@ class Core:
         if node is None:
             raise stale()
         if node.parent is not None and node.parent.lookups <= 0:
-            self._backing.anchor(node)
+            node.layer.anchor(node)
         return node
 
     def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
@@ -126,7 +135,8 @@ class Core:
 
     def _entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """`fuse_entry_out` for what `st` says, with one more reference."""
-        if st.st_dev != self._backing.device or self._backing.is_covered(parent, name):
+        layer = parent.layer
+        if st.st_dev != layer.device or layer.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
         told = st.st_size << 62 | st.st_ctime_ns
@@ -138,14 +148,14 @@ class Core:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
         told = st.st_size << 62 | st.st_ctime_ns
         if node.told != told:
-            if node.told != UNTOLD:
+            if node.told != UNTOLD and not node.apart:
                 self.noticing.differs(node, st)
             node.told = told
 
     def _did(self, node: Node) -> None:
         """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
         try:
-            node.told = told_by(self._backing.status(node))
+            node.told = told_by(node.layer.status(node))
         except OSError:
             node.told = UNTOLD
 
@@ -155,11 +165,17 @@ class Core:
         parent.told = UNTOLD  # the kernel forgets a directory's attributes when it changes names in it
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
-        """`fuse_attr` for what `st` says, held names counted with the others."""
-        attr = p.pack_attr(st)
+        """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
         if self._held.directories and (names := self._held.names(node)):
-            return p.with_links(attr, st.st_nlink + names)
-        return attr
+            return p.with_links(p.pack_attr(st), st.st_nlink + names)
+        if node.is_dir and self._scratch.directories and (dressed := self._dressed(node)) is not node:
+            return p.with_number(p.pack_attr(dressed.layer.stat(dressed)), st.st_ino)
+        return p.pack_attr(st)
+
+    def _dressed(self, node: Node) -> Node:
+        """The node that has the attributes of this one: of a directory of the source, it may be its counterpart."""
+        beside = self._scratch.beside(node) if node.is_dir else None
+        return beside.upper if beside is not None and beside.dressed else node
 
     def _forget_node(self, node_id: int, count: int) -> None:
         """Give back references to a node, which ends with the last of them."""
@@ -169,7 +185,7 @@ class Core:
                 self._guard.settle(node.id)
             if node.parent is not None and not node.apart:
                 self._lately.note_told(node.ino, node.told)
-            self._backing.release(node)
+            node.layer.release(node)
 
     def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Something else is mounted there below: a directory is shown empty, a file not at all."""
@@ -188,7 +204,7 @@ class Core:
         good = 0
         for parent, name in self._inodes.links(node.ino):
             try:
-                leads = self._backing.stat_entry(parent, name).st_ino == node.ino
+                leads = node.layer.leads(parent, name, node)
             except OSError:
                 leads = False
             if not leads:
@@ -228,7 +244,7 @@ class Core:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         if parent.parent is None and parent is not self._inodes.root:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
-        return parent, self._backing.directory(parent, changing=True)
+        return parent, parent.layer.directory(parent, changing=True)
 
     def _made_mode(self, directory: int, mode: int, umask: int) -> int:
         """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
@@ -258,9 +274,9 @@ class Core:
 
     def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
         """The node of a name that is about to go, held for those who have it open."""
-        node = self._settled(st) if st.st_dev == self._backing.device else None
+        node = self._settled(parent, st) if st.st_dev == parent.layer.device else None
         if node is not None and node.parent is parent and node.name == name:
-            self._backing.pin(node, directory, name)
+            node.layer.pin(node, directory, name)
         return node
 
     def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
@@ -269,12 +285,12 @@ class Core:
             effect()
         except OSError:
             if node is not None:
-                self._backing.unpin(node)
+                node.layer.unpin(node)
             raise
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """A name is gone: the node goes by another of its names that is known, or by none."""
-        self._inodes.drop_link(st.st_ino, parent, name)
+        self._inodes.drop_link(st.st_ino + parent.layer.numbers, parent, name)
         self._did_name(parent, name, 0)
         if node is None:
             return
@@ -288,16 +304,16 @@ class Core:
         for other_parent, other_name in self._inodes.links(node.ino):
             self._inodes.rename(node, other_parent, other_name)
             self._inodes.note_link(node.ino, other_parent, other_name)
-            self._backing.unpin(node)
+            node.layer.unpin(node)
             return
         if st.st_nlink > 1 and not node.is_dir:
             self._inodes.orphan(node)
         else:
             self._inodes.cut_off(node)
 
-    def _settled(self, st: os.stat_result) -> Node | None:
+    def _settled(self, parent: Node, st: os.stat_result) -> Node | None:
         """The node of what is about to move, its run of writes settled under the old name."""
-        node = self._inodes.find(st.st_ino)
+        node = self._inodes.find(st.st_ino + parent.layer.numbers)
         if node is not None:
             self._see(node, st)
         if node is not None and node.run is not None:

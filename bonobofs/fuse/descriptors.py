@@ -19,6 +19,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from bonobofs.decision import Apart
 from bonobofs.fuse import system
 from bonobofs.fuse.inodes import Inodes, Node, kind_of
 from bonobofs.request import Kind
@@ -46,8 +47,14 @@ def stale() -> OSError:
 class Descriptors:
     """The open descriptors of one source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int) -> None:
-        """Take an open descriptor of the source's root; `cache` is how many descriptors may be kept open."""
+    def __init__(self, root: int, inodes: Inodes, *, cache: int, apart: Apart = Apart.NO) -> None:
+        """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
+
+        `apart` says of which layer it is: of the source, or of what is held apart from it.
+        """
+        self.apart: Final = apart
+        self.numbers: Final = 0 if apart is Apart.NO else 1 << 64
+        """Added to an inode number, it is that of a node."""
         self.root: Final = root
         self.device: Final = os.fstat(root).st_dev
         self.privileged: Final = os.geteuid() == 0
@@ -71,9 +78,6 @@ class Descriptors:
         self._relief_due = 0
         self.lost: Callable[[Node], None] = lambda _: None
         """Told of a node that is not where the kernel believes it to be."""
-        inodes.root.fd = root
-        inodes.root.access = R
-        inodes.root.held = True
 
     def note_mounts(self) -> None:
         """Look what is mounted below the source by now. Of another file system st_dev tells; a bind mount is only here.
@@ -127,12 +131,16 @@ class Descriptors:
         for parent, name in self._inodes.links(node.ino):
             if parent.lookups > 0:
                 try:
-                    leads = self.stat_entry(parent, name).st_ino == node.ino
+                    leads = self.leads(parent, name, node)
                 except OSError:
                     continue
                 if leads:
                     node.parent, node.name = parent, name
                     return
+
+    def leads(self, parent: Node, name: bytes, node: Node) -> bool:
+        """Whether the name leads to the node."""
+        return self.stat_entry(parent, name).st_ino + self.numbers == node.ino
 
     def status(self, node: Node) -> os.stat_result:
         """As `stat`, but by the descriptor where that was compared with the name within RECHECK."""
@@ -357,7 +365,7 @@ class Descriptors:
         return fd
 
     def _is(self, node: Node, st: os.stat_result) -> bool:
-        return st.st_ino == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
+        return st.st_ino + self.numbers == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
 
     def _stale(self, node: Node) -> OSError:
         """The kernel believes a name that no longer leads to the node: it is told to look again."""

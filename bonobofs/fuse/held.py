@@ -12,14 +12,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from itertools import count
 from typing import Final, NamedTuple
 
 from bonobofs.fuse.inodes import Node
 from bonobofs.request import WorkspacePath
 
 FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
-"""Held names are listed after what the directory has below. ext4, btrfs, XFS and tmpfs give no cookies up there, but
-for the very last one."""
+"""What is not the source's is listed behind what it has. ext4, btrfs, XFS and tmpfs give no cookies up there, but for
+the very last one."""
 LAST_COOKIE: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
@@ -33,13 +34,16 @@ class Name(NamedTuple):
 class Held:
     """The names that are held, by directory and name."""
 
-    def __init__(self, place: str, most: int) -> None:
-        """`place` is a directory of the session's; `most` is how many may be held: each takes a descriptor."""
+    def __init__(self, place: str, most: int, cookies: count[int]) -> None:
+        """`place` is a directory of the session's; `most` is how many may be held: each takes a descriptor.
+
+        `cookies` number what a listing shows behind the source's own names.
+        """
         self.place: Final = place
         self._most: Final = most
         self.directories: Final[dict[WorkspacePath, dict[bytes, Name]]] = {}
         self._paths: Final[dict[int, list[WorkspacePath]]] = {}
-        self._cookie = FIRST_COOKIE
+        self._cookies: Final = cookies
 
     def find(self, directory: WorkspacePath, name: bytes) -> Node | None:
         """What is held under this name."""
@@ -51,12 +55,12 @@ class Held:
         """How many held names lead to the node."""
         return len(self._paths.get(node.id, ()))
 
-    def listing(self, directory: WorkspacePath, cookie: int) -> list[tuple[bytes, Name]]:
-        """The held names of a directory that come after the cookie, in order."""
+    def listing(self, directory: WorkspacePath, cookie: int) -> list[tuple[int, bytes, Node]]:
+        """Cookie, name and node of the held names of a directory that come after the cookie, in order."""
         names = self.directories.get(directory)
         if names is None:
             return []
-        return [(name, held) for name, held in names.items() if held.cookie > cookie]
+        return [(held.cookie, name, held.node) for name, held in names.items() if held.cookie > cookie]
 
     def check_room(self) -> None:
         """ENFILE: no further file can be held."""
@@ -68,10 +72,9 @@ class Held:
         names = self.directories.setdefault(directory, {})
         if name in names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        self._cookie += 1
-        names[name] = Name(self._cookie, node)
+        names[name] = Name(next(self._cookies), node)
         paths = self._paths.setdefault(node.id, [])
-        paths.append(_joined(directory, name))
+        paths.append(joined(directory, name))
         if node.parent is None:
             node.path = paths[0]
 
@@ -82,7 +85,7 @@ class Held:
         if not names:
             del self.directories[directory]
         paths = self._paths[node.id]
-        paths.remove(_joined(directory, name))
+        paths.remove(joined(directory, name))
         if not paths:
             del self._paths[node.id]
         elif node.parent is None:
@@ -98,9 +101,9 @@ class Held:
     def below(self, directory: WorkspacePath) -> Iterator[tuple[WorkspacePath, Node]]:
         """Path and node of everything that is held in the directory or deeper."""
         for above, names in self.directories.items():
-            if _is_below(above, directory):
+            if is_below(above, directory):
                 for name, held in names.items():
-                    yield _joined(above, name), held.node
+                    yield joined(above, name), held.node
 
     def move(self, old: WorkspacePath, new: WorkspacePath, *, exchange: bool = False) -> None:
         """A directory goes by another path now: what is held in it goes along."""
@@ -109,7 +112,7 @@ class Held:
         self._put(replaced, new, old)
 
     def _cut(self, path: WorkspacePath) -> dict[WorkspacePath, dict[bytes, Name]]:
-        found = [above for above in self.directories if _is_below(above, path)]
+        found = [above for above in self.directories if is_below(above, path)]
         return {above: self.directories.pop(above) for above in found}
 
     def _put(self, moved: dict[WorkspacePath, dict[bytes, Name]], old: WorkspacePath, new: WorkspacePath) -> None:
@@ -118,7 +121,7 @@ class Held:
             self.directories[there] = names
             for name, held in names.items():
                 paths = self._paths[held.node.id]
-                paths[paths.index(_joined(above, name))] = _joined(there, name)
+                paths[paths.index(joined(above, name))] = joined(there, name)
                 if held.node.parent is None:
                     held.node.path = paths[0]
 
@@ -129,24 +132,26 @@ class Held:
             for name, held in names.items():
                 # What was linked into the source is not apart any more, only this name of it.
                 size = os.fstat(held.node.pin).st_size if held.node.pin >= 0 else 0
-                lines.append(f"temporary\t{size}\t{_printable(_joined(above, name))}\n")
+                lines.append(f"temporary\t{size}\t{printable(joined(above, name))}\n")
         return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def _joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
+def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
+    """The path of a name in a directory."""
     text = os.fsdecode(name)
     return WorkspacePath(f"{directory}/{text}" if directory else text)
 
 
-def _is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
+def is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
+    """Whether the path is the directory's or lies below it."""
     return not directory or path == directory or path.startswith(f"{directory}/")
 
 
-def _printable(path: str) -> str:
+def printable(path: str) -> str:
     """The path on one line: backslashes and control characters as in a Python string."""
     return "".join(repr(each)[1:-1] if each == "\\" or each < " " or each == "\x7f" else each for each in path)
 
 
-def is_held(cookie: int) -> bool:
-    """Whether the cookie is one of a held name's."""
+def is_behind(cookie: int) -> bool:
+    """Whether a reader of a directory is behind the source's own names."""
     return FIRST_COOKIE < cookie < LAST_COOKIE

@@ -18,7 +18,6 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import Core, Header, Reply
 from bonobofs.fuse.descriptors import R, W
-from bonobofs.fuse.held import is_held
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
 from bonobofs.request import EXISTS, HEAD_BYTES, Facts, Kind, Operation, Request, WorkspacePath
@@ -30,8 +29,12 @@ _SYMLINKS: Final = 2 << 128
 
 
 class End(NamedTuple):
-    """One end of a rename: the directory, the name in it, and what lies there in the source."""
+    """One end of a rename: the directory, the name in it, and what lies there.
 
+    `shown` is the directory in which the caller sees the name; it lies in `parent`, there or beside it.
+    """
+
+    shown: Node
     parent: Node
     directory: int
     name: bytes
@@ -52,12 +55,6 @@ class Holding(Core):
         attr = self._attr(node, self._backing.stat(node))
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
 
-    def _held_listing(self, parent: Node, cookie: int) -> list[tuple[bytes, int, Node]]:
-        """Name, cookie and node of the held names that a listing of the directory has after this cookie."""
-        after = cookie if is_held(cookie) else 0
-        listing = self._held.listing(self._inodes.path(parent), after)
-        return [(name, held.cookie, held.node) for name, held in listing]
-
     # -- made
 
     def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> Node:
@@ -65,7 +62,7 @@ class Holding(Core):
         above = self._free(parent, directory, name)
         self._held.check_room()
         fd = self._backing.create_nameless(directory, mode, leave)
-        node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name))
+        node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._backing)
         self._backing.hold_nameless(node, fd, R | W)
         node.apart = Apart.TEMPORARY
         self._held.add(above, name, node)
@@ -77,7 +74,9 @@ class Holding(Core):
         above = self._free(parent, directory, name)
         self._held.check_room()
         fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), leave)
-        node = self._inodes.adopt(_SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name))
+        node = self._inodes.adopt(
+            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing
+        )
         self._backing.hold_nameless(node, fd, 0)
         node.apart = Apart.TEMPORARY
         self._held.add(above, name, node)
@@ -115,6 +114,7 @@ class Holding(Core):
     # -- linked
 
     def _link_held(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+        self._check_in_source(parent)
         st = self._backing.stat(node)
         path = self._inodes.path(node)
         if not self._held.names(node):
@@ -139,6 +139,11 @@ class Holding(Core):
                 self._did_name(parent, name, node.ino)
                 self._did(node)
         return self._held_entry(node)
+
+    def _check_in_source(self, directory: Node) -> None:
+        """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
+        if directory.apart:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     def _named(self, node: Node, parent: Node, name: bytes) -> None:
         """The held file lies in the source now, under this name."""
@@ -168,6 +173,7 @@ class Holding(Core):
             return False
         if moving is over:
             return True
+        self._check_in_source(target.parent)
         self._settle_run(moving)
         st = self._backing.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
@@ -245,9 +251,9 @@ class Holding(Core):
     def _replaced_symlink(self, node: Node, target: End) -> None:
         """A symlink cannot be moved in: the one in the source is another, and the node goes on as that one."""
         st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
-        node.apart = Apart.NO
         self._backing.unpin(node)
-        self._inodes.rehome(node, st.st_ino, target.parent, target.name)
+        self._inodes.renumber(node, st.st_ino, self._backing)
+        self._inodes.rename(node, target.parent, target.name)
         self._notices.inode(node.id, -1, 0)
 
     def _held_moved(self, source: End, target: End, *, exchange: bool) -> None:

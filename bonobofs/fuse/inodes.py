@@ -12,11 +12,11 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from bonobofs.decision import Apart
 from bonobofs.fuse.protocol import ROOT_ID
 from bonobofs.request import Kind, WorkspacePath
 
 if TYPE_CHECKING:
+    from bonobofs.fuse.backing import Backing
     from bonobofs.guard import Run
 
 KINDS: Final = {
@@ -42,7 +42,8 @@ class Node:
     until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
     `fresh` is a file made through this mount that has been given no attribute since.
-    `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are.
+    `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are, and `layer` what
+    reaches them there; `ino` is its inode number, moved to a range of the layer's own.
     `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
     """
 
@@ -60,6 +61,7 @@ class Node:
         "ino",
         "is_dir",
         "kind",
+        "layer",
         "lookups",
         "name",
         "parent",
@@ -72,8 +74,10 @@ class Node:
         "used",
     )
 
-    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind) -> None:
+    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> None:
         self.id = node_id
+        self.layer = layer
+        self.apart = layer.apart
         self.ino = ino
         self.parent = parent
         self.name = name
@@ -83,7 +87,6 @@ class Node:
         self.fd = -1
         self.pin = -1
         self.access = 0
-        self.apart = Apart.NO
         self.held = False
         self.fresh = False
         self.doubted = False
@@ -101,20 +104,32 @@ class Node:
 class Inodes:
     """The table of nodes, by node id and by inode number."""
 
-    def __init__(self, root_ino: int) -> None:
-        self.root = Node(ROOT_ID, root_ino, None, b"", Kind.DIRECTORY)
-        self.root.lookups = 1
-        self.by_id: dict[int, Node] = {ROOT_ID: self.root}
-        self._by_ino: dict[int, Node] = {root_ino: self.root}
+    def __init__(self) -> None:
+        self.by_id: dict[int, Node] = {}
+        self._by_ino: dict[int, Node] = {}
         self._next_id = ROOT_ID + 1
         self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
         self.moved: Callable[[Node, bytes], None] = lambda _parent, _name: None
         """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
         self._epoch = 0
 
-    def find(self, ino: int) -> Node | None:
-        """The node that the kernel knows for this inode number."""
-        return self._by_ino.get(ino)
+    @property
+    def root(self) -> Node:
+        """The node of the mount's root."""
+        return self.by_id[ROOT_ID]
+
+    def top(self, number: int, layer: Backing) -> Node:
+        """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
+        if ROOT_ID in self.by_id:
+            return self.adopt(number, Kind.DIRECTORY, WorkspacePath(""), layer)
+        node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, layer)
+        node.lookups = 1
+        self.by_id[ROOT_ID] = self._by_ino[number] = node
+        return node
+
+    def find(self, number: int) -> Node | None:
+        """The node that the kernel knows by this number."""
+        return self._by_ino.get(number)
 
     def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """The node for `name` in `parent`, which `st` was just read from, with one more reference by the kernel.
@@ -122,10 +137,10 @@ class Inodes:
         An inode number that is known under another name, of a file that has only one, was moved behind the mount or
         used again; which of the two cannot be told, and in doubt it is another node.
         """
-        ino = st.st_ino
-        node = self._by_ino.get(ino)
+        number = st.st_ino + parent.layer.numbers
+        node = self._by_ino.get(number)
         if node is None:
-            node = self._new(ino, parent, name, kind_of(st.st_mode))
+            node = self._new(number, parent, name, kind_of(st.st_mode), parent.layer)
         elif node.parent is None and (node.pin >= 0 or node.held):
             node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
         elif node.parent is not parent or node.name != name:
@@ -146,40 +161,41 @@ class Inodes:
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
         node = self._by_ino.get(key)
         if node is None:
-            node = self._new(key, parent, name, Kind.DIRECTORY)
+            node = self._new(key, parent, name, Kind.DIRECTORY, parent.layer)
             node.covered = True
         node.parent, node.name = parent, name
         node.lookups += 1
         return node
 
-    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind) -> Node:
-        node = Node(self._next_id, ino, parent, name, kind)
+    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> Node:
+        node = Node(self._next_id, ino, parent, name, kind, layer)
         self._next_id += 1
         self.by_id[node.id] = node
         self._by_ino[ino] = node
         return node
 
-    def adopt(self, number: int, kind: Kind, path: WorkspacePath) -> Node:
-        """A node without a name in the source, for what is shown at `path`; one reference is the caller's own."""
-        node = self._new(number, None, b"", kind)
+    def adopt(self, number: int, kind: Kind, path: WorkspacePath, layer: Backing) -> Node:
+        """A node that has no name below, for what is shown at `path`; one reference is the caller's own."""
+        node = self._new(number, None, b"", kind, layer)
         node.path = path
         node.lookups = 1
         return node
 
-    def rehome(self, node: Node, number: int, parent: Node, name: bytes) -> None:
-        """The node goes on as another inode, under this name."""
+    def renumber(self, node: Node, number: int, layer: Backing) -> None:
+        """The node goes on as another inode, of this layer."""
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
         node.ino = number
-        node.generation = -1
+        node.generation = node.told = -1
+        node.layer = layer
+        node.apart = layer.apart
         self._by_ino[number] = node
-        self.rename(node, parent, name)
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         if old.parent is not None:
             self.moved(old.parent, old.name)
         self.cut_off(old)
-        return self._new(st.st_ino, parent, name, kind_of(st.st_mode))
+        return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.layer)
 
     def cut_off(self, node: Node) -> None:
         """Nothing in the source is this node any more; the kernel may still hold it, by its id."""

@@ -9,14 +9,15 @@ from bonobofs.decision import Apart
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
-from bonobofs.fuse.holding import End, Holding
+from bonobofs.fuse.holding import End
 from bonobofs.fuse.inodes import Node, kind_of
-from bonobofs.fuse.noticing import UNTOLD, told_by
-from bonobofs.guard import Part
-from bonobofs.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.fuse.noticing import UNTOLD
+from bonobofs.fuse.scratching import Scratching
+from bonobofs.guard import Elsewhere, Part
+from bonobofs.request import Facts, Kind, Operation, Request
 
 
-class Names(Holding):
+class Names(Scratching):
     """Handlers that change directories."""
 
     def _changing_names(self) -> dict[int, Handler]:
@@ -43,13 +44,15 @@ class Names(Holding):
         parent, directory = self._changing(header, Operation.MKDIR, name)
         request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         groups = self._groups(header, body)
-        with self._guard.admit(request, caller=self._caller(header)) as leave:
+        with self._guard.admit(request, caller=self._caller(header), apart=None) as leave:
+            home, directory = self._home(parent, directory, name, leave)
             try:
                 self._act_as(header, groups, umask)
-                self._backing.mkdir(directory, name, mode & 0o7777, leave)
+                home.layer.mkdir(directory, name, mode & 0o7777, leave)
             finally:
                 self._backing.act_as_self()
-        return self._made(parent, directory, name)
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
 
     def _mknod(self, header: Header, body: memoryview) -> Reply:
         mode, device, umask, _ = p.MKNOD_IN.unpack_from(body)
@@ -62,16 +65,17 @@ class Names(Holding):
         if kind is Kind.FILE:
             facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
         groups = self._groups(header, body)
-        apart = None if kind is Kind.FILE else Apart.NO
-        with self._guard.admit(request, facts, caller=self._caller(header), apart=apart) as leave:
+        with self._guard.admit(request, facts, caller=self._caller(header), apart=None) as leave:
+            home, directory = self._home(parent, directory, name, leave)
             try:
                 self._act_as(header, groups, umask)
-                if leave.apart:
+                if leave.apart is Apart.TEMPORARY:
                     return self._held_entry(self._hold_file(parent, directory, name, mode & 0o7777, leave))
-                self._backing.mknod(directory, name, mode, p.unpack_rdev(device), leave)
+                home.layer.mknod(directory, name, mode, p.unpack_rdev(device), leave)
             finally:
                 self._backing.act_as_self()
-        return self._made(parent, directory, name)
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
 
     def _symlink(self, header: Header, body: memoryview) -> Reply:
         name, target = p.strings(body, 2)
@@ -82,39 +86,56 @@ class Names(Holding):
         with self._guard.admit(
             request, Facts(target=text), caller=self._caller(header), details={"target": text}, apart=None
         ) as leave:
-            if leave.apart:
+            home, directory = self._home(parent, directory, name, leave)
+            if leave.apart is Apart.TEMPORARY:
                 return self._held_entry(self._hold_symlink(header, parent, directory, name, target, leave))
             try:
                 self._act_as(header, groups, 0)
-                self._backing.symlink(directory, name, target, leave)
+                home.layer.symlink(directory, name, target, leave)
             finally:
                 self._backing.act_as_self()
-        return self._made(parent, directory, name)
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
 
     def _link(self, header: Header, body: memoryview) -> Reply:
         (old_id,) = p.LINK_IN.unpack_from(body)
         (name,) = p.strings(body[p.LINK_IN.size :], 1)
         parent, directory = self._changing(header, Operation.LINK, name)
         node = self._changed(header, Operation.LINK, old_id)
-        if node.apart:
+        if node.apart is Apart.TEMPORARY:
             return self._link_held(header, node, parent, directory, name)
-        st = self._backing.stat(node, changing=True)
+        try:
+            return self._link_node(header, node, parent, directory, name)
+        except Elsewhere:
+            if self._raise(header, node) is None:
+                raise
+            return self._link_node(header, node, parent, directory, name)
+
+    def _link_node(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+        st = node.layer.stat(node, changing=True)
         self._see(node, st)
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         kind = kind_of(st.st_mode)
         old = Request(Operation.LINK, self._inodes.path(node), kind)
         new = Request(Operation.LINK, self._inodes.join(parent, name), kind)
-        facts = self._appearing(self._backing.directory(node.parent), node.name, st, new)
+        facts = self._appearing(node.layer.directory(node.parent), node.name, st, new)
         admission = self._guard.admit(
-            new, facts, Part(old, facts), caller=self._caller(header), details={"from": old.path}
+            new,
+            facts,
+            Part(old, facts, node.apart),
+            caller=self._caller(header),
+            details={"from": old.path},
+            apart=node.apart,
         )
         with admission as leave:
-            self._backing.link(node, directory, name, leave)
+            home, directory = self._home(parent, directory, name, leave)
+            node.layer.link(node, directory, name, leave)
+            self._appeared(parent, home, name)
         node.told = UNTOLD
         self._inodes.note_link(node.ino, node.parent, node.name)
-        self._inodes.note_link(node.ino, parent, name)
-        return self._made(parent, directory, name)
+        self._inodes.note_link(node.ino, home, name)
+        return self._made(home, directory, name)
 
     def _unlink(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
@@ -122,24 +143,29 @@ class Names(Holding):
         if held := self._held_at(parent, name):
             self._unlink_held(header, parent, name, held)
             return NOTHING
+        where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
-        with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
-            node = self._leaving(parent, directory, name, st)
-            self._or_stays(node, lambda: self._backing.unlink(directory, name, leave))
-        self._left(node, parent, name, st)
+        with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
+            node = self._leaving(where, directory, name, st)
+            self._or_stays(node, lambda: self._remove(where, leave, lambda: where.layer.unlink(directory, name, leave)))
+        self._left(node, where, name, st)
+        self._vanished(parent, name, leave)
         return NOTHING
 
     def _rmdir(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         parent, directory = self._changing(header, Operation.RMDIR, name)
+        where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
-        with self._guard.admit(request, LEAVES, caller=self._caller(header)) as leave:
-            self._check_none_held(request.path)
-            node = self._leaving(parent, directory, name, st)
-            self._or_stays(node, lambda: self._backing.rmdir(directory, name, leave))
-        self._left(node, parent, name, st)
+        with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
+            self._check_shown_empty(where, directory, name, request.path, leave)
+            node = self._leaving(where, directory, name, st)
+            self._or_stays(node, lambda: self._remove(where, leave, lambda: where.layer.rmdir(directory, name, leave)))
+            self._scratch.discard(request.path, leave)
+        self._left(node, where, name, st)
+        self._vanished(parent, name, leave)
         return NOTHING
 
     def _rename_plain(self, header: Header, body: memoryview) -> Reply:
@@ -160,82 +186,44 @@ class Names(Holding):
             return NOTHING
         if source.st is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        over = target.st
-        exchange = bool(flags & system.RENAME_EXCHANGE)
-        same = over is not None and (over.st_ino, over.st_dev) == (source.st.st_ino, source.st.st_dev)
-        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        parts = self._moving(source, source.st, target.path)
+        if source.parent.apart or target.parent.apart:
+            return self._rename_in_scratch(header, source, target, flags)
+        try:
+            return self._rename_in_source(header, source, source.st, target, flags)
+        except Elsewhere:
+            return self._rename_in_scratch(header, source, target, flags)
+
+    def _rename_in_source(self, header: Header, source: End, st: os.stat_result, target: End, flags: int) -> Reply:
+        over, exchange = target.st, bool(flags & system.RENAME_EXCHANGE)
+        same = over is not None and (over.st_ino, over.st_dev) == (st.st_ino, st.st_dev)
+        request = Request(Operation.RENAME, source.path, kind_of(st.st_mode))
+        parts = self._moving(source, st, target.path)
         if over is not None:
             parts += self._giving_way(target, over, source, exchange=exchange)
+        if exchange:
+            self._check_none_beside(source.path, target.path)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
-            moved, other = self._settled(source.st), None
+            moved, other = self._settled(source.parent, st), None
             if over is not None and exchange:
-                other = self._settled(over)
+                other = self._settled(target.parent, over)
             elif over is not None and not same:
-                self._check_none_held(target.path)
-                other = self._leaving(target.parent, target.directory, new, over)
-            ends = source.directory, old, target.directory, new
+                self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
+                other = self._leaving(target.parent, target.directory, target.name, over)
+            ends = source.directory, source.name, target.directory, target.name
             self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
         if not same:
-            self._renamed(source, moved, target, other, exchange=exchange)
+            self._renamed(source, st, moved, target, target, other, exchange=exchange)
             self._held_moved(source, target, exchange=exchange)
+            self._scratch_moved(source, target, leave, exchange=exchange)
         return NOTHING
-
-    def _renamed(self, source: End, moved: Node | None, target: End, other: Node | None, *, exchange: bool) -> None:
-        assert source.st is not None
-        if target.st is not None and exchange:
-            self._moved(other, target, source, target.st.st_ino)
-        else:
-            self._did_name(source.parent, source.name, 0)
-        if target.st is not None and not exchange:
-            self._left(other, target.parent, target.name, target.st)
-        self._moved(moved, source, target, source.st.st_ino)
-
-    def _giving_way(self, target: End, over: os.stat_result, source: End, *, exchange: bool) -> list[Part]:
-        """What becomes of that which has the new name."""
-        leaving = LEAVES if exchange else EXISTS
-        parts = [Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving)]
-        return parts + self._moving(target, over, source.path) if exchange else parts
 
     def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._changing(header, Operation.RENAME, name)
+        where = parent
         try:
+            where, directory = self._where(parent, directory, name)
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             st = None
-        return End(parent, directory, name, self._inodes.join(parent, name), st)
-
-    def _moving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> list[Part]:
-        """What appears at `path` when the origin moves there: itself, and everything below a directory.
-
-        Each thing below leaves one path and appears at another, and both are judged.
-        """
-        kind = kind_of(st.st_mode)
-        request = Request(Operation.RENAME, path, kind)
-        parts = [Part(request, self._appearing(origin.directory, origin.name, st, request))]
-        if kind is not Kind.DIRECTORY:
-            return parts
-        if self._held.directories:
-            parts += self._held_moving(origin, path)
-        for below in self._backing.walk(origin.directory, origin.name):
-            kind = kind_of(below.st.st_mode)
-            leaving = WorkspacePath(f"{origin.path}/{below.path}")
-            parts.append(Part(Request(Operation.RENAME, leaving, kind), LEAVES))
-            request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
-            parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request)))
-        return parts
-
-    def _moved(self, node: Node | None, origin: End, target: End, ino: int) -> None:
-        self._did_name(target.parent, target.name, ino)
-        if node is None:
-            return
-        try:
-            node.told = told_by(os.stat(target.name, dir_fd=target.directory, follow_symlinks=False))
-        except OSError:
-            node.told = UNTOLD
-        if node.parent is origin.parent and node.name == origin.name:
-            self._inodes.rename(node, target.parent, target.name)
-        else:
-            self._inodes.drop_link(node.ino, origin.parent, origin.name)
-            self._inodes.note_link(node.ino, target.parent, target.name)
+        return End(parent, where, directory, name, self._inodes.join(parent, name), st)

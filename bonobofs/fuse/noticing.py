@@ -204,7 +204,7 @@ class Noticing:
         """Compare some of the nodes that wait for it."""
         for _ in range(min(len(self._anew), _AT_ONCE)):
             node = self._anew.pop()
-            if self._inodes.by_id.get(node.id) is not node or node.parent is None or node.covered:
+            if self._inodes.by_id.get(node.id) is not node or node.parent is None or node.covered or node.apart:
                 continue
             path = self._inodes.path(node)
             try:

@@ -15,6 +15,7 @@ from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.names import Names
 from bonobofs.fuse.reading import Reading
+from bonobofs.fuse.scratch import Scratch
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 
@@ -23,10 +24,17 @@ class Operations(Reading, Attributes, Names):
     """The handlers of one mount, by opcode."""
 
     def __init__(
-        self, inodes: Inodes, backing: Backing, held: Held, guard: Guard, files: Virtual, notices: Notices
+        self,
+        inodes: Inodes,
+        backing: Backing,
+        held: Held,
+        scratch: Scratch,
+        guard: Guard,
+        files: Virtual,
+        notices: Notices,
     ) -> None:
-        super().__init__(inodes, backing, held, guard, files, notices)
-        backing.lost = self._look_again
+        super().__init__(inodes, backing, held, scratch, guard, files, notices)
+        backing.lost = scratch.layer.lost = self._look_again
         inodes.moved = lambda parent, name: notices.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
@@ -40,9 +48,18 @@ class Operations(Reading, Attributes, Names):
         if node.parent is not None:
             self._notices.entry(node.parent.id, node.name)
 
+    def begin(self, now: float) -> None:
+        """A request begins at this time."""
+        self._backing.begin(now)
+        if self._scratch.directories:
+            self._scratch.layer.begin(now)
+
     def relieve(self) -> None:
         """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
         crowded = self._backing.crowded()
+        if self._scratch.directories:
+            self._scratch.layer.after()
+            crowded += self._scratch.layer.crowded()
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
             self._notices.prune([node.id for node in crowded], names)
@@ -52,3 +69,4 @@ class Operations(Reading, Attributes, Names):
         self._callers.clear()
         self._backing.note_mounts()
         self._backing.drop_quiet()
+        self._scratch.layer.drop_quiet()

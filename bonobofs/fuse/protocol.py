@@ -299,6 +299,11 @@ def with_links(attr: bytes, links: int) -> bytes:
     return attr[:_LINKS_AT] + links.to_bytes(4, sys.byteorder) + attr[_LINKS_AT + 4 :]
 
 
+def with_number(attr: bytes, number: int) -> bytes:
+    """`fuse_attr` as it is, with another inode number."""
+    return number.to_bytes(8, sys.byteorder) + attr[8:]
+
+
 def unpack_rdev(rdev: int) -> int:
     """The kernel's 32-bit device number (new_encode_dev) as `os.mknod` takes it."""
     return os.makedev((rdev >> 8) & 0xFFF, (rdev & 0xFF) | ((rdev >> 12) & 0xFFF00))

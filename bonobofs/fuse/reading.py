@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bonobofs.decision import as_document
@@ -13,10 +14,11 @@ from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Entry
 from bonobofs.fuse.core import NOTHING, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, stale
-from bonobofs.fuse.held import is_held
-from bonobofs.fuse.holding import Holding
+from bonobofs.fuse.held import is_behind
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
+from bonobofs.fuse.scratch import Beside
+from bonobofs.fuse.scratching import Scratching
 from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
@@ -24,11 +26,10 @@ WHY: Final = b"user.bonobofs.why"
 """The extended attribute that says whether a path may be written, and if not, why."""
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
-_TYPES: Final = {Kind.FILE: 8, Kind.SYMLINK: 10}
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
-class Reading(Holding):
+class Reading(Scratching):
     """Handlers that change nothing."""
 
     _buffer: Final = memoryview(bytearray(p.MAX_WRITE))
@@ -74,8 +75,10 @@ class Reading(Holding):
         p.checked_name(name)
         if self._held.directories and (held := self._held_at(parent, name)):
             return self._held_entry(held)
+        if self._scratch.directories and (entry := self._lookup_beside(parent, name)) is not None:
+            return entry
         try:
-            st = self._backing.stat_entry(parent, name)
+            st = parent.layer.stat_entry(parent, name)
         except FileNotFoundError:
             return self._no_entry
         return self._entry(parent, name, st)
@@ -105,7 +108,7 @@ class Reading(Holding):
         if header.node_id >= virtual.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
-        st = self._backing.status(node)
+        st = node.layer.status(node)
         self._see(node, st)
         return self._attr_times + self._attr(node, st)
 
@@ -118,7 +121,8 @@ class Reading(Holding):
     def _readlink(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual.FIRST_ID:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return self._backing.readlink(self._node(header.node_id))
+        node = self._node(header.node_id)
+        return node.layer.readlink(node)
 
     def _read(self, header: Header, body: memoryview) -> Reply:
         _, offset, size, _, _, _, _ = p.READ_IN.unpack_from(body)
@@ -127,7 +131,8 @@ class Reading(Holding):
                 return self._virtual.read(header.node_id, offset, size)
             except KeyError:
                 raise stale() from None
-        fd = self._backing.file(self._node(header.node_id), R)
+        node = self._node(header.node_id)
+        fd = node.layer.file(node, R)
         if size >= Stretch.SHORTEST:
             length = min(size, os.fstat(fd).st_size - offset)
             if length >= Stretch.SHORTEST:
@@ -146,7 +151,8 @@ class Reading(Holding):
             if not 0 <= offset < size:
                 raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
             return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)
-        return p.LSEEK_OUT.pack(os.lseek(self._backing.file(self._node(header.node_id), R), offset, whence))
+        node = self._node(header.node_id)
+        return p.LSEEK_OUT.pack(os.lseek(node.layer.file(node, R), offset, whence))
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
         self._backing.close_released()
@@ -160,19 +166,68 @@ class Reading(Holding):
         _, cookie, size, _, _, _, _ = p.READ_IN.unpack_from(body)
         if header.node_id >= virtual.FIRST_ID:
             return self._read_virtual(header.node_id, cookie)
-        out = bytearray()
         node = self._node(header.node_id)
         if node.covered:
             return NOTHING
+        beside = self._scratch.beside(node)
+        while not is_behind(cookie) and (found := node.layer.entries(node, cookie, size)):
+            out = self._packed(node, self._over(node, beside, found), size)
+            if out:
+                return out
+            cookie = found[-1][1]
+        return self._packed(node, self._behind(node, cookie), size)
+
+    def _over(self, node: Node, beside: Beside | None, found: list[Entry]) -> list[Entry]:
+        """Entries of a directory, with what lies beside it in the place of what that hides."""
+        if node.apart:
+            return [self._shown_above(node, entry) if entry[3] == b".." else entry for entry in found]
+        if beside is None:
+            return found
+        shown = []
+        for entry in found:
+            name = entry[3]
+            if name in beside.names:
+                st = self._scratch.layer.stat_entry(beside.upper, name)
+                shown.append((st.st_ino, entry[1], st.st_mode >> 12, name))
+            elif name not in beside.gone:
+                shown.append(entry)
+        return shown
+
+    def _shown_above(self, node: Node, entry: Entry) -> Entry:
+        """The entry `..` of a directory of the layer, which may be shown in one of the source."""
+        if node.parent is None or not self._scratch.is_counterpart(node.parent):
+            return entry
+        path = os.fsencode(self._inodes.path(node.parent)) or b"."
+        return (os.stat(path, dir_fd=self._backing.root).st_ino, *entry[1:])
+
+    def _packed(self, node: Node, found: Iterable[Entry], size: int) -> bytes:
+        out = bytearray()
         at_root = node.id == p.ROOT_ID
-        found = self._backing.entries(node, cookie, size) if not is_held(cookie) else []
-        for ino, following, kind, name in found or self._held_entries(node, cookie):
+        for ino, following, kind, name in found:
             if at_root and name == virtual.NAME:
                 continue
             if len(out) + 24 + len(name) + 7 > size:
                 break
             out += p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, len(name), kind) + name + bytes(-len(name) & 7)
         return bytes(out)
+
+    def _behind(self, node: Node, cookie: int) -> Iterator[Entry]:
+        """What a listing shows behind the source's own names, after this cookie, as entries like those."""
+        after = cookie if is_behind(cookie) else 0
+        places: list[tuple[int, bytes, Node | None]] = []
+        if self._held.directories:
+            places += self._held.listing(self._inodes.path(node), after)
+        beside = self._scratch.beside(node)
+        if beside is not None:
+            places += [(place, name, None) for name, place in beside.names.items() if place > after]
+            places.sort(key=_place)
+        for place, name, held in places:
+            if held is not None:
+                st = held.layer.stat(held)
+            else:
+                assert beside is not None
+                st = self._scratch.layer.stat_entry(beside.upper, name)
+            yield st.st_ino, place, st.st_mode >> 12, name
 
     def _read_virtual(self, node_id: int, cookie: int) -> bytes:
         if node_id != virtual.DIRECTORY_ID:
@@ -191,13 +246,18 @@ class Reading(Holding):
         node = self._node(header.node_id)
         if node.covered:
             return NOTHING
+        beside = self._scratch.beside(node)
+        while not is_behind(cookie) and (found := node.layer.entries(node, cookie, max(size // 4, 1024))):
+            out = self._packed_plus(node, beside, self._over(node, beside, found), size)
+            if out:
+                return out
+            cookie = found[-1][1]
+        return self._packed_behind_plus(node, beside, cookie, size)
+
+    def _packed_plus(self, node: Node, beside: Beside | None, found: list[Entry], left: int) -> bytes:
         at_root = node.id == p.ROOT_ID
-        found = self._backing.entries(node, cookie, max(size // 4, 1024)) if not is_held(cookie) else []
-        if not found and self._held.directories:
-            return self._read_held_plus(node, cookie, size)
         directory = node.fd
         out: list[bytes] = []
-        left = size
         for ino, following, kind, name in found:
             length = len(name)
             left -= _PLUS + ((length + 7) & ~7)
@@ -209,30 +269,30 @@ class Reading(Holding):
                 if at_root and name == virtual.NAME:
                     continue
                 try:
-                    out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
+                    if beside is not None and name in beside.names:
+                        out.append(self._entry_beside(beside, name))
+                    else:
+                        out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
                 except OSError:
                     out.append(_DOT_ENTRY)  # gone, or not to be seen: a lookup will tell
             out.append(p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, length, kind))
             out.append(name + bytes(-length & 7))
         return b"".join(out)
 
-    def _held_entries(self, node: Node, cookie: int) -> list[Entry]:
-        """The held names of a directory as its other entries are; they come after those."""
-        return [
-            (self._backing.stat(held).st_ino, number, _TYPES[held.kind], name)
-            for name, number, held in self._held_listing(node, cookie)
-        ]
-
-    def _read_held_plus(self, node: Node, cookie: int, size: int) -> bytes:
+    def _packed_behind_plus(self, node: Node, beside: Beside | None, cookie: int, left: int) -> bytes:
         out: list[bytes] = []
-        for name, number, held in self._held_listing(node, cookie):
+        for ino, following, kind, name in self._behind(node, cookie):
             length = len(name)
-            size -= _PLUS + ((length + 7) & ~7)
-            if size < 0:
+            left -= _PLUS + ((length + 7) & ~7)
+            if left < 0:
                 break
-            entry = self._held_entry(held)
-            ino = self._backing.stat(held).st_ino
-            out.append(entry + p.DIRENT.pack(ino, number, length, _TYPES[held.kind]) + name + bytes(-length & 7))
+            held = self._held_at(node, name)
+            if held is not None:
+                out.append(self._held_entry(held))
+            else:
+                assert beside is not None
+                out.append(self._entry_beside(beside, name))
+            out.append(p.DIRENT.pack(ino, following, length, kind) + name + bytes(-length & 7))
         return b"".join(out)
 
     def _read_virtual_plus(self, node_id: int, cookie: int) -> bytes:
@@ -254,7 +314,7 @@ class Reading(Holding):
         if node.run is not None:
             self._guard.settle(node.id)
         self._guard.trail.sync()
-        self._backing.sync(node, data_only=bool(flags & 1))
+        node.layer.sync(node, data_only=bool(flags & 1))
         return NOTHING
 
     def _getxattr(self, header: Header, body: memoryview) -> Reply:
@@ -262,16 +322,16 @@ class Reading(Holding):
         (name,) = p.strings(body[p.GETXATTR_IN.size :], 1)
         if header.node_id >= virtual.FIRST_ID:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-        node = self._node(header.node_id)
+        node = self._dressed(self._node(header.node_id))
         if node.fresh and name == _CAPABILITY:
             raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
-        value = self._why(node) if name == WHY else self._backing.get_xattr(node, name)
+        value = self._why(node) if name == WHY else node.layer.get_xattr(node, name)
         return _sized(value, size)
 
     def _why(self, node: Node) -> bytes:
         """The decision about writing the node's path, as JSON: what a program can ask before it tries."""
         path = self._inodes.path(node)
-        st = self._backing.stat(node)
+        st = node.layer.stat(node)
         kind = kind_of(st.st_mode)
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
         facts = NO_FACTS if node.apart else EXISTS
@@ -284,10 +344,15 @@ class Reading(Holding):
         size, _ = p.GETXATTR_IN.unpack_from(body)
         if header.node_id >= virtual.FIRST_ID:
             return _sized(b"", size)
-        found = self._backing.list_xattrs(self._node(header.node_id))
+        node = self._dressed(self._node(header.node_id))
+        found = node.layer.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
         return _sized(b"".join(os.fsencode(name) + b"\0" for name in found), size)
+
+
+def _place(entry: tuple[int, bytes, Node | None]) -> int:
+    return entry[0]
 
 
 def _sized(value: bytes, size: int) -> bytes:

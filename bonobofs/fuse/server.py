@@ -14,12 +14,14 @@ import signal
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit import recovery, strays
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.recovery import Difference
+from bonobofs.decision import Apart
 from bonobofs.errors import BonobofsError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
@@ -28,14 +30,16 @@ from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.hearing import Hearing
-from bonobofs.fuse.held import Held
+from bonobofs.fuse.held import FIRST_COOKIE, Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy, describe
 from bonobofs.request import Agent
+from bonobofs.state import scratch as layers
 from bonobofs.state.turns import Turns
 
 TIDY: Final = 1.0
@@ -60,10 +64,10 @@ class Server:
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
         self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True, holds_apart=True)
-        inodes = Inodes(os.fstat(self._root).st_ino)
+        inodes = Inodes()
         limit = _raise_limit()
         self._backing: Final = Backing(self._root, inodes, cache=min(limit // 4, _MOST_CACHED))
-        held = Held(config["session_dir"], limit // 2)
+        held, scratch = self._apart(inodes, limit)
         self._backing.note_mounts()
         self._diagnostics: Final = Diagnostics()
         self._ending = 0.0
@@ -79,7 +83,7 @@ class Server:
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
                 b"denials.jsonl": self._denials,
                 b"whoami.json": lambda: self._whoami(agent),
-                b"scratch": held.describe,
+                b"scratch": lambda: held.describe() + scratch.describe(),
             }
         )
         self._fd = mount(
@@ -94,6 +98,7 @@ class Server:
             inodes,
             self._backing,
             held,
+            scratch,
             self._guard,
             virtual,
             self._transport.notices,
@@ -105,6 +110,15 @@ class Server:
             companion, standing.watch, self._operations, self._guard, config, self._diagnostics
         )
         self._synced = threading.Event()
+
+    def _apart(self, inodes: Inodes, limit: int) -> tuple[Held, Scratch]:
+        """What will be held, and the scratch layer. `limit` is how many descriptors may be open."""
+        directory, cookies = Path(self._config["session_dir"]), count(FIRST_COOKIE + 1)
+        path = layers.make(directory, keep=self._config.get("keep_scratch", False))
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), apart=Apart.SCRATCH)
+        scratch = Scratch(layer, inodes, Sizes(lambda: self._guard.policy), cookies)
+        return Held(str(directory), limit // 2, cookies), scratch
 
     def _whoami(self, agent: Agent) -> bytes:
         who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
@@ -128,12 +142,13 @@ class Server:
         gc.freeze()
         gc.disable()
         try:
-            hooks = Hooks(self._backing.begin, self._after, self._tidy, self._failed)
+            hooks = Hooks(self._operations.begin, self._after, self._tidy, self._failed)
             self._transport.serve(self._operations.handlers, hooks)
         finally:
             self._transport.close()
             self._hear_the_last()
             self._end_trail()
+            layers.end(Path(self._config["session_dir"]))
 
     def _install_signals(self) -> None:
         signal.set_wakeup_fd(self._transport.waker, warn_on_full_buffer=False)

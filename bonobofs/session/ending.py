@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bonobofs.errors import MountError
 from bonobofs.session import launch
 from bonobofs.session.listing import live_at, was_closed
-from bonobofs.state import mounts, processes
+from bonobofs.state import mounts, processes, scratch
 from bonobofs.state.sessions import Session, lives, load_all, note_ends
 
 SECONDS_TO_SETTLE = 60.0
@@ -51,6 +51,7 @@ def stop(home: Path, mountpoint: Path) -> Ended:
         live = False
     dead = take_off(path)
     _note_ends(home, path)
+    scratch.remove_left_overs(home)
     return Ended(live, dead, closed)
 
 

@@ -22,7 +22,7 @@ from bonobofs.session import launch
 from bonobofs.session.ending import take_off
 from bonobofs.session.listing import live_at, was_closed
 from bonobofs.session.setup import Drawn, choose_policy, draw
-from bonobofs.state import mounts, places, processes
+from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
 from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
 
@@ -41,6 +41,7 @@ class Order(NamedTuple):
     policy: Path | None = None
     transport: str = "auto"
     allow_other: bool = False
+    keep_scratch: bool = False
 
 
 class Mounted(NamedTuple):
@@ -98,6 +99,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     places.check(source, mountpoint, home)
     policy = choose_policy(home, order.policy, source)
     notes += _standing(mountpoint) + _also_mounted(home, source)
+    scratch.remove_left_overs(home)
     earlier, differences = _look_back(home, source, policy.compiled)
     drawn = draw(
         home,
@@ -110,6 +112,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     )
     session = drawn.session
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
+    notes += _cannot_hold(source, policy.compiled)
     config = {
         "source": session.source,
         "mountpoint": session.mountpoint,
@@ -124,6 +127,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "policy_file": str(policy.file),
         "companion": launch.beside(session.source, str(mountpoint)),
         "allow_other": order.allow_other,
+        "keep_scratch": order.keep_scratch,
         "session_dir": str(session_directory(home, session.session)),
         "trail": str(trail_path(home, session.session)),
         "head": str(head_path(home, session.session)),
@@ -201,6 +205,15 @@ def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
     return (
         f"The policy does not define the role {role}, so every change is refused; it defines: "
         f"{', '.join(sorted(policy.roles))}.",
+    )
+
+
+def _cannot_hold(source: Path, policy: Policy) -> tuple[str, ...]:
+    if policy.temporary is None or places.has_nameless_files(source):
+        return ()
+    return (
+        f"The file system of {source} has no files without names (O_TMPFILE), so temporary names cannot be held: to "
+        "make one fails with EOPNOTSUPP.",
     )
 
 

@@ -1,7 +1,7 @@
 """The state directory: where it is, what it must be, and how a document is kept in it.
 
 agents.json             labels, identities and roles (`registry`)
-sessions/UUID/          session.json, policy.json, server.log (`sessions`)
+sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
 trails/UUID.jsonl       the record of one session; UUID.head beside it holds its last number and hash
 policy.toml             the operator's policy, where there is one
 bonobofs.log            what went wrong in a command, with the traceback

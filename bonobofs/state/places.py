@@ -144,3 +144,12 @@ def _check_program(mountpoint: Path) -> None:
 
 def _inside(path: Path, directory: Path) -> bool:
     return path == directory or directory in path.parents
+
+
+def has_nameless_files(directory: Path) -> bool:
+    """Whether the file system of a directory can make files without names (O_TMPFILE); True also in doubt."""
+    try:
+        os.close(os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+    return True

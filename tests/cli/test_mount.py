@@ -53,6 +53,18 @@ def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Pat
     assert [one["state"] for one in _status("--all")] == ["ended"]
 
 
+def test_what_is_scratch_is_kept_when_asked(source: Path, mountpoint: Path, home: Path) -> None:
+    """`--keep-scratch` leaves the layer in the session's directory; without it nothing of it stays."""
+    for kept in ([], ["--keep-scratch"]):
+        assert bonobofs("mount", source, mountpoint, *kept).returncode == 0
+        (mountpoint / "build").mkdir()
+        (mountpoint / "build/x").write_text("built")
+        assert bonobofs("umount", mountpoint).returncode == 0
+        assert list(source.iterdir()) == []
+        found = [path.relative_to(home / "sessions").parts[1:] for path in (home / "sessions").rglob("x")]
+        assert found == ([("kept", "build", "x")] if kept else [])
+
+
 def test_mount_py_is_the_same_front_door(source: Path, mountpoint: Path) -> None:
     """`python mount.py SOURCE MOUNTPOINT` mounts, from a checkout in which nothing is installed."""
     made = subprocess.run([sys.executable, ROOT / "mount.py", source, mountpoint], capture_output=True, check=False)

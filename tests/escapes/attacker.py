@@ -16,7 +16,7 @@ import traceback
 from tests.escapes.attack import ATTACKS, Place
 
 TOOL = "attacker"
-FAMILIES = ("attributes", "content", "names", "paths")
+FAMILIES = ("apart", "attributes", "content", "names", "paths")
 _PR_SET_NAME = 15
 
 

@@ -9,6 +9,7 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from bonobofs.audit.history import read
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Refused
+from bonobofs.decision import Apart, Refused
 from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse.backing import Backing
@@ -27,6 +28,7 @@ from bonobofs.fuse.core import Header, Notices
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.document import parse
@@ -63,11 +65,18 @@ class Server:
         else:
             self._log = Trail.create(self.trail, directory / "head", identity)
         self.guard = Guard(_policy(policy), agent, self._log)
-        self._inodes = Inodes(os.fstat(self._root).st_ino)
+        self._inodes = Inodes()
         self._backing = Backing(self._root, self._inodes, cache=64)
+        layer = directory / "layer"
+        layer.mkdir()
+        self._top = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+        above = Backing(self._top, self._inodes, cache=8, apart=Apart.SCRATCH)
+        self._scratch = Scratch(above, self._inodes, Sizes(lambda: self.guard.policy), count())
         virtual = Virtual({b"policy.md": lambda: b"text"})
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True)
-        self._operations = Operations(self._inodes, self._backing, Held("", 0), self.guard, virtual, notices)
+        self._operations = Operations(
+            self._inodes, self._backing, Held("", 0, count()), self._scratch, self.guard, virtual, notices
+        )
         self.handlers = self._operations.handlers
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -431,6 +432,64 @@ def test_too_many_are_refused_and_the_rest_go_on(place: MakePlace) -> None:
         return made
 
     assert world.does(story) == 128
+
+
+@pytest.mark.root
+def test_what_the_kernel_forgets_is_still_held(own_place: MakePlace) -> None:
+    """A held name and a scratch file are found again by name, the same as before, however often all is forgotten."""
+    world = own_place(policy=POLICY + '[[scratch]]\npaths = ["build/"]\n')
+    world.does(_fill, world.source)
+
+    def story() -> None:
+        held, built = world.path / "notes/d/x.tmp", world.path / "build/e/x"
+        held.parent.mkdir()
+        built.parent.mkdir(parents=True)
+        held.write_text("text")
+        built.write_text("built")
+        held.with_name("l.tmp").symlink_to("a")
+        before = held.stat().st_ino, built.stat().st_ino
+        for _ in range(2):
+            Path("/proc/sys/vm/drop_caches").write_text("2")
+            assert sorted(os.listdir(held.parent)) == ["l.tmp", "x.tmp"]
+            assert (held.read_text(), os.readlink(held.with_name("l.tmp"))) == ("text", "a")
+            assert built.read_text() == "built"
+            assert (held.stat().st_ino, built.stat().st_ino) == before
+            assert held.stat().st_nlink == 1
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        held.rename(world.path / "notes/a.md")
+        assert (world.source / "notes/a.md").stat().st_ino == before[0]
+        held.with_name("l.tmp").unlink()
+        assert _listed(world) == [
+            ["scratch", "4096", "build"],
+            ["scratch", "4096", "build/e"],
+            ["scratch", "5", "build/e/x"],
+        ]
+
+    world.does(story)
+
+
+def test_thousands_of_names_are_held_at_once(own_place: MakePlace) -> None:
+    """As many as half of the descriptors, in one directory: listed, found, brought in and removed."""
+    world = own_place(policy=POLICY)
+    world.does(_fill, world.source)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = min(3_000, hard // 2 if hard > 0 else 3_000)
+
+    def story() -> None:
+        names = [f"{index}.tmp" for index in range(number)]
+        for name in names:
+            os.close(os.open(world.path / "notes" / name, os.O_CREAT | os.O_WRONLY, 0o644))
+        assert set(os.listdir(world.path / "notes")) == {*names, "a.md", "keep.md", "found.tmp"}
+        with os.scandir(world.path / "notes") as entries:
+            assert sum(entry.stat().st_nlink for entry in entries) == number + 3
+        for index in range(0, number, number // 100):
+            os.rename(world.path / f"notes/{index}.tmp", world.path / f"notes/{index}.md")
+        for index in set(range(number)) - set(range(0, number, number // 100)):
+            os.unlink(world.path / f"notes/{index}.tmp")
+        assert len(os.listdir(world.source / "notes")) == 103
+        assert _listed(world) == []
+
+    world.does(story)
 
 
 def test_every_step_is_on_record(world: Place) -> None:

@@ -7,11 +7,13 @@ import os
 import socket
 import struct
 import uuid
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 from bonobofs.audit.history import read
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.decision import Apart
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse.backing import Backing
@@ -20,6 +22,7 @@ from bonobofs.fuse.core import Notices
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.document import parse
@@ -84,11 +87,18 @@ class Rig:
         self.trail = directory / "trail"
         self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
         self._guard = Guard(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
-        inodes = Inodes(os.fstat(self._root).st_ino)
+        inodes = Inodes()
         self._backing = Backing(self._root, inodes, cache=8)
+        layer = directory / "layer"
+        layer.mkdir()
+        self._layer = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+        above = Backing(self._layer, inodes, cache=8, apart=Apart.SCRATCH)
+        self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True)
         files = Virtual({b"policy.md": lambda: b"text"})
-        self._operations = Operations(inodes, self._backing, Held(str(directory), 8), self._guard, files, notices)
+        self._operations = Operations(
+            inodes, self._backing, Held(str(directory), 8, count()), self._scratch, self._guard, files, notices
+        )
         self.unforeseen: list[str] = []
         self._unique = 0
         self.first = self.look()
@@ -101,6 +111,7 @@ class Rig:
                 self._operations._forget_one(node_id, 1 << 62)
         self._backing.drop_all()
         os.close(self._root)
+        os.close(self._layer)
         for fd in (self._connection._fd, self._connection._wake, self._connection._waker):
             os.close(fd)
         self._kernel.close()

@@ -2,6 +2,7 @@
 
 bare      the source itself
 kernel    root mounts for everybody, under an allow-all policy; the server may hold few descriptors
+scratch   as kernel, in a directory of the scratch layer, of which the source has none
 guarded   as kernel, or as the user of the tests; in aidlc-docs/ under the default policy
 user      an ordinary user mounts for itself, and runs the cases that an ordinary user can run
 """
@@ -28,7 +29,8 @@ from tests.worlds import ROOT as CHECKOUT
 from tests.worlds import World as Mount
 
 ROOT: Final = os.geteuid() == 0
-WORLDS: Final = ("bare", "kernel", "guarded", "user") if ROOT else ("bare", "guarded", "user")
+WORLDS: Final = ("bare", "kernel", "scratch", "guarded", "user") if ROOT else ("bare", "scratch", "guarded", "user")
+SCRATCH: Final = '[[scratch]]\npaths = ["scratch/"]\n'
 FEW: Final = 400
 """Descriptors that the server of the world `kernel` may open."""
 
@@ -135,6 +137,9 @@ def _mounted(name: str, ground: Ground, bare: Callable[[Case], Seen]) -> Iterato
     policy.write_text(ALLOW_ALL)
     if name == "guarded":
         at, policy, listed = "aidlc-docs", CHECKOUT / "policy.toml", differences.GUARDED
+    if name == "scratch":
+        at, policy = "scratch", ground.directory / "scratch.toml"
+        policy.write_text(ALLOW_ALL + SCRATCH)
     below = ground.source / at
     below.mkdir(exist_ok=True)
     mounting = [sys.executable, "-m", "bonobofs", "mount", str(ground.source), str(mountpoint), "--agent", "alice"]
@@ -145,6 +150,8 @@ def _mounted(name: str, ground: Ground, bare: Callable[[Case], Seen]) -> Iterato
     made = session.live_at(ground.home, mountpoint)
     assert made is not None
     mount = Mount(ground.home, made)
+    if name == "scratch":
+        below = ground.home / "sessions" / made.session / "scratch" / at
     runner = Runner(mountpoint, mountpoint / at, below, os.geteuid())
     yield World(name, runner.run, bare, listed if ROOT else {**listed, **differences.ORDINARY})
     runner.close()

@@ -1,0 +1,239 @@
+"""The scratch layer: what may be written at will, shown over the source, which it never reaches.
+
+The layer is a tree in the session's directory, in which each thing has the path that it has in the mount. A directory
+of the source gets a counterpart there when the first scratch thing appears in it; what lies in the counterpart hides
+what the source has under the same name, and a name of the source that was removed is remembered as gone. A directory
+that was made in the layer shows nothing of the source, whatever has its name there.
+
+Counterparts, and what is gone, are kept by path: it does not matter which directories the kernel remembers. They end
+with the session, like the layer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Final
+
+from bonobofs.decision import Allowed, Denied
+from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.descriptors import R, W
+from bonobofs.fuse.held import is_below, joined, printable
+from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.policy.engine import Policy
+from bonobofs.request import Kind, Request, WorkspacePath
+
+LISTED: Final = 10_000
+"""Lines of `.bonobofs/scratch`; what is more is counted."""
+
+
+class Beside:
+    """What the layer has beside one directory of the source.
+
+    `names` are the names that lie in the counterpart `upper`, each with its place behind the source's own names in a
+    listing, or 0 where the source has the name too. `gone` are names of the source that must not show, though something
+    in the layer may have the name again. `dressed` says that the directory's own attributes are the counterpart's.
+    """
+
+    __slots__ = ("dressed", "gone", "names", "upper")
+
+    def __init__(self, upper: Node) -> None:
+        self.upper: Final = upper
+        self.names: Final[dict[bytes, int]] = {}
+        self.gone: Final[set[bytes]] = set()
+        self.dressed = False
+
+
+class Scratch:
+    """The layer of one session, and which of its directories lie beside which of the source."""
+
+    def __init__(self, layer: Backing, inodes: Inodes, sizes: Sizes, cookies: count[int]) -> None:
+        """`cookies` number what a listing shows behind the source's own names."""
+        self.layer: Final = layer
+        self.directories: Final[dict[WorkspacePath, Beside]] = {}
+        self.sizes: Final = sizes
+        self._inodes: Final = inodes
+        self._cookies: Final = cookies
+
+    def beside(self, node: Node) -> Beside | None:
+        """What lies beside this directory of the source."""
+        if not self.directories or node.apart:
+            return None
+        return self.directories.get(self._inodes.path(node))
+
+    def is_counterpart(self, node: Node) -> bool:
+        """Whether a directory of the layer lies beside one of the source, which is shown in its place."""
+        beside = self.directories.get(self._inodes.path(node))
+        return beside is not None and beside.upper is node
+
+    def counterpart(self, node: Node, leave: Allowed) -> Beside:
+        """What lies beside this directory of the source, made where nothing did; all above it too."""
+        path = self._inodes.path(node)
+        beside = self.directories.get(path)
+        if beside is None:
+            if node.parent is None:
+                upper = self.layer.top
+            else:
+                above = self.counterpart(node.parent, leave).upper
+                directory = self.layer.directory(above, changing=True)
+                self.layer.mkdir(directory, node.name, 0o700, leave)
+                st = os.stat(node.name, dir_fd=directory, follow_symlinks=False)
+                upper = self._inodes.reference(above, node.name, st)
+            beside = self.directories[path] = Beside(upper)
+        if not beside.dressed:
+            self._follow(node, beside.upper, leave)
+        return beside
+
+    def _follow(self, node: Node, upper: Node, leave: Allowed) -> None:
+        """Files are made in the counterpart by whoever may make them in the directory, and belong to the same group."""
+        below, above = node.layer.stat(node), self.layer.stat(upper)
+        if upper is self.layer.top and not self.layer.privileged:
+            return
+        wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
+        if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
+            self.layer.dress(upper, node, leave)
+
+    def appeared(self, beside: Beside, name: bytes, *, below: bool) -> None:
+        """Something lies in the counterpart under this name. `below`: the source has the name too."""
+        if name not in beside.names:
+            beside.names[name] = 0 if below else next(self._cookies)
+
+    def vanished(self, beside: Beside, name: bytes, *, below: bool) -> None:
+        """Nothing is to be shown under this name any more."""
+        beside.names.pop(name, None)
+        if below:
+            beside.gone.add(name)
+
+    def below(self, path: WorkspacePath) -> Iterator[tuple[WorkspacePath, Beside]]:
+        """The directories of the source at `path` and below that have something beside them."""
+        for at, beside in self.directories.items():
+            if is_below(at, path):
+                yield at, beside
+
+    def discard(self, path: WorkspacePath, leave: Allowed) -> None:
+        """The directory of the source at `path`, which showed nothing, is shown no more."""
+        for at in sorted((at for at, _ in self.below(path)), key=len, reverse=True):
+            upper = self.directories.pop(at).upper
+            assert upper.parent is not None
+            self.layer.rmdir(self.layer.directory(upper.parent, changing=True), upper.name, leave)
+            self._inodes.cut_off(upper)
+            self._inodes.forget(upper.id, 1)
+            self.layer.release(upper)
+
+    def move(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, leave: Allowed) -> None:
+        """A directory of the source goes by `name` in `node` now: what lies beside it goes along."""
+        moved = list(self.below(old))
+        if not moved:
+            return
+        upper = self.directories[old].upper
+        above = self.counterpart(node, leave).upper
+        assert upper.parent is not None
+        source, target = self.layer.directory(upper.parent, changing=True), self.layer.directory(above, changing=True)
+        self.layer.rename(source, upper.name, target, name, 0, leave)
+        self._inodes.rename(upper, above, name)
+        for at, _ in moved:
+            del self.directories[at]
+        for at, beside in moved:
+            self.directories[WorkspacePath(new + at[len(old) :])] = beside
+
+    # -- bringing up what the source has
+
+    def copy_up(self, node: Node, leave: Allowed) -> list[tuple[Node, bytes]]:
+        """Let a file or symlink of the source go on in the layer, before it is changed; its other names, which stay.
+
+        EXDEV: it is something else.
+        """
+        if node.kind not in (Kind.FILE, Kind.SYMLINK):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        path, old, below, name = self._inodes.path(node), node.ino, node.parent, node.name
+        others = [link for link in self._inodes.links(old) if link != (below, name)]
+        if below is None:
+            fd = self.layer.copy_nameless(node, leave)
+        else:
+            beside = self.counterpart(below, leave)
+            fd = self.layer.copy(node, self.layer.directory(beside.upper, changing=True), name, leave)
+            self._inodes.drop_link(old, below, name)
+        node.layer.release(node)
+        st = os.fstat(fd)
+        self._inodes.renumber(node, st.st_ino + self.layer.numbers, self.layer)
+        if below is None:
+            self.layer.hold_nameless(node, fd, R | W)
+        else:
+            self._inodes.rename(node, beside.upper, name)
+            self.layer.keep_copied(node, fd)
+            self.appeared(beside, name, below=True)
+        if node.kind is Kind.FILE:
+            self.sizes.note(node.ino, path, st.st_size)
+        return others
+
+    # -- telling
+
+    def describe(self) -> bytes:
+        """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path."""
+        lines = list(islice(self._lines(), LISTED))
+        more = sum(1 for _ in self._lines()) - LISTED if len(lines) == LISTED else 0
+        if more:
+            lines.append(f"scratch\t0\tand {more} more\n")
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+    def _lines(self) -> Iterator[str]:
+        for path, beside in sorted(self.directories.items()):
+            yield from (
+                f"removed\t0\t{printable(joined(path, name))}\n" for name in sorted(beside.gone - beside.names.keys())
+            )
+            directory = self.layer.directory(beside.upper)
+            for name in sorted(beside.names):
+                at = joined(path, name)
+                st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                yield f"scratch\t{st.st_size}\t{printable(at)}\n"
+                if stat.S_ISDIR(st.st_mode):
+                    for each in self.layer.walk(directory, name):
+                        yield f"scratch\t{each.st.st_size}\t{printable(f'{at}/{each.path}')}\n"
+
+
+class Sizes:
+    """How many bytes each table of the policy has in the layer, and whether there is room for more."""
+
+    def __init__(self, policy: Callable[[], Policy]) -> None:
+        self._policy: Final = policy
+        self._files: Final[dict[int, tuple[int, int]]] = {}
+        self._totals: Final[dict[int, int]] = {}
+
+    def refusal(self, request: Request, number: int, size: int) -> Denied | None:
+        """The refusal of what would make the file `number` hold `size` bytes, where its table has no room for it."""
+        table = self._policy().scratch_table(request.path)
+        if table is None or table.max_total is None:
+            return None
+        index, has = self._files.get(number, (table.index, 0))
+        if index != table.index:
+            has = 0
+        if size <= has or self._totals.get(table.index, 0) - has + size <= table.max_total:
+            return None
+        return Denied(*table.full, request.path, request.operation)
+
+    def note(self, number: int, path: WorkspacePath, size: int) -> None:
+        """The file `number`, of this path, holds this many bytes now."""
+        known = self._files.get(number)
+        if known is not None:
+            index, before = known
+        else:
+            table = self._policy().scratch_table(path)
+            if table is None or table.max_total is None:
+                return
+            index, before = table.index, 0
+        self._files[number] = (index, size)
+        self._totals[index] = self._totals.get(index, 0) + size - before
+
+    def bounds(self, path: WorkspacePath) -> bool:
+        """Whether the path counts towards a table that has a bound."""
+        table = self._policy().scratch_table(path)
+        return table is not None and table.max_total is not None
+
+    def drop(self, number: int) -> None:
+        """The file `number` is no more."""
+        index, size = self._files.pop(number, (0, 0))
+        if size:
+            self._totals[index] -= size

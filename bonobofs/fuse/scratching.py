@@ -1,0 +1,355 @@
+"""What is asked of scratch paths: the source and the layer are shown as one tree, and only the layer is changed.
+
+Handlers act in whichever of the two has what they were asked about. Where a verdict sends a change of something of the
+source to the layer, it is brought up there first, or its name hidden, and the change made there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+from bonobofs.decision import Allowed, Apart, Denied
+from bonobofs.fuse import system
+from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.held import joined
+from bonobofs.fuse.holding import End, Holding
+from bonobofs.fuse.inodes import Node, kind_of
+from bonobofs.fuse.noticing import UNTOLD, told_by
+from bonobofs.fuse.scratch import Beside
+from bonobofs.guard import Elsewhere, Part
+from bonobofs.request import EXISTS, Kind, Operation, Request, WorkspacePath
+
+
+class Scratching(Holding):
+    """What the handlers do where a path is scratch."""
+
+    # -- where things are
+
+    def _where(self, parent: Node, directory: int, name: bytes) -> tuple[Node, int]:
+        """The directory, of the source or beside it, in which that lies which is shown under the name.
+
+        FileNotFoundError: the source has the name, and it is gone.
+        """
+        beside = self._scratch.beside(parent)
+        if beside is None:
+            return parent, directory
+        if name in beside.names:
+            return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
+        if name in beside.gone:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return parent, directory
+
+    def _home(self, parent: Node, directory: int, name: bytes, leave: Allowed) -> tuple[Node, int]:
+        """The directory in which something new is to be made, as the verdict says. FileExistsError: the name is taken.
+
+        Elsewhere: it should be made in the source, in a directory that the source does not have.
+        """
+        if leave.apart is parent.apart:
+            return parent, directory
+        if parent.apart:
+            raise Elsewhere(leave)
+        if leave.apart is Apart.TEMPORARY:
+            return parent, directory
+        beside = self._scratch.counterpart(parent, leave)
+        if name in beside.names or (name not in beside.gone and _number(directory, name)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
+
+    def _appeared(self, parent: Node, home: Node, name: bytes) -> None:
+        """Something lies under this name in `home`, beside the directory in which it is shown."""
+        if home is not parent:
+            beside = self._scratch.directories[self._inodes.path(parent)]
+            self._scratch.appeared(beside, name, below=_number(parent.layer.directory(parent), name) > 0)
+
+    def _vanished(self, parent: Node, name: bytes, leave: Allowed) -> None:
+        """What was shown under this name, of the layer or of the source, is to be shown no more."""
+        if leave.apart is Apart.SCRATCH and not parent.apart:
+            beside = self._scratch.counterpart(parent, leave)
+            below = _number(parent.layer.directory(parent), name)
+            self._scratch.vanished(beside, name, below=below > 0)
+            self._lately.note(parent.ino, name, below)  # in the source nothing was done
+
+    # -- reading
+
+    def _lookup_beside(self, parent: Node, name: bytes) -> bytes | None:
+        """The entry of a name that the layer has or hides; None: look in the source."""
+        beside = self._scratch.beside(parent)
+        if beside is None:
+            return None
+        if name in beside.names:
+            return self._entry_beside(beside, name)
+        return self._no_entry if name in beside.gone else None
+
+    def _entry_beside(self, beside: Beside, name: bytes) -> bytes:
+        return self._entry(beside.upper, name, self._scratch.layer.stat_entry(beside.upper, name))
+
+    # -- changing what the source has
+
+    def _or_in_scratch(self, handler: Handler) -> Handler:
+        """The handler of a change of a node, which is made in the layer where the verdict says so."""
+
+        def handle(header: Header, body: memoryview) -> Reply:
+            try:
+                return handler(header, body)
+            except Elsewhere:
+                node = self._node(header.node_id)
+                raised = self._raise(header, node)
+                if raised is None:
+                    raise
+                return handler(header._replace(node_id=raised.id), body)
+
+        return handle
+
+    def _raise(self, header: Header, node: Node) -> Node | None:
+        """Bring something of the source up into the layer, if a change of it belongs there; what is to be changed then.
+
+        Raises Refused where there is no room for it.
+        """
+        if node.apart:
+            return None
+        request = Request(Operation.WRITE_FILE, self._inodes.path(node), node.kind)
+        verdict = self._guard.decide(request, EXISTS)
+        if isinstance(verdict, Denied) or verdict.apart is not Apart.SCRATCH:
+            return None
+        if node.is_dir:
+            beside = self._scratch.counterpart(node, verdict)
+            if not beside.dressed:
+                self._scratch.layer.dress(beside.upper, node, verdict)
+                beside.dressed = True
+            return beside.upper
+        if node.kind is Kind.FILE:
+            self._check_room(header, request, node.ino, node.layer.stat(node).st_size)
+        self._settle_run(node)
+        for parent, name in self._scratch.copy_up(node, verdict):
+            self._notices.entry(parent.id, name)  # another file from now on
+        self._notices.inode(node.id, -1, 0)
+        return node
+
+    def _check_room(self, header: Header, request: Request, number: int, size: int) -> None:
+        """Raises Refused where its [[scratch]] has no room for a file of this size."""
+        denied = self._scratch.sizes.refusal(request, number, size)
+        if denied is not None:
+            raise self._guard.refuse(denied, self._caller(header))
+
+    # -- removing
+
+    def _remove(self, where: Node, leave: Allowed, effect: Callable[[], None]) -> None:
+        """Remove what the layer has; what the source has stays, and is only shown no more."""
+        if leave.apart is where.apart:
+            effect()
+        elif leave.apart is not Apart.SCRATCH:
+            raise Elsewhere(leave)
+
+    def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, leave: Allowed) -> None:
+        """ENOTEMPTY: a directory shows something that the layer has, or that is held, or that stays in the source."""
+        self._check_none_held(path)
+        if where.apart or not (leave.apart or self._scratch.directories):
+            return
+        beside = self._scratch.directories.get(path)
+        full = beside is not None and bool(beside.names)
+        if leave.apart:
+            gone = beside.gone if beside is not None else set()
+            full = full or any(each not in gone for each in self._backing.names_in(directory, name))
+        if full:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    # -- moving
+
+    def _rename_in_scratch(self, header: Header, source: End, target: End, flags: int) -> Reply:
+        """A rename of which both ends are scratch. EXDEV: they are not, or a directory of the source would be moved."""
+        exchange = bool(flags & system.RENAME_EXCHANGE)
+        if flags & system.RENAME_NOREPLACE and target.st is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        source = self._raised_end(header, source)
+        if exchange and target.st is not None:
+            target = self._raised_end(header, target)
+        over = target.st
+        assert source.st is not None
+        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
+        parts = self._moving(source, source.st, target.path)
+        if over is not None:
+            parts += self._giving_way(target, over, source, exchange=exchange)
+        parts = [part._replace(apart=Apart.SCRATCH) for part in parts]
+        self._check_moved_room(header, source, target, exchange=exchange)
+        details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
+        with self._guard.admit(
+            request, LEAVES, *parts, caller=self._caller(header), details=details, apart=Apart.SCRATCH
+        ) as leave:
+            self._rename_above(source, source.st, target, leave, exchange=exchange)
+        return NOTHING
+
+    def _rename_above(self, source: End, st: os.stat_result, target: End, leave: Allowed, *, exchange: bool) -> None:
+        """Move a name of the layer. What the source has under the new name is only shown no more."""
+        over, layer = target.st, self._scratch.layer
+        moved, other = self._settled(source.parent, st), None
+        if over is not None and exchange:
+            other = self._settled(target.parent, over)
+        elif over is not None:
+            other = self._giving_way_above(target, over, leave)
+        home = target.parent if target.parent.apart else self._scratch.counterpart(target.shown, leave).upper
+        above = target._replace(parent=home, directory=layer.directory(home, changing=True))
+        ends = source.directory, source.name, above.directory, target.name
+        self._or_stays(other, lambda: layer.rename(*ends, system.RENAME_EXCHANGE if exchange else 0, leave))
+        self._renamed(source, st, moved, target, above, other, exchange=exchange)
+        if not exchange:
+            self._vanished(source.shown, source.name, leave)
+            self._appeared(target.shown, home, target.name)
+        self._resized(moved, target.path)
+        if exchange:
+            self._resized(other, source.path)
+
+    def _giving_way_above(self, target: End, over: os.stat_result, leave: Allowed) -> Node | None:
+        if stat.S_ISDIR(over.st_mode):
+            self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
+        node = self._leaving(target.parent, target.directory, target.name, over)
+        if not target.parent.apart:
+            self._scratch.discard(target.path, leave)
+        return node
+
+    def _raised_end(self, header: Header, end: End) -> End:
+        """The end, of what was brought up into the layer if the source had it. EXDEV: it cannot be."""
+        if end.parent.apart or end.st is None:
+            return end
+        if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        node = self._inodes.reference(end.parent, end.name, end.st)
+        try:
+            if self._raise(header, node) is None:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        finally:
+            self._forget_node(node.id, 1)
+        parent, directory = self._where(end.shown, end.directory, end.name)
+        st = os.stat(end.name, dir_fd=directory, follow_symlinks=False)
+        return end._replace(parent=parent, directory=directory, st=st)
+
+    def _check_moved_room(self, header: Header, source: End, target: End, *, exchange: bool) -> None:
+        """Raises Refused where another [[scratch]] counts the file now and has no room, EXDEV for directories."""
+        policy = self._guard.policy
+        old, new = policy.scratch_table(source.path), policy.scratch_table(target.path)
+        if old is new or old is None or new is None:
+            return
+        for end, path in ((source, target.path), (target, source.path))[: 2 if exchange else 1]:
+            assert end.st is not None
+            if stat.S_ISDIR(end.st.st_mode):
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            self._check_room(header, Request(Operation.RENAME, path), -1, end.st.st_size)
+
+    def _resized(self, node: Node | None, path: WorkspacePath) -> None:
+        """A file of the layer may count towards another [[scratch]] now."""
+        if node is not None and node.apart is Apart.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
+            self._scratch.sizes.drop(node.ino)
+            self._scratch.sizes.note(node.ino, path, node.layer.stat(node).st_size)
+
+    def _check_none_beside(self, *paths: WorkspacePath) -> None:
+        """EXDEV: something lies beside a directory, or below it."""
+        if self._scratch.directories and any(next(self._scratch.below(path), None) for path in paths):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    def _scratch_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
+        """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
+        parts = []
+        for at, beside in self._scratch.below(origin.path):
+            there = WorkspacePath(path + at[len(origin.path) :])
+            names = [joined(there, name) for name in beside.names.keys() | beside.gone]
+            if beside.dressed:
+                names.append(there)
+            directory = self._scratch.layer.directory(beside.upper)
+            for name in beside.names:
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    walked = self._scratch.layer.walk(directory, name)
+                    names += [WorkspacePath(f"{joined(there, name)}/{each.path}") for each in walked]
+            parts += [Part(Request(Operation.RENAME, name), EXISTS, Apart.SCRATCH) for name in names]
+        return parts
+
+    def _scratch_moved(self, source: End, target: End, leave: Allowed, *, exchange: bool) -> None:
+        """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
+        if self._scratch.directories and not exchange:
+            self._scratch.discard(target.path, leave)
+            self._scratch.move(target.parent, target.name, source.path, target.path, leave)
+
+    def _giving_way(self, target: End, over: os.stat_result, source: End, *, exchange: bool) -> list[Part]:
+        """What becomes of that which has the new name."""
+        leaving = LEAVES if exchange else EXISTS
+        parts = [Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving)]
+        return parts + self._moving(target, over, source.path) if exchange else parts
+
+    def _moving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> list[Part]:
+        """What appears at `path` when the origin moves there: itself, and everything below a directory.
+
+        Each thing below leaves one path and appears at another, and both are judged.
+        """
+        kind = kind_of(st.st_mode)
+        request = Request(Operation.RENAME, path, kind)
+        parts = [Part(request, self._appearing(origin.directory, origin.name, st, request))]
+        if kind is not Kind.DIRECTORY:
+            return parts
+        if self._held.directories:
+            parts += self._held_moving(origin, path)
+        if self._scratch.directories and not origin.parent.apart:
+            parts += self._scratch_moving(origin, path)
+        for below in self._backing.walk(origin.directory, origin.name):
+            kind = kind_of(below.st.st_mode)
+            leaving = WorkspacePath(f"{origin.path}/{below.path}")
+            # What the source has at a scratch path goes along with its directory.
+            parts.append(Part(Request(Operation.RENAME, leaving, kind), LEAVES, None))
+            request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
+            parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request), None))
+        return parts
+
+    def _renamed(
+        self,
+        source: End,
+        st: os.stat_result,
+        moved: Node | None,
+        target: End,
+        home: End,
+        other: Node | None,
+        *,
+        exchange: bool,
+    ) -> None:
+        """What was moved lies in `home` now, and what was in `target` has given way or moved the other way."""
+        if target.st is not None and exchange:
+            self._moved(other, home, source, target.st.st_ino)
+        else:
+            self._did_name(source.parent, source.name, 0)
+        if target.st is not None and not exchange:
+            self._left(other, target.parent, target.name, target.st)
+        self._moved(moved, source, home, st.st_ino)
+
+    def _moved(self, node: Node | None, origin: End, target: End, ino: int) -> None:
+        self._did_name(target.parent, target.name, ino)
+        if node is None:
+            return
+        try:
+            node.told = told_by(os.stat(target.name, dir_fd=target.directory, follow_symlinks=False))
+        except OSError:
+            node.told = UNTOLD
+        if node.parent is origin.parent and node.name == origin.name:
+            self._inodes.rename(node, target.parent, target.name)
+        else:
+            self._inodes.drop_link(node.ino, origin.parent, origin.name)
+            self._inodes.note_link(node.ino, target.parent, target.name)
+
+    # -- counting
+
+    def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
+        super()._left(node, parent, name, st)
+        if node is None and parent.apart is Apart.SCRATCH and st.st_nlink == 1:
+            self._scratch.sizes.drop(st.st_ino + parent.layer.numbers)
+
+    def _forget_node(self, node_id: int, count: int) -> None:
+        node = self._nodes.get(node_id)
+        super()._forget_node(node_id, count)
+        if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
+            self._scratch.sizes.drop(node.ino)
+
+
+def _number(directory: int, name: bytes) -> int:
+    """The inode number that the name leads to; 0: to nothing."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,392 @@
+"""Scratch paths: written at will, shown over the source, which they never reach, and gone with the session."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.fuse.conftest import MakePlace, Place
+from tests.fuse.people import outcome
+from tests.fuse.waiting import until
+from tests.posix.calls import FALLOC_KEEP_SIZE, RENAME_EXCHANGE, RENAME_NOREPLACE, fallocate, renameat2
+from tests.trees import look
+
+POLICY: Final = """
+default = "deny"
+[[protect]]
+paths = ["closed/", "build/closed/"]
+[[scratch]]
+paths = ["build/", "**/cache/", "**/*.pyc", "new"]
+max_total = "1MB"
+[[scratch]]
+paths = ["free/"]
+[[rule]]
+name = "notes"
+paths = ["notes/", "more/"]
+"""
+
+
+def _fill(source: Path) -> None:
+    (source / "build/deep").mkdir(parents=True)
+    (source / "build/old").write_text("old")
+    (source / "build/deep/file").write_text("deep")
+    (source / "build/link").symlink_to("old")
+    (source / "notes/cache").mkdir(parents=True)
+    (source / "notes/cache/a").write_text("a")
+    (source / "notes/a.md").write_text("text")
+    (source / "closed").mkdir()
+
+
+@pytest.fixture
+def world(place: MakePlace) -> Place:
+    made = place(policy=POLICY)
+    made.does(_fill, made.source)
+    return made
+
+
+Tell = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def tell(world: Place) -> Tell:
+    """Tell a story, after which the source is as it was."""
+
+    def told(story: Callable[[], None]) -> None:
+        before = look(world.source)
+        world.does(story)
+        assert look(world.source) == before
+
+    return told
+
+
+def _held(world: Place) -> set[tuple[str, str]]:
+    lines = (world.path / ".bonobofs/scratch").read_text().splitlines()
+    return {(kind, path) for kind, _, path in (line.split("\t") for line in lines)}
+
+
+def test_new_things_are_made_and_changed(world: Place, tell: Tell) -> None:
+    """Files, directories, symlinks, FIFOs, hard links: as on any file system."""
+
+    def story() -> None:
+        top = world.path / "build"
+        (top / "d/e").mkdir(parents=True)
+        (top / "d/e/file").write_text("text")
+        os.link(top / "d/e/file", top / "linked")
+        assert (top / "linked").stat().st_nlink == 2
+        (top / "linked").write_text("more text")
+        assert (top / "d/e/file").read_text() == "more text"
+        (top / "s").symlink_to("d/e/file")
+        assert (top / "s").read_text() == "more text"
+        os.mkfifo(top / "fifo")
+        assert stat.S_ISFIFO((top / "fifo").stat().st_mode)
+        os.chmod(top / "d/e/file", 0o4755)
+        os.utime(top / "d", ns=(1_000_000_001, 2_000_000_002))
+        os.setxattr(top / "d/e/file", "user.mark", b"1")
+        assert (top / "d").stat().st_mtime_ns == 2_000_000_002
+        assert stat.S_IMODE((top / "linked").stat().st_mode) == 0o4755
+        assert os.getxattr(top / "linked", "user.mark") == b"1"
+        assert sorted(os.listdir(top)) == ["d", "deep", "fifo", "link", "linked", "old", "s"]
+        assert {entry.name for entry in os.scandir(top) if entry.is_dir()} == {"d", "deep"}
+        (world.path / "new").write_text("n")
+        assert sorted(os.listdir(world.path)) == ["build", "closed", "new", "notes"]
+        assert ("scratch", "build/d/e/file") in _held(world)
+        shutil.rmtree(top / "d")
+        assert (top / "linked").read_text() == "more text"
+        assert sorted(os.listdir(top)) == ["deep", "fifo", "link", "linked", "old", "s"]
+
+    tell(story)
+
+
+def test_what_the_source_has_is_copied_before_it_is_changed(world: Place, tell: Tell) -> None:
+    """Written, truncated, appended, given attributes: the mount shows the change and the source does not."""
+
+    def story() -> None:
+        old = world.path / "build/old"
+        with old.open("r+") as file:
+            assert file.read() == "old"
+            file.seek(0)
+            file.write("new")
+            file.flush()
+            assert os.pread(file.fileno(), 10, 0) == b"new"
+        assert old.read_text() == "new"
+        with old.open("a") as file:
+            file.write(" and more")
+        assert old.read_text() == "new and more"
+        deep = world.path / "build/deep/file"
+        deep.write_text("x")
+        assert deep.read_text() == "x"
+        os.chmod(world.path / "notes/cache/a", 0o700)
+        os.setxattr(world.path / "notes/cache/a", "user.mark", b"1")
+        os.utime(world.path / "notes/cache/a", ns=(1, 2_000_000_002))
+        st = (world.path / "notes/cache/a").stat()
+        assert (stat.S_IMODE(st.st_mode), st.st_mtime_ns, st.st_size) == (0o700, 2_000_000_002, 1)
+        ino = (world.path / "build/deep").stat().st_ino
+        os.chmod(world.path / "build/deep", 0o700)
+        os.setxattr(world.path / "build/deep", "user.mark", b"1")
+        assert stat.S_IMODE((world.path / "build/deep").stat().st_mode) == 0o700
+        assert (world.path / "build/deep").stat().st_ino == ino
+        assert os.getxattr(world.path / "build/deep", "user.mark") == b"1"
+        assert os.listdir(world.path / "build/deep") == ["file"]
+        os.utime(world.path / "build/link", ns=(1, 2_000_000_002), follow_symlinks=False)
+        assert (world.path / "build/link").lstat().st_mtime_ns == 2_000_000_002
+        assert (world.path / "build/link").read_text() == "new and more"
+
+    tell(story)
+
+
+def test_what_the_source_has_can_be_removed_and_made_again(world: Place, tell: Tell) -> None:
+    """A removed name is gone, also from listings; what is made in its place shows nothing of what was there."""
+
+    def story() -> None:
+        top = world.path / "build"
+        with (top / "old").open() as file:
+            (top / "old").unlink()
+            assert not (top / "old").exists()
+            assert sorted(os.listdir(top)) == ["deep", "link"]
+            assert file.read() == "old"
+        (top / "old").mkdir()
+        (top / "old/inner").write_text("x")
+        assert sorted(os.listdir(top)) == ["deep", "link", "old"]
+        shutil.rmtree(top / "old")
+        assert outcome((top / "old").stat) == errno.ENOENT
+        assert outcome(os.rmdir, top / "deep") == errno.ENOTEMPTY
+        shutil.rmtree(top / "deep")
+        assert outcome(os.rmdir, top / "deep") == errno.ENOENT
+        assert os.listdir(top) == ["link"]
+        (top / "deep").mkdir()
+        assert os.listdir(top / "deep") == []
+        (top / "deep/file").write_text("another")
+        assert (top / "deep/file").read_text() == "another"
+        assert _held(world) >= {("removed", "build/old"), ("scratch", "build/deep"), ("scratch", "build/deep/file")}
+        shutil.rmtree(world.path / "notes/cache")
+        assert os.listdir(world.path / "notes") == ["a.md"]
+        assert outcome(os.rmdir, world.path / "notes") == errno.ENOTEMPTY
+
+    tell(story)
+
+
+def test_a_removed_file_that_is_open_can_still_be_written(world: Place, tell: Tell) -> None:
+    """It goes on by itself: the source is not touched, and no name comes back."""
+
+    def story() -> None:
+        path = world.path / "build/old"
+        with path.open("r+b", buffering=0) as file:
+            path.unlink()
+            assert file.write(b"NEW") == 3
+            assert os.pread(file.fileno(), 10, 0) == b"NEW"
+            assert not path.exists()
+            path.write_text("another")
+            file.write(b" and more")
+            assert os.pread(file.fileno(), 20, 0) == b"NEW and more"
+        assert path.read_text() == "another"
+
+    tell(story)
+
+
+def test_renames_within_scratch(world: Place, tell: Tell) -> None:
+    """Files of both layers, over files of both layers; directories of the layer; exchanged and not replaced."""
+
+    def story() -> None:
+        top = world.path / "build"
+        (top / "x").write_text("x")
+        (top / "x").rename(top / "old")
+        assert (top / "old").read_text() == "x"
+        (top / "old").rename(top / "deep/file")
+        assert ((top / "deep/file").read_text(), (top / "old").exists()) == ("x", False)
+        (world.path / "notes/cache/a").rename(top / "a")
+        assert ((top / "a").read_text(), os.listdir(world.path / "notes/cache")) == ("a", [])
+        (top / "b").write_text("b")
+        assert outcome(renameat2, top / "a", top / "b", RENAME_NOREPLACE) == errno.EEXIST
+        renameat2(top / "a", top / "b", RENAME_EXCHANGE)
+        assert ((top / "a").read_text(), (top / "b").read_text()) == ("b", "a")
+        (top / "d").mkdir()
+        (top / "d/f").write_text("f")
+        with (top / "d/f").open("a") as file:
+            (top / "d").rename(top / "e")
+            file.write("g")
+        assert (top / "e/f").read_text() == "fg"
+        (top / "empty").mkdir()
+        (top / "e").rename(top / "empty")
+        assert (top / "empty/f").read_text() == "fg"
+        assert outcome(os.rename, top / "empty", top / "deep") == errno.ENOTEMPTY
+        (top / "deep/file").unlink()
+        (top / "empty").rename(top / "deep")
+        assert os.listdir(top / "deep") == ["f"]
+        (top / "link").rename(top / "moved")
+        assert os.readlink(top / "moved") == "old"
+        assert sorted(os.listdir(top)) == ["a", "b", "deep", "moved"]
+
+    tell(story)
+
+
+def test_nothing_goes_from_one_layer_to_the_other(world: Place, tell: Tell) -> None:
+    """Rename, link and exchange between the source and scratch are EXDEV; so is moving a directory of the source."""
+
+    def story() -> None:
+        note, built = world.path / "notes/a.md", world.path / "build/x"
+        built.write_text("x")
+        for make in (os.rename, os.link):
+            assert outcome(make, note, world.path / "build/y") == errno.EXDEV
+            assert outcome(make, built, world.path / "notes/y") == errno.EXDEV
+            assert outcome(make, world.path / "build/old", world.path / "notes/y") == errno.EXDEV
+        assert outcome(renameat2, note, built, RENAME_EXCHANGE) == errno.EXDEV
+        assert outcome(os.rename, world.path / "build/deep", world.path / "build/deeper") == errno.EXDEV
+        assert outcome(os.rename, world.path / "notes", world.path / "build/notes") in (errno.EXDEV, errno.EACCES)
+        shutil.move(built, world.path / "build/deep/x")
+        assert (world.path / "build/deep/x").read_text() == "x"
+        assert note.read_text() == "text"
+
+    tell(story)
+
+
+def test_protection_comes_first(world: Place, tell: Tell) -> None:
+    """What is protected stays so below a scratch path, and no symlink or device gets in by way of it."""
+
+    def story() -> None:
+        top = world.path / "build"
+        assert outcome(os.mkdir, top / "closed") == errno.EROFS
+        (top / "d").mkdir()
+        (top / "d/f").write_text("f")
+        assert outcome(os.rename, top / "d", top / "closed") == errno.EROFS
+        assert outcome(os.symlink, "/etc/passwd", top / "l") == errno.EPERM
+        assert outcome(os.symlink, "../closed/x", top / "l") == errno.EPERM
+        assert outcome(os.symlink, "closed/x", top / "l") == errno.EPERM
+        (top / "d/l").symlink_to("../f")
+        assert outcome(os.rename, top / "d/l", world.path / "new") == errno.EPERM
+        assert outcome(os.mknod, top / "dev", 0o600 | stat.S_IFCHR, os.makedev(1, 3)) == errno.EPERM
+
+    tell(story)
+
+
+def test_the_bytes_are_bounded(world: Place, tell: Tell) -> None:
+    """However a file grows: by writing, sparsely, by allocation, by copying, by being brought up or renamed."""
+
+    def story() -> None:
+        top = world.path / "build"
+        (top / "half").write_bytes(b"x" * 500_000)
+        (top / "file").write_bytes(b"x" * 500_000)
+        with (top / "file").open("r+b", buffering=0) as file:
+            fd = file.fileno()
+            assert outcome(os.pwrite, fd, b"x", 500_000) == errno.EFBIG
+            assert outcome(os.ftruncate, fd, 500_001) == errno.EFBIG
+            assert outcome(os.posix_fallocate, fd, 0, 500_001) == errno.EFBIG
+            assert outcome(fallocate, fd, FALLOC_KEEP_SIZE, 0, 600_000) == errno.EFBIG
+            with (top / "half").open("rb") as half:
+                assert outcome(os.copy_file_range, half.fileno(), fd, 10, 0, 500_000) == errno.EFBIG
+            assert os.pwrite(fd, b"y" * 1000, 0) == 1000
+            (top / "half").unlink()
+            file.truncate(0)
+            assert outcome(os.ftruncate, fd, 1_000_001) == errno.EFBIG
+            assert outcome(fallocate, fd, FALLOC_KEEP_SIZE, 0, 1_000) == errno.EOPNOTSUPP
+            os.ftruncate(fd, 1_000_000)
+            assert outcome((top / "other").write_bytes, b"x") == errno.EFBIG
+            assert outcome((top / "old").write_bytes, b"x") == errno.EFBIG
+            (top / "file").unlink()
+            assert outcome((top / "other").write_bytes, b"x") == errno.EFBIG
+        # What was removed counts until the kernel says that nobody has it open any more.
+        until(lambda: outcome((top / "other").write_bytes, b"x" * 999_000) == 999_000, "there is room again")
+        (world.path / "free").mkdir()
+        (world.path / "free/large").write_bytes(b"x" * 2_000_000)
+        assert outcome(os.rename, world.path / "free/large", top / "large") == errno.EFBIG
+        (top / "other").rename(world.path / "free/other")
+        (top / "another").write_bytes(b"x" * 999_000)
+
+    tell(story)
+
+
+def test_a_directory_of_the_source_takes_along_what_lies_beside_it(world: Place) -> None:
+    """Renamed, it shows at its new place what was scratch at the old, where it is scratch there too."""
+
+    def story() -> None:
+        (world.path / "notes/d").mkdir()
+        (world.path / "notes/d/x.pyc").write_text("x")
+        (world.path / "notes/d/cache").mkdir()
+        (world.path / "notes/d/cache/y").write_text("y")
+        os.rename(world.path / "notes/d", world.path / "notes/e")
+        assert (world.path / "notes/e/x.pyc").read_text() == "x"
+        assert sorted(os.listdir(world.path / "notes/e")) == ["cache", "x.pyc"]
+        (world.path / "notes/d").mkdir()
+        assert os.listdir(world.path / "notes/d") == []
+        assert outcome(os.rmdir, world.path / "notes/e") == errno.ENOTEMPTY
+        assert outcome(os.rename, world.path / "notes/d", world.path / "notes/e") == errno.ENOTEMPTY
+        os.rename(world.path / "notes/e", world.path / "notes/d")
+        assert (world.path / "notes/d/cache/y").read_text() == "y"
+        shutil.rmtree(world.path / "notes/d")
+        (world.path / "notes/d").mkdir()
+        assert os.listdir(world.path / "notes/d") == []
+        assert sorted(os.listdir(world.source / "notes")) == ["a.md", "cache", "d"]
+
+    world.does(story)
+
+
+def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
+    """However many there are, and while they change."""
+
+    def story() -> None:
+        top = world.path / "build/many"
+        (world.source / "build/many").mkdir()
+        below = {f"{number:04}-{'x' * 80}" for number in range(1000)}
+        for name in below:
+            (world.source / "build/many" / name).touch()
+        gone = {name for name in below if int(name[:4]) % 3 == 0}
+        changed = {name for name in below if int(name[:4]) % 3 == 1}
+        above = {f"{number:04}-{'y' * 80}" for number in range(1000)}
+        for name in gone:
+            (top / name).unlink()
+        for name in changed:
+            (top / name).write_text("changed")
+        for name in above:
+            (top / name).touch()
+        shown = (below - gone) | above
+        assert sorted(os.listdir(top)) == sorted(shown)
+        with os.scandir(top) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries}
+        assert {name for name, size in sizes.items() if size} == changed
+        seen = []
+        with os.scandir(top) as entries:
+            for number, entry in enumerate(entries):
+                seen.append(entry.name)
+                if number % 10 == 0:
+                    (top / f"new-{number}").touch()
+                if number % 10 == 5:
+                    (top / f"new-{number - 5}").unlink()
+                if number % 10 == 7 and entry.name in below - changed:
+                    (top / entry.name).write_text("now")
+        stayed = [name for name in seen if not name.startswith("new-")]
+        assert sorted(stayed) == sorted(shown)
+        shutil.rmtree(top)
+        assert not top.exists()
+        assert len(os.listdir(world.source / "build/many")) == 1000
+
+    world.does(story)
+
+
+def test_what_is_kept_and_what_is_gone_with_the_session(place: MakePlace) -> None:
+    """The layer ends with the session, with whatever modes lie in it, and that of a killed one with the next mount."""
+    world = place(policy=POLICY)
+
+    def story(top: Path) -> None:
+        (top / "build/d/e").mkdir(parents=True)
+        (top / "build/d/e/f").write_text("f")
+        os.chmod(top / "build/d/e", 0)
+        os.chmod(top / "build/d", 0)
+
+    sessions = world.home / "sessions"
+    world.does(story, world.path)
+    world.umount()
+    assert not (sessions / world.session.session / "scratch").exists()
+    killed = place(policy=POLICY)
+    killed.does(story, killed.path)
+    killed.kill()
+    left = sessions / killed.session.session / "scratch"
+    assert left.exists()
+    again = place(policy=POLICY)
+    assert not left.exists()
+    assert os.listdir(again.source) == []
