@@ -84,13 +84,15 @@ class Attributes(Content):
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
         apart = node.apart
         here = NO_FACTS if apart else EXISTS
+        in_source = not apart
         asked: list[tuple[Operation, Facts]] = []
         if valid & _SIZE:
-            asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
+            asked.append((Operation.TRUNCATE, Facts(size=fields[3], size_before=st.st_size, in_source=in_source)))
         if valid & _OWNER:
             asked.append((Operation.SET_OWNER, here))
         if valid & _MODE:
-            asked.append((Operation.SET_MODE, here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here))
+            facts = Facts(mode=fields[11] & 0o7777, in_source=in_source) if kind is Kind.FILE else here
+            asked.append((Operation.SET_MODE, facts))
         if valid & _TIMES and not valid & _SIZE:
             asked.append((Operation.SET_TIMES, here))
         if kind is not Kind.FILE:

@@ -181,7 +181,7 @@ class Names(Scratching):
         if flags & ~(system.RENAME_NOREPLACE | system.RENAME_EXCHANGE):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         source = self._end(header, old)
-        target = self._end(header._replace(node_id=target_id), new)
+        target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
         if self._held.directories and self._rename_held(header, source, target, flags):
             return NOTHING
         if source.st is None:
