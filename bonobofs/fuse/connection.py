@@ -34,6 +34,8 @@ SPIN: Final = 200
 """Reads that are tried before waiting, where there are two CPUs or more."""
 READ_AHEAD_KB: Final = 512
 """Four times what a mount begins with: 1 GiB is read in five sixths of the time. More leaves the processor's cache."""
+LOOK: Final = 1.0
+"""Seconds after which a request counts as hanging, at most twice as many."""
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
 _MS_NOEXEC: Final = 8
@@ -161,6 +163,7 @@ class Connection:
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._spin: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
         self._idle: Final = Idle()
+        self._served = 0
         self._pipe: Final = Pipe()
         self._notices: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
@@ -270,6 +273,7 @@ class Connection:
                 listened = now
                 self._hear(now, hooks)
             if length > 0:
+                self._served += 1
                 hooks.before(now)
                 self._handle(length, handlers, hooks.failed)
                 hooks.after()
@@ -387,7 +391,14 @@ class Connection:
             self.invalidate_entry(parent_id, name)
 
     def _notify(self) -> None:
-        while notice := self._notices.get():
+        while True:
+            try:
+                notice = self._notices.get(timeout=LOOK)
+            except queue.Empty:
+                self._idle.look(self._served)
+                continue
+            if not notice:
+                return
             try:
                 os.write(self._fd, notice)
             except OSError as error:

@@ -40,6 +40,7 @@ class Idle:
     def __init__(self) -> None:
         self._fd = -1
         self._awake = False
+        self._served = -1
         if (found := device()) is not None:
             with suppress(OSError):  # a container may show the device and not let it be opened
                 self._fd = os.open(found, os.O_WRONLY | os.O_CLOEXEC)
@@ -56,6 +57,12 @@ class Idle:
         if self._awake:
             os.write(self._fd, _NO_WISH)
             self._awake = False
+
+    def look(self, served: int) -> None:
+        """Called now and then by another thread, with how many were served: a request that hangs keeps none awake."""
+        if served == self._served:
+            self.let_halt()
+        self._served = served
 
     def close(self) -> None:
         """Give the wish up for good."""

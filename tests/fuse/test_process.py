@@ -72,6 +72,15 @@ def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place)
         return wish() == 0
 
     until(works, "idle processors are kept awake")
+    asking = idle.Idle()
+    try:
+        asking.keep_awake()
+        asking.look(7)
+        assert wish() == 0
+        asking.look(7)  # nothing was served since
+        until(lambda: wish() > 0, "a request that hangs keeps no processor awake")
+    finally:
+        asking.close()
     until(lambda: wish() > 0, "they may halt again")
 
 
