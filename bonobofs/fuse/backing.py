@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -333,6 +334,10 @@ class Backing(Descriptors):
     def rmdir(self, directory: int, name: bytes, leave: Allowed) -> None:
         """Remove an empty directory."""
         os.rmdir(name, dir_fd=directory)
+
+    def remove_tree(self, directory: int, name: bytes, leave: Allowed) -> None:
+        """Remove a directory and all that is in it."""
+        shutil.rmtree(name, dir_fd=directory)
 
     def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed) -> None:
         """Move a name, with the flags of renameat2(2)."""

@@ -147,8 +147,9 @@ class Names(Scratching):
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
         with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
+            remove = self._removal(where, leave, where.layer.unlink)
             node = self._leaving(where, directory, name, st)
-            self._or_stays(node, lambda: self._remove(where, leave, lambda: where.layer.unlink(directory, name, leave)))
+            self._or_stays(node, lambda: remove(directory, name, leave))
         self._left(node, where, name, st)
         self._vanished(parent, name, leave)
         return NOTHING
@@ -161,8 +162,9 @@ class Names(Scratching):
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
             self._check_shown_empty(where, directory, name, request.path, leave)
+            remove = self._removal(where, leave, where.layer.rmdir)
             node = self._leaving(where, directory, name, st)
-            self._or_stays(node, lambda: self._remove(where, leave, lambda: where.layer.rmdir(directory, name, leave)))
+            self._or_stays(node, lambda: remove(directory, name, leave))
             self._scratch.discard(request.path, leave)
         self._left(node, where, name, st)
         self._vanished(parent, name, leave)

@@ -20,7 +20,7 @@ from typing import Final
 
 from bonobofs.decision import Allowed, Denied
 from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.descriptors import R, W
+from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.held import is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.policy.engine import Policy
@@ -74,8 +74,10 @@ class Scratch:
         path = self._inodes.path(node)
         beside = self.directories.get(path)
         if beside is None:
-            if node.parent is None:
+            if not path:
                 upper = self.layer.top
+            elif node.parent is None:
+                raise stale()  # it was removed, and something else may have its path
             else:
                 above = self.counterpart(node.parent, leave).upper
                 directory = self.layer.directory(above, changing=True)
@@ -89,9 +91,9 @@ class Scratch:
 
     def _follow(self, node: Node, upper: Node, leave: Allowed) -> None:
         """Files are made in the counterpart by whoever may make them in the directory, and belong to the same group."""
+        if not self.layer.privileged:
+            return  # all is made by the same user
         below, above = node.layer.stat(node), self.layer.stat(upper)
-        if upper is self.layer.top and not self.layer.privileged:
-            return
         wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
             self.layer.dress(upper, node, leave)
@@ -109,19 +111,29 @@ class Scratch:
 
     def below(self, path: WorkspacePath) -> Iterator[tuple[WorkspacePath, Beside]]:
         """The directories of the source at `path` and below that have something beside them."""
-        for at, beside in self.directories.items():
-            if is_below(at, path):
-                yield at, beside
+        if path in self.directories:  # or nothing below has: a counterpart has one above it
+            for at, beside in self.directories.items():
+                if is_below(at, path):
+                    yield at, beside
 
     def discard(self, path: WorkspacePath, leave: Allowed) -> None:
-        """The directory of the source at `path`, which showed nothing, is shown no more."""
-        for at in sorted((at for at, _ in self.below(path)), key=len, reverse=True):
-            upper = self.directories.pop(at).upper
-            assert upper.parent is not None
-            self.layer.rmdir(self.layer.directory(upper.parent, changing=True), upper.name, leave)
-            self._inodes.cut_off(upper)
-            self._inodes.forget(upper.id, 1)
-            self.layer.release(upper)
+        """No directory of the source is shown at `path` any more.
+
+        What is still in its counterpart was left when somebody removed the directory behind the mount.
+        """
+        if path not in self.directories:
+            return
+        upper = self.directories[path].upper
+        assert upper.parent is not None
+        directory, name = self.layer.directory(upper.parent, changing=True), upper.name
+        for each in self.layer.walk(directory, name):
+            self.sizes.drop(each.st.st_ino + self.layer.numbers)
+        self.layer.remove_tree(directory, name, leave)
+        for at, beside in list(self.below(path)):
+            del self.directories[at]
+            self._inodes.cut_off(beside.upper)
+            self._inodes.forget(beside.upper.id, 1)
+            self.layer.release(beside.upper)
 
     def move(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, leave: Allowed) -> None:
         """A directory of the source goes by `name` in `node` now: what lies beside it goes along."""

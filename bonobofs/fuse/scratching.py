@@ -22,6 +22,8 @@ from bonobofs.fuse.scratch import Beside
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
+Removal = Callable[[int, bytes, Allowed], None]
+
 
 class Scratching(Holding):
     """What the handlers do where a path is scratch."""
@@ -56,6 +58,7 @@ class Scratching(Holding):
         beside = self._scratch.counterpart(parent, leave)
         if name in beside.names or (name not in beside.gone and _number(directory, name)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self._scratch.discard(self._inodes.join(parent, name), leave)
         return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
 
     def _appeared(self, parent: Node, home: Node, name: bytes) -> None:
@@ -136,12 +139,13 @@ class Scratching(Holding):
 
     # -- removing
 
-    def _remove(self, where: Node, leave: Allowed, effect: Callable[[], None]) -> None:
-        """Remove what the layer has; what the source has stays, and is only shown no more."""
+    def _removal(self, where: Node, leave: Allowed, effect: Removal) -> Removal:
+        """What removes a name: of the layer, the effect itself; what the source has stays, and is only hidden."""
         if leave.apart is where.apart:
-            effect()
-        elif leave.apart is not Apart.SCRATCH:
+            return effect
+        if leave.apart is not Apart.SCRATCH:
             raise Elsewhere(leave)
+        return _stays
 
     def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, leave: Allowed) -> None:
         """ENOTEMPTY: a directory shows something that the layer has, or that is held, or that stays in the source."""
@@ -190,6 +194,8 @@ class Scratching(Holding):
         elif over is not None:
             other = self._giving_way_above(target, over, leave)
         home = target.parent if target.parent.apart else self._scratch.counterpart(target.shown, leave).upper
+        if home is not target.parent:
+            self._scratch.discard(target.path, leave)
         above = target._replace(parent=home, directory=layer.directory(home, changing=True))
         ends = source.directory, source.name, above.directory, target.name
         self._or_stays(other, lambda: layer.rename(*ends, system.RENAME_EXCHANGE if exchange else 0, leave))
@@ -204,10 +210,7 @@ class Scratching(Holding):
     def _giving_way_above(self, target: End, over: os.stat_result, leave: Allowed) -> Node | None:
         if stat.S_ISDIR(over.st_mode):
             self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
-        node = self._leaving(target.parent, target.directory, target.name, over)
-        if not target.parent.apart:
-            self._scratch.discard(target.path, leave)
-        return node
+        return self._leaving(target.parent, target.directory, target.name, over)
 
     def _raised_end(self, header: Header, end: End) -> End:
         """The end, of what was brought up into the layer if the source had it. EXDEV: it cannot be."""
@@ -345,6 +348,10 @@ class Scratching(Holding):
         super()._forget_node(node_id, count)
         if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
             self._scratch.sizes.drop(node.ino)
+
+
+def _stays(_directory: int, _name: bytes, _leave: Allowed) -> None:
+    """What the source has is left as it is."""
 
 
 def _number(directory: int, name: bytes) -> int:

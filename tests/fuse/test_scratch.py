@@ -326,6 +326,28 @@ def test_a_directory_of_the_source_takes_along_what_lies_beside_it(world: Place)
     world.does(story)
 
 
+def test_directories_that_are_removed_behind_the_mount(world: Place) -> None:
+    """What lay beside them does not come in the way of what is made in their place."""
+
+    def story() -> None:
+        top = world.path / "build"
+        (top / "deep/mine").write_text("mine")
+        (world.path / "notes/cache/mine").write_text("mine")
+        shutil.rmtree(world.source / "build/deep")
+        shutil.rmtree(world.source / "notes/cache")
+        until(lambda: not (top / "deep").exists() and not (world.path / "notes/cache").exists(), "it is seen")
+        (top / "deep").mkdir()
+        assert os.listdir(top / "deep") == []
+        (top / "other").mkdir()
+        (top / "other/file").write_text("x")
+        (top / "other").rename(world.path / "notes/cache")
+        assert os.listdir(world.path / "notes/cache") == ["file"]
+        assert sorted(os.listdir(top)) == ["deep", "link", "old"]
+        assert os.listdir(world.source / "notes") == ["a.md"]
+
+    world.does(story)
+
+
 def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
     """However many there are, and while they change."""
 
