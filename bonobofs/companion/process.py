@@ -52,6 +52,8 @@ class Companion:
                     self._act(kind, body, now)
             if self._watching is not None and self._watching.fileno() in ready:
                 self._watching.read(now)
+            if self._watching is not None and self._watching.due(now) <= 0:
+                self._watching.tell_closed()
             if self._judging.due(now) <= 0:
                 self._judging.judge()
             if self._policy.due(now) <= 0:
@@ -63,8 +65,10 @@ class Companion:
         poll.register(self._line.fileno(), select.POLLIN)
         seconds = min(self._judging.due(now), self._policy.due(now), _MOST_SECONDS)
         watching = self._watching
+        if watching is not None:
+            seconds = min(seconds, watching.due(now))
         if watching is not None and watching.fileno() >= 0:
-            wait = watching.due(now)
+            wait = watching.may_read(now)
             if wait <= 0:
                 poll.register(watching.fileno(), select.POLLIN)
             else:

@@ -6,45 +6,62 @@ import select
 from typing import Final
 
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.integrity.watch import UnwatchableError, Watcher
-from bonobofs.state.changes import encode
+from bonobofs.integrity.watch import Changes, UnwatchableError, Watcher
+from bonobofs.state.changes import CLOSED, MODIFIED, Names, encode
 
 _APART: Final = 0.02
 """Seconds between two readings: while changes keep coming, more of them become one."""
 
 
+_QUIET: Final = 0.2
+"""Seconds without a change after which it is told which files were closed."""
+_MOST_CLOSED: Final = 20_000
+
+
 class Watching:
-    """One service of the companion. UnwatchableError from its making: the source cannot be watched."""
+    """One service of the companion. UnwatchableError from its making: the source cannot be watched.
+
+    That a file was closed means something only where it was written through a mapping, and the server closes every file
+    that was written through the mount: this waits until nobody is busy.
+    """
 
     def __init__(self, line: Line) -> None:
         self._line: Final = line
         self._watcher: Watcher | None = Watcher()
         self._not_before = 0.0
+        self._last = 0.0
+        self._closed: dict[tuple[int, bytes, bytes], None] = {}
+        self._closed_since = 0
 
     def fileno(self) -> int:
         """What can be read when something has changed; -1: nothing is watched any more."""
         return self._watcher.fileno() if self._watcher is not None else -1
 
-    def due(self, now: float) -> float:
+    def may_read(self, now: float) -> float:
         """Seconds until changes may be read."""
         return max(0.0, self._not_before - now)
 
+    def due(self, now: float) -> float:
+        """Seconds until it is told which files were closed."""
+        return max(0.0, self._last + _QUIET - now) if self._closed else float("inf")
+
     def read_rest(self, now: float) -> None:
-        """Tell the server what has changed by now, if anything has."""
+        """Tell the server all that has changed by now."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         if self._watcher is not None and poll.poll(0):
             self.read(now)
+        self.tell_closed()
 
     def read(self, now: float) -> None:
         """Tell the server what has changed. Blocks while nothing has."""
         if self._watcher is None:
             return
         self._not_before = now + _APART
+        self._last = now
         try:
             changes = self._watcher.read()
-            if changes.names:
-                self._line.send(Kind.CHANGED, encode(changes.since, changes.names))
+            self._tell(changes)
             if changes.lost:
                 self._line.tell(Kind.LOST)
                 self._watcher.begin_anew()
@@ -53,3 +70,27 @@ class Watching:
         except UnwatchableError as error:
             self._watcher = None
             self._line.tell(Kind.UNWATCHED, {"reason": str(error)})
+
+    def tell_closed(self) -> None:
+        """Tell the server which files were closed."""
+        if self._closed:
+            found = [Names(ino, path, {name: MODIFIED}) for ino, path, name in self._closed]
+            self._line.send(Kind.CHANGED, encode(self._closed_since, found))
+            self._closed.clear()
+
+    def _tell(self, changes: Changes) -> None:
+        found = []
+        for ino, path, names in changes.names:
+            closed = [name for name, kinds in names.items() if kinds == CLOSED]
+            if closed:
+                if not self._closed:
+                    self._closed_since = changes.since
+                for name in closed:
+                    del names[name]
+                    self._closed[ino, path, name] = None
+            if names:
+                found.append(Names(ino, path, names))
+        if found:
+            self._line.send(Kind.CHANGED, encode(changes.since, found))
+        if len(self._closed) > _MOST_CLOSED:
+            self.tell_closed()

@@ -45,8 +45,7 @@ class Content(Scratching):
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
         node = self._changed(header, Operation.WRITE_FILE)
-        layer = node.layer
-        fd = layer.file(node, W)
+        fd = node.layer.file(node, W)
         appends = flags & os.O_APPEND
         if appends and self.turns is not None and not node.apart:
             self.turns.begin(node.ino, half=may_be_half(offset, size))
@@ -61,11 +60,7 @@ class Content(Scratching):
             if self._raise(header, node) is None:
                 raise
             return self._write(header, body)  # of the layer by now
-        try:
-            written = layer.append(fd, data, run.leave) if appends else layer.write(fd, data, at, run.leave)
-        except BaseException as error:
-            self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
-            raise
+        written = self._put(node, fd, data, -1 if appends else at, run.leave)
         self._count(run, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
@@ -76,6 +71,14 @@ class Content(Scratching):
             self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
         node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
+
+    def _put(self, node: Node, fd: int, data: memoryview, at: int, leave: Allowed) -> int:
+        """Write at an offset, or at the end where that is -1; bytes written."""
+        try:
+            return node.layer.append(fd, data, leave) if at < 0 else node.layer.write(fd, data, at, leave)
+        except BaseException as error:
+            self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
+            raise
 
     def _count(self, run: Run, node: Node, written: int, size: int) -> None:
         run.count += 1

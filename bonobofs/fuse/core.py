@@ -16,7 +16,7 @@ from bonobofs.fuse.descriptors import stale
 from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
-from bonobofs.fuse.noticing import UNTOLD, Noticing, told_by
+from bonobofs.fuse.noticing import UNTOLD, Noticing, once_moved, told_by
 from bonobofs.fuse.scratch import Scratch
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
@@ -148,7 +148,7 @@ class Core:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
         told = st.st_size << 62 | st.st_ctime_ns
         if node.told != told:
-            if node.told != UNTOLD and not node.apart:
+            if node.told not in (UNTOLD, once_moved(st)) and not node.apart:
                 self.noticing.differs(node, st)
             node.told = told
 
@@ -297,7 +297,7 @@ class Core:
         if node.parent is parent and node.name == name:
             self._unnamed(node, st)
         if st.st_nlink > 1 and not node.is_dir:
-            self._did(node)
+            node.told = once_moved(st)
 
     def _unnamed(self, node: Node, st: os.stat_result) -> None:
         """The name that the node went by is gone."""

@@ -11,7 +11,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.holding import End
 from bonobofs.fuse.inodes import Node, kind_of
-from bonobofs.fuse.noticing import UNTOLD
+from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratching import Scratching
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.request import Facts, Kind, Operation, Request
@@ -132,7 +132,7 @@ class Names(Scratching):
             home, directory = self._home(parent, directory, name, leave)
             node.layer.link(node, directory, name, leave)
             self._appeared(parent, home, name)
-        node.told = UNTOLD
+        node.told = once_moved(st)
         self._inodes.note_link(node.ino, node.parent, node.name)
         self._inodes.note_link(node.ino, home, name)
         return self._made(home, directory, name)

@@ -27,12 +27,21 @@ UNTOLD: Final = -1
 
 _REMEMBERED: Final = 32_768
 """Own effects that are remembered at least. More changes than inotify queues by default cannot be on their way."""
+_MODIFICATION: Final = (1 << 62) - 1
 _AT_ONCE: Final = 512
 
 
 def told_by(st: os.stat_result) -> int:
     """Change time and size in one number, which is what a node remembers."""
     return st.st_size << 62 | st.st_ctime_ns
+
+
+def once_moved(st: os.stat_result) -> int:
+    """What a node remembers once the mount has changed its names, when it was as `st` says.
+
+    Its change time is another one then, which is not looked up: what was written in it is as it was.
+    """
+    return -2 - (st.st_size << 62 | st.st_mtime_ns & _MODIFICATION)
 
 
 class Lately:
@@ -117,6 +126,8 @@ class Noticing:
             self._compare(ino, path, name, kinds)
 
     def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
+        if kinds == GONE and self.lately.leads_to(ino, name) == 0:
+            return  # the mount has removed it, or moved it away, and nothing has come there since
         directory = self._inodes.find(ino)
         st = self._look(directory, path, name)
         there = st.st_ino if st is not None else 0
@@ -129,6 +140,9 @@ class Noticing:
         told = self.lately.told(there) if node is None else node.told
         if told == told_by(st):
             return
+        if told < UNTOLD and told == once_moved(st):
+            self._remember(node, st)
+            return
         if node is not None and node.is_dir:
             self._directory_differs(node, told, st, self._text(path, name), kinds)
             return
@@ -140,10 +154,14 @@ class Noticing:
             return  # it was only opened for writing, or its directory came here
         if node is not None:
             self._notices.inode(node.id, 0, 0)
+        self._remember(node, st)
+        self._suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
+
+    def _remember(self, node: Node | None, st: os.stat_result) -> None:
+        if node is not None:
             node.told = told_by(st)
         else:
-            self.lately.note_told(there, told_by(st))
-        self._suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
+            self.lately.note_told(st.st_ino, told_by(st))
 
     def _leads_elsewhere(
         self, directory: Node | None, path: bytes, name: bytes, kinds: int, st: os.stat_result | None
@@ -213,7 +231,7 @@ class Noticing:
                 st = None
             if st is None or st.st_ino != node.ino:
                 self._suspect(path, GONE if st is None else MADE, st)
-            elif node.told not in (UNTOLD, told_by(st)):
+            elif node.told not in (UNTOLD, told_by(st), once_moved(st)):
                 node.told = told_by(st)
                 if not node.is_dir:
                     self._suspect(path, MODIFIED, st)

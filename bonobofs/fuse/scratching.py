@@ -17,7 +17,7 @@ from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.held import joined
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
-from bonobofs.fuse.noticing import UNTOLD, told_by
+from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratch import Beside
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.request import EXISTS, Kind, Operation, Request, WorkspacePath
@@ -315,21 +315,18 @@ class Scratching(Holding):
     ) -> None:
         """What was moved lies in `home` now, and what was in `target` has given way or moved the other way."""
         if target.st is not None and exchange:
-            self._moved(other, home, source, target.st.st_ino)
+            self._moved(other, home, source, target.st)
         else:
             self._did_name(source.parent, source.name, 0)
         if target.st is not None and not exchange:
             self._left(other, target.parent, target.name, target.st)
-        self._moved(moved, source, home, st.st_ino)
+        self._moved(moved, source, home, st)
 
-    def _moved(self, node: Node | None, origin: End, target: End, ino: int) -> None:
-        self._did_name(target.parent, target.name, ino)
+    def _moved(self, node: Node | None, origin: End, target: End, st: os.stat_result) -> None:
+        self._did_name(target.parent, target.name, st.st_ino)
         if node is None:
             return
-        try:
-            node.told = told_by(os.stat(target.name, dir_fd=target.directory, follow_symlinks=False))
-        except OSError:
-            node.told = UNTOLD
+        node.told = once_moved(st)
         if node.parent is origin.parent and node.name == origin.name:
             self._inodes.rename(node, target.parent, target.name)
         else:

@@ -15,6 +15,8 @@ GONE: Final = 4
 BEGAN: Final = 8
 """The first that happened to the name was that it was made: it led to nothing before."""
 DIRECTORY: Final = 16
+CLOSED: Final = 32
+"""A file that was open for writing was closed: what was written through a mapping says so in no other way."""
 _PLAIN: Final = 64
 """Added to a sum of these, so that it is a character, and not a slash."""
 _SLASH: Final = 47
