@@ -190,6 +190,17 @@ class Descriptors:
         finally:
             os.close(fd)
 
+    def stat_below(self, path: bytes) -> os.stat_result:
+        """What lies at `path` below the source, however long that is."""
+        if len(path) < _LONG_PATH:
+            return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+        above, name = os.path.split(path)
+        fd = self._walk(above)
+        try:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        finally:
+            os.close(fd)
+
     def _walk(self, path: bytes) -> int:
         """An O_PATH descriptor of a directory whose path may be longer than one system call takes."""
         fd = self.root

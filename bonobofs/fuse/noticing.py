@@ -190,7 +190,7 @@ class Noticing:
         for above in places:
             try:
                 full = b"%s/%s" % (above, name) if above and name else above or name or b"."
-                return os.stat(full, dir_fd=self._backing.root, follow_symlinks=False)
+                return self._backing.stat_below(full)
             except OSError:
                 continue
         return None
