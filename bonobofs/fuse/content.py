@@ -50,8 +50,7 @@ class Content(Scratching):
         if appends and self.turns is not None and not node.apart:
             self.turns.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
-        if node.told != st.st_size << 62 | st.st_ctime_ns:
-            self._see(node, st)
+        self._see(node, st)
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
         try:
