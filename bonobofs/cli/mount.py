@@ -35,7 +35,12 @@ def mount(
             metavar="FILE", help="The policy file. Default: policy.toml in the state directory, else the packaged one."
         ),
     ] = None,
-    transport: Annotated[str, typer.Option(metavar="T", help="auto or kernel.")] = "auto",
+    transport: Annotated[
+        str,
+        typer.Option(
+            metavar="T", help="auto, kernel or portable: the kernel's own protocol where it can be, else by libfuse."
+        ),
+    ] = "auto",
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
     allow_other: Annotated[
         bool, typer.Option("--allow-other", help="Let other users in; new files are theirs where root serves.")

@@ -154,7 +154,7 @@ class Content(Scratching):
         Set-group-id without group execution stays for a member of the group.
         """
         killed = stat.S_ISUID
-        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not _is_member(header, st.st_gid)):
+        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
             killed |= stat.S_ISGID
         if st.st_mode & killed:
             node.layer.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
@@ -288,7 +288,7 @@ class Content(Scratching):
         return node, reply
 
 
-def _is_member(header: Header, gid: int) -> bool:
+def is_member(header: Header, gid: int) -> bool:
     """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
     if header.gid == gid:
         return True

@@ -222,6 +222,8 @@ ATTR: Final = struct.Struct("=QQQqqqIIIIIIIIII")
 flags"""
 ENTRY_OUT: Final = struct.Struct("=QQQQII")
 """nodeid, generation, entry_valid, attr_valid (s), entry_valid_nsec, attr_valid_nsec; then ATTR"""
+NODE_ID: Final = struct.Struct("=Q")
+"""What ENTRY_OUT begins with"""
 ATTR_OUT: Final = struct.Struct("=QII")
 """attr_valid (s), attr_valid_nsec, dummy; then ATTR"""
 OPEN_OUT: Final = struct.Struct("=QII")

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -86,14 +87,16 @@ class Server:
                 b"scratch": lambda: held.describe() + scratch.describe(),
             }
         )
-        self._fd = mount(
-            config["source"],
-            self._mountpoint,
-            self._root,
-            allow_other=config["allow_other"],
-            devices=policy.devices,
+        transport = _transport(config)
+        self._transport: Final = transport(
+            mount(
+                config["source"],
+                self._mountpoint,
+                self._root,
+                allow_other=config["allow_other"],
+                devices=policy.devices,
+            )
         )
-        self._transport: Final[Transport] = Connection(self._fd)
         self._operations: Final = Operations(
             inodes,
             self._backing,
@@ -292,6 +295,17 @@ def _turns(home: Path) -> Turns | None:
         return Turns(home)
     except OSError:
         return None  # appends go on; two mounts may tear a line
+
+
+def _transport(config: dict[str, Any]) -> Callable[[int], Transport]:
+    """What serves the connection. mfusepy is loaded only where it is wanted, and before anything is mounted."""
+    if config["transport"] == "kernel":
+        return Connection
+    sys.path.append(config["packages"])
+    from bonobofs.fuse.portable import Portable  # noqa: PLC0415 - as said above
+
+    sys.path.remove(config["packages"])
+    return Portable
 
 
 def _raise_limit() -> int:

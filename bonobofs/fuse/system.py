@@ -165,3 +165,14 @@ def unshare_mounts() -> None:
 def forbid_tracing() -> None:
     """Keep other processes of the same user from tracing this one or reading its memory and descriptors."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
+def libfuse() -> str | None:
+    """The name of the libfuse 3 that is installed; None where there is none."""
+    for name in ("libfuse3.so.4", "libfuse3.so.3"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    return None

@@ -1,6 +1,7 @@
 """One session from its start to its end. The parts are wired together here and nowhere else.
 
 setup       whose it is, in which role, under which policy
+transports  which of them serves a mount
 mounting    from `mount` to a mount that answers; `launch` starts the serving process
 listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record

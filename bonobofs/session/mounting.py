@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from bonobofs.audit import strays
 from bonobofs.audit.recovery import compare
-from bonobofs.errors import BonobofsError, MountError, UsageError
+from bonobofs.errors import BonobofsError, MountError
 from bonobofs.policy.engine import Policy
-from bonobofs.session import launch
+from bonobofs.session import launch, transports
 from bonobofs.session.ending import take_off
 from bonobofs.session.listing import live_at, was_closed
 from bonobofs.session.setup import Drawn, choose_policy, draw
@@ -26,7 +26,6 @@ from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
 from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
 
-TRANSPORTS = ("auto", "kernel")
 _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000
 
@@ -91,10 +90,9 @@ def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], 
 
 def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str], tuple[str, ...]]:
     """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
-    if order.transport not in TRANSPORTS:
-        raise UsageError(f"there is no transport {order.transport!r}; use one of {', '.join(TRANSPORTS)}")
+    transport = transports.choose(order.transport)
     mountpoint = mounts.resolve(order.mountpoint)
-    notes = _clear(home, mountpoint, source=mounts.resolve(order.source))
+    notes = transport.notes + _clear(home, mountpoint, source=mounts.resolve(order.source))
     source = Path(os.path.realpath(order.source))
     places.check(source, mountpoint, home)
     policy = choose_policy(home, order.policy, source)
@@ -108,7 +106,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         agent=order.agent,
         role=order.role,
         policy=policy,
-        transport="kernel",
+        transport=transport.name,
     )
     session = drawn.session
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
@@ -126,6 +124,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "policy_origin": session.policy.origin,
         "policy_file": str(policy.file),
         "companion": launch.beside(session.source, str(mountpoint)),
+        "transport": transport.name,
+        "packages": transport.packages,
         "allow_other": order.allow_other,
         "keep_scratch": order.keep_scratch,
         "session_dir": str(session_directory(home, session.session)),

@@ -203,6 +203,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "policy_origin": str(policy),
         "policy_file": str(policy),
         "companion": launch.beside(str(source), str(mountpoint)),
+        "transport": "kernel",
         "allow_other": False,
         "session_dir": str(place),
         "trail": str(place / "trail"),
