@@ -69,10 +69,16 @@ class Backing(Descriptors):
         The cookies are the file system's own, so that a reader skips nothing though no handle keeps its place.
         """
         fd = self.listed(node)
+        unread = node.position == 0
         if node.position != cookie:
             os.lseek(fd, cookie, os.SEEK_SET)
         buffer = self._entries
         filled = system.getdents(fd, buffer, min(size, len(buffer)))
+        if unread and cookie and not filled:
+            # A descriptor whose first read was at the end finds nothing from the start either, on ext4.
+            node.position = -1
+            self._drop(node)
+            return []
         found: list[Entry] = []
         raw = buffer.raw[:filled]
         at = 0

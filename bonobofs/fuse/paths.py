@@ -114,6 +114,10 @@ class Paths:
         self._aliases[text] = name
         self.pin(name)
 
+    def is_alias(self, text: bytes) -> bool:
+        """Whether it leads to a name."""
+        return text in self._aliases
+
     def unalias(self, text: bytes) -> bool:
         """Forget an alias; False where there is none."""
         name = self._aliases.pop(text, None)

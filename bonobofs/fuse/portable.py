@@ -25,6 +25,7 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system, virtual
 from bonobofs.fuse.content import is_member
 from bonobofs.fuse.core import Handler, Header, Notices
+from bonobofs.fuse.descriptors import stale
 from bonobofs.fuse.paths import Name, Paths
 from bonobofs.fuse.transport import Hooks
 
@@ -36,6 +37,8 @@ _NOBODY: Final = 0xFFFFFFFF
 _UNSIGNED: Final = (1 << 64) - 1
 _Time = tuple[int, int]
 """Seconds, and nanoseconds or UTIME_NOW or UTIME_OMIT."""
+_LOOKING: Final = (p.Opcode.LOOKUP, p.Opcode.UNLINK, p.Opcode.RENAME, p.Opcode.RENAME2)
+"""Requests in which libfuse asks for attributes to see whether there is such a name."""
 _TOLD: Final = 4096
 """Bytes of a request in which its header and its names lie."""
 _LISTED: Final = 8192
@@ -175,9 +178,17 @@ class _Callbacks:
     def _at(self, path: str | bytes | None, handle: int = 0) -> Header:
         """Who asks about which node; a handle says more than a path."""
         header, _ = self._caller()
-        if handle:
-            return header._replace(node_id=self._opened(handle).node)
-        return header._replace(node_id=self.paths.find(header, _raw(path))[0].node)
+        name = self._opened(handle) if handle else self._find(header, path)[0]
+        return header._replace(node_id=name.node)
+
+    def _find(self, header: Header, path: str | bytes | None) -> tuple[Name, bytes]:
+        """As Paths.find. ESTALE: the kernel had found it, and is to look again."""
+        try:
+            return self.paths.find(header, _raw(path))
+        except FileNotFoundError:
+            if self.opcode in _LOOKING:
+                raise
+            raise stale() from None
 
     def _opened(self, handle: int) -> Name:
         name = self._handles.get(handle)
@@ -210,18 +221,21 @@ class _Callbacks:
         if handle:
             name = self._opened(handle)
         else:
-            name, attr = self.paths.find(header, _raw(path))
+            name, attr = self._find(header, path)
         if not attr:
             reply = self._ask(p.Opcode.GETATTR, header._replace(node_id=name.node), bytes(16))
             attr = reply[p.ATTR_OUT.size :]
-        return _stat(attr)
+        told = _stat(attr)
+        if self.opcode == p.Opcode.GETATTR and path and self.paths.is_alias(path.rpartition(b"/")[2]):
+            told["st_nlink"] += 1  # libfuse takes one off, for the name that it believes to have given the file
+        return told
 
     def readlink(self, path: str) -> str:
         return os.fsdecode(self._ask(p.Opcode.READLINK, self._at(path), b""))
 
     def open(self, path: str, info: Any) -> None:
         header, _ = self._caller()
-        name, _ = self.paths.find(header, _raw(path))
+        name, _ = self._find(header, path)
         info.direct_io = name.node >= virtual.FIRST_ID  # a snapshot: its size may not be what the kernel last heard
         info.fh = self._open(name)
 
@@ -240,7 +254,7 @@ class _Callbacks:
 
     def opendir(self, path: str) -> int:
         header, _ = self._caller()
-        return self._open(self.paths.find(header, _raw(path))[0])
+        return self._open(self._find(header, path)[0])
 
     def readdir_with_offset(
         self, path: str | None, offset: int, handle: int

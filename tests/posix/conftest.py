@@ -2,6 +2,7 @@
 
 bare      the source itself
 kernel    root mounts for everybody, under an allow-all policy; the server may hold few descriptors
+portable  as kernel, or as the user of the tests; through libfuse
 scratch   as kernel, in a directory of the scratch layer, of which the source has none
 guarded   as kernel, or as the user of the tests; in aidlc-docs/ under the default policy
 user      an ordinary user mounts for itself, and runs the cases that an ordinary user can run
@@ -29,10 +30,14 @@ from tests.worlds import ROOT as CHECKOUT
 from tests.worlds import World as Mount
 
 ROOT: Final = os.geteuid() == 0
-WORLDS: Final = ("bare", "kernel", "scratch", "guarded", "user") if ROOT else ("bare", "scratch", "guarded", "user")
+WORLDS: Final = (
+    ("bare", "kernel", "portable", "scratch", "guarded", "user")
+    if ROOT
+    else ("bare", "portable", "scratch", "guarded", "user")
+)
 SCRATCH: Final = '[[scratch]]\npaths = ["scratch/"]\n'
 FEW: Final = 400
-"""Descriptors that the server of the world `kernel` may open."""
+"""Descriptors that the servers of the worlds `kernel` and `portable` may open."""
 
 
 class Ground(NamedTuple):
@@ -133,20 +138,25 @@ def _directory(path: Path, uid: int) -> Path:
 def _mounted(name: str, ground: Ground, bare: Callable[[Case], Seen]) -> Iterator[World]:
     """A mount by the user of the tests."""
     mountpoint = _directory(ground.directory / name, os.geteuid())
-    at, policy, listed = "kernel", ground.directory / "allow-all.toml", differences.KERNEL
+    at, policy, listed = name, ground.directory / "allow-all.toml", differences.KERNEL
     policy.write_text(ALLOW_ALL)
-    if name == "guarded":
+    transport = "kernel"
+    if name == "portable":
+        transport, listed = name, differences.PORTABLE
+    elif name == "guarded":
         at, policy, listed = "aidlc-docs", CHECKOUT / "policy.toml", differences.GUARDED
-    if name == "scratch":
-        at, policy = "scratch", ground.directory / "scratch.toml"
+    elif name == "scratch":
+        policy = ground.directory / "scratch.toml"
         policy.write_text(ALLOW_ALL + SCRATCH)
     below = ground.source / at
     below.mkdir(exist_ok=True)
     mounting = [sys.executable, "-m", "bonobofs", "mount", str(ground.source), str(mountpoint), "--agent", "alice"]
-    few = ["sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"] if name == "kernel" else []
+    few = ["sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"] if name in ("kernel", "portable") else []
     allow_other = ["--allow-other"] if ROOT else []
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT), "BONOBOFS_HOME": str(ground.home)}
-    subprocess.run([*few, *mounting, "--policy", policy, *allow_other], cwd="/", env=env, check=True)
+    subprocess.run(
+        [*few, *mounting, "--transport", transport, "--policy", policy, *allow_other], cwd="/", env=env, check=True
+    )
     made = session.live_at(ground.home, mountpoint)
     assert made is not None
     mount = Mount(ground.home, made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from bonobofs.decision import Code
-from tests.posix.harness import Differences
+from tests.posix.harness import ANY, Differences
 
 _DEVICE, _EXECUTABLE, _HIDDEN = str(Code.DEVICE), str(Code.EXECUTABLE), str(Code.HIDDEN)
 _OUTSIDE, _SIZE, _SUFFIX = str(Code.OUTSIDE), str(Code.SIZE), str(Code.SUFFIX)
@@ -35,6 +35,32 @@ KERNEL: Final[Differences] = {
     },
 }
 """Through a mount under an allow-all policy, by root or by an ordinary user."""
+
+_REMOVED = "libfuse forgets a directory that is removed, and what lies at no path has no attributes there"
+_NAMES = "to libfuse each name of a file is an inode of its own, which shares its bytes and nothing else"
+
+PORTABLE: Final[Differences] = {
+    **KERNEL,
+    "directory.removed_under_the_feet": {
+        **_are("ESTALE", _REMOVED, "create", "listed", "upwards"),
+    },
+    "directory.removed_while_open": {
+        **_are("ESTALE", _REMOVED, "links", "listed", "create", "mkdir", "lookup", "its parent", "its mode"),
+        **_are("ESTALE", _REMOVED, "another one", "not in the old one"),
+    },
+    "directory.replaced_while_open": {
+        **_are("ESTALE", _REMOVED, "links of the old one", "nothing in the old one"),
+    },
+    "random.calls": {
+        "outcomes 1": (ANY, _REMOVED),
+    },
+    "special.fifo": {
+        "by its other name": (b"", _NAMES),
+        "without a name": (b"", _NAMES),
+        **_are("ESTALE", "libfuse keeps a removed file only where it was told that it is open", "fstat", "its links"),
+    },
+}
+"""Through the portable transport, likewise."""
 
 ORDINARY: Final[Differences] = {
     "permission.closed_directory_renamed": {

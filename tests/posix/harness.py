@@ -178,7 +178,7 @@ def compare(this: Case, world: World) -> list[str]:
     below = {sight.what: sight.value for sight in bare.sights}
     for what, expected, value in seen.sights:
         if what in excepted:
-            if value != excepted[what][0]:
+            if excepted[what][0] is not ANY and value != excepted[what][0]:
                 findings.append(f"{what}: {value!r}, but {excepted[what][0]!r} is listed ({excepted[what][1]})")
         elif expected is not ANY and value != expected:
             findings.append(f"{what}: {value!r}, not {expected!r}")

@@ -53,7 +53,7 @@ def test_a_listed_sight_must_exist() -> None:
 def test_every_listed_case_exists() -> None:
     modules = [importlib.import_module(f"tests.posix.{path.stem}") for path in Path(__file__).parent.glob("test_*.py")]
     cases = {test.case.name for module in modules for test in vars(module).values() if hasattr(test, "case")}
-    assert {*differences.KERNEL, *differences.ORDINARY, *differences.GUARDED} <= cases
+    assert {*differences.KERNEL, *differences.PORTABLE, *differences.ORDINARY, *differences.GUARDED} <= cases
 
 
 def test_two_sights_have_two_names() -> None:
