@@ -127,9 +127,9 @@ class Ground(World):
         return [AuditEntry.from_line(line) for line in lines]
 
 
-@pytest.fixture(scope="session")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """One mount for all attacks: none of them may so much as shake it."""
+@pytest.fixture(scope="session", params=["kernel", "portable"])
+def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """One mount by each transport for all attacks: none of them may so much as shake it."""
     top = tmp_path_factory.mktemp("escapes")
     source, mountpoint, outside = top / "source", top / "mount", top / "outside"
     for path in (source, mountpoint, outside):
@@ -139,7 +139,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BONOBOFS_HOME", str(top / "home"))
         home = session.home()
-    order = session.Order(source, mountpoint, agent="alice")
+    order = session.Order(source, mountpoint, agent="alice", transport=request.param)
     ground = Ground(home, session.start(home, order).session, outside)
     yield ground
     log = home / "sessions" / ground.session.session / "server.log"
