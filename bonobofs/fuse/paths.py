@@ -3,18 +3,21 @@
 The handlers know nodes, which they are asked about by the messages of the kernel's protocol, and keep what they know of
 a node for as long as somebody holds a reference to it. So each path is walked here from the root, with a LOOKUP for
 each component and a FORGET for each reference that is given up, and what was found is kept as the kernel keeps it:
-a name holds one reference, and holds the directory that it lies in. Nothing found is believed for longer than one call.
+a name holds one reference, and holds the directory that it lies in.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse.core import Header
+from bonobofs.fuse.descriptors import RECHECK
 
 MOST_NAMES: Final = 1000
 """Names that are kept for nobody."""
@@ -26,16 +29,17 @@ Ask = Callable[[p.Opcode, Header, bytes], bytes]
 class Name:
     """A name that was found, and its node. Nobody but Paths changes one.
 
-    `pins` counts what keeps it: handles, and names in it if it is a directory.
+    `pins` counts what keeps it: handles, and names in it if it is a directory; `checked` is when it last was one.
     """
 
-    __slots__ = ("above", "below", "name", "node", "pins")
+    __slots__ = ("above", "below", "checked", "name", "node", "pins")
 
     def __init__(self, above: Name | None, name: bytes, node: int) -> None:
         self.above = above
         self.name = name
         self.node = node
         self.pins = 0
+        self.checked = 0.0
         self.below: dict[bytes, Name] = {}
 
 
@@ -50,18 +54,32 @@ class Paths:
         self._most = MOST_NAMES
 
     def find(self, header: Header, path: bytes) -> tuple[Name, bytes]:
-        """What lies at the path, and its `fuse_attr`, empty where that must be asked for. FileNotFoundError."""
-        at, attr = self.root, b""
-        for part in path.split(b"/"):
-            if part:
-                alias = self._aliases.get(part)
-                at, attr = (alias, b"") if alias is not None else self._look(header, at, part)
-        return at, attr
+        """What lies at the path, and its `fuse_attr`, empty where that must be asked for.
+
+        FileNotFoundError, NotADirectoryError: the way there is not what it was when the kernel went it.
+        """
+        if path == b"/":
+            return self.root, b""
+        above, last = self.directory(header, path)
+        alias = self._aliases.get(last)
+        return self._look(header, above, last) if alias is None else (alias, b"")
 
     def directory(self, header: Header, path: bytes) -> tuple[Name, bytes]:
-        """The directory in which the path's last name lies, or is to lie, and that name."""
-        above, _, last = path.rpartition(b"/")
-        return self.find(header, above)[0], last
+        """The directory in which the path's last name lies, or is to lie, and that name. Errors as in `find`.
+
+        A directory on the way that was found within RECHECK is not asked for again: a change looks at it anyway.
+        """
+        above, now = self.root, monotonic()
+        *parts, last = path.split(b"/")[1:]
+        for part in parts:
+            known = above.below.get(part)
+            if known is None or now - known.checked >= RECHECK:
+                known, attr = self._look(header, above, part)
+                if not stat.S_ISDIR(p.ATTR.unpack(attr)[9]):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                known.checked = now
+            above = known
+        return above, last
 
     def enter(self, above: Name, name: bytes, reply: bytes) -> tuple[Name, bytes]:
         """Keep the reference that the reply to LOOKUP, or to a request that made something, gave; with `fuse_attr`."""

@@ -154,6 +154,7 @@ class _Callbacks:
     def __init__(self) -> None:
         self.paths: Final = Paths(self._ask)
         self.handlers: dict[int, Handler] = {}
+        self.before: Callable[[float], None] = lambda _: None
         self.opcode: int = p.Opcode.INIT
         self.agreed = False
         self.capable = 0
@@ -167,6 +168,7 @@ class _Callbacks:
         self.opcode = p.IN_HEADER.unpack_from(request())[1]
 
     def _ask(self, opcode: p.Opcode, header: Header, body: bytes) -> bytes:
+        self.before(monotonic())  # to the handlers each message is a request
         reply = self.handlers[opcode](header, memoryview(body))
         return reply if isinstance(reply, bytes) else b"".join(reply)
 
@@ -185,9 +187,18 @@ class _Callbacks:
         """As Paths.find. ESTALE: the kernel had found it, and is to look again."""
         try:
             return self.paths.find(header, _raw(path))
+        except NotADirectoryError:
+            raise stale() from None
         except FileNotFoundError:
             if self.opcode in _LOOKING:
                 raise
+            raise stale() from None
+
+    def _directory(self, header: Header, path: str | bytes) -> tuple[Name, bytes]:
+        """As Paths.directory. ESTALE: likewise."""
+        try:
+            return self.paths.directory(header, _raw(path))
+        except (FileNotFoundError, NotADirectoryError):
             raise stale() from None
 
     def _opened(self, handle: int) -> Name:
@@ -376,7 +387,7 @@ class _Callbacks:
 
     def _make(self, opcode: p.Opcode, path: str, head: Callable[[int], bytes], tail: bytes = b"") -> Name:
         header, umask = self._caller()
-        above, last = self.paths.directory(header, _raw(path))
+        above, last = self._directory(header, path)
         reply = self._ask(opcode, header._replace(node_id=above.node), head(umask) + last + b"\0" + tail)
         return self.paths.enter(above, last, reply)[0]
 
@@ -391,7 +402,7 @@ class _Callbacks:
 
     def _remove(self, opcode: p.Opcode, path: str | bytes) -> None:
         header, _ = self._caller()
-        above, last = self.paths.directory(header, _raw(path))
+        above, last = self._directory(header, path)
         self._ask(opcode, header._replace(node_id=above.node), last + b"\0")
         self.paths.removed(above, last)
 
@@ -401,8 +412,8 @@ class _Callbacks:
             self._hide(old, hidden)
             return
         header, _ = self._caller()
-        above, name = self.paths.directory(header, old)
-        target, other = self.paths.directory(header, new)
+        above, name = self._directory(header, old)
+        target, other = self._directory(header, new)
         body = p.RENAME2_IN.pack(target.node, flags, 0) + name + b"\0" + other + b"\0"
         self._ask(p.Opcode.RENAME2, header._replace(node_id=above.node), body)
         self.paths.moved(above, name, target, other, exchange=bool(flags & system.RENAME_EXCHANGE))
@@ -508,7 +519,7 @@ class Portable:
 
     def serve(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
         """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
-        self._callbacks.handlers, self._hooks = handlers, hooks
+        self._callbacks.handlers, self._callbacks.before, self._hooks = handlers, hooks.before, hooks
         due = monotonic()
         while True:
             ready = [fd for fd, _ in self._poll.poll(max(0.0, due - monotonic()) * 1000)]
@@ -525,7 +536,6 @@ class Portable:
                     return
                 due = now + wait
             if length:
-                hooks.before(now)
                 self._process()
                 self._callbacks.paths.sweep()
                 hooks.after()
