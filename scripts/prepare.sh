@@ -36,9 +36,11 @@ need_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
 }
 
-# need_fuse: fusermount3, and a /dev/fuse that every user can open, as udev would make it.
+# need_fuse: fusermount3, libfuse for the portable transport, and a /dev/fuse that every user can open, as udev would
+# make it.
 need_fuse() {
     command -v fusermount3 >/dev/null || need_packages fuse3
+    PATH=$PATH:/sbin ldconfig -p | grep 'libfuse3\.so' >/dev/null || need_packages fuse3
     if [ ! -e /dev/fuse ]; then
         as_root modprobe fuse 2>/dev/null || true
         [ -e /dev/fuse ] || as_root mknod -m 0666 /dev/fuse c 10 229

@@ -89,6 +89,7 @@ def mounted(home: Path, source: Path, tmp_path: Path) -> Iterator[Mounted]:
         role: str | None = None,
         source: Path = source,
         mountpoint: Path | None = None,
+        transport: str = "auto",
         allow_other: bool = False,
     ) -> World:
         number = next(numbers)
@@ -99,7 +100,9 @@ def mounted(home: Path, source: Path, tmp_path: Path) -> Iterator[Mounted]:
         if mountpoint is None:
             mountpoint = tmp_path / f"mount-{number}"
             mountpoint.mkdir()
-        order = session.Order(source, mountpoint, agent=agent, role=role, policy=policy, allow_other=allow_other)
+        order = session.Order(
+            source, mountpoint, agent=agent, role=role, policy=policy, transport=transport, allow_other=allow_other
+        )
         world = World(home, session.start(home, order).session)
         worlds.append(world)
         return world

@@ -156,7 +156,7 @@ class World:
 
 
 Mounted = Callable[..., World]
-"""mounted(policy=…, agent=…, role=…, source=…, mountpoint=…, allow_other=…) mounts, and the end of the test unmounts.
+"""mounted(policy=…, agent=…, role=…, source=…, mountpoint=…, transport=…, allow_other=…) mounts until the test's end.
 
 `policy` is a path, or the text of a policy; None is the packaged default.
 """

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import os
 import platform
-import re
 import resource
 import shutil
 import stat
@@ -20,8 +19,9 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, say, table
 from bonobofs.errors import BonobofsError
+from bonobofs.fuse import system
+from bonobofs.session import transports
 
-OLDEST_KERNEL: Final = (5, 12)
 OLDEST_PYTHON: Final = (3, 11)
 FEW_FILES: Final = 4096
 LITTLE_SPACE: Final = 100 * 10**6
@@ -77,15 +77,20 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.
 
 def _kernel() -> Iterator[Check]:
     release = platform.release()
-    number = re.match(r"(\d+)\.(\d+)", release)
-    if platform.system() != "Linux" or number is None:
-        yield Check("kernel", Verdict.FAIL, f"{platform.system()} {release}", "mounting needs Linux")
-    elif (int(number[1]), int(number[2])) < OLDEST_KERNEL:
-        wanted = ".".join(map(str, OLDEST_KERNEL))
-        yield Check("kernel", Verdict.FAIL, f"Linux {release}", f"Linux {wanted} or later is needed")
-    else:
+    missing = transports.lacks_kernel(platform.system(), release)
+    if not missing:
         yield Check("kernel", Verdict.OK, f"Linux {release}")
+    else:
+        wanted = ".".join(map(str, transports.OLDEST_KERNEL))
+        remedy = f"only the portable transport serves here; the kernel's own needs Linux {wanted} or later"
+        yield Check("kernel", Verdict.NOTE, missing, remedy)
     yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
+    absent = transports.lacks_portable()
+    if not absent:
+        yield Check("portable", Verdict.OK, f"mfusepy, {system.libfuse()}")
+    else:
+        verdict = Verdict.FAIL if missing else Verdict.NOTE
+        yield Check("portable", verdict, "cannot be used", f"--transport portable {absent}")
 
 
 def _device() -> Iterator[Check]:

@@ -31,13 +31,11 @@ def choose(asked: str) -> Chosen:
     missing = lacks_kernel(platform.system(), platform.release())
     if asked == "kernel" or (asked == "auto" and not missing):
         return Chosen("kernel")
-    packages = mfusepy()
-    if packages is None:
-        raise MountError("the portable transport needs the Python package mfusepy; install it: pip install mfusepy")
-    if system.libfuse() is None:
-        raise MountError("the portable transport needs libfuse 3; install the package fuse3")
+    absent = lacks_portable()
+    if absent:
+        raise MountError(f"the portable transport {absent}")
     notes = (f"Served by the portable transport, as {missing}.",) if asked == "auto" else ()
-    return Chosen("portable", str(packages), notes)
+    return Chosen("portable", str(_packages()), notes)
 
 
 def lacks_kernel(name: str, release: str) -> str:
@@ -50,7 +48,16 @@ def lacks_kernel(name: str, release: str) -> str:
     return ""
 
 
-def mfusepy() -> Path | None:
-    """The directory from which mfusepy can be imported; None where it is not installed. Nothing is imported."""
+def lacks_portable() -> str:
+    """What the portable transport needs and does not find; empty where it can run."""
+    if _packages() is None:
+        return "needs the Python package mfusepy; install it: pip install mfusepy"
+    if system.libfuse() is None:
+        return "needs libfuse 3; install the package fuse3"
+    return ""
+
+
+def _packages() -> Path | None:
+    """The directory from which mfusepy can be imported. Nothing is imported here: the server does so, by itself."""
     found = importlib.util.find_spec("mfusepy")
     return None if found is None or found.origin is None else Path(found.origin).resolve().parent

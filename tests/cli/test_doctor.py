@@ -10,6 +10,7 @@ from tests.worlds import bonobofs
 NAMES = {
     "kernel",
     "python",
+    "portable",
     "/dev/fuse",
     "fusermount3",
     "/etc/mtab",

@@ -31,13 +31,15 @@ def _status(*arguments: str) -> list[dict[str, Any]]:
     return listed
 
 
-def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Path) -> None:
-    """The commands of the README do what it says."""
-    made = bonobofs("mount", source, mountpoint, "--agent", "alice")
+@pytest.mark.parametrize(("asked", "taken"), [("auto", "kernel"), ("kernel", "kernel"), ("portable", "portable")])
+def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Path, asked: str, taken: str) -> None:
+    """The commands of the README do what it says, by whichever transport."""
+    made = bonobofs("mount", source, mountpoint, "--agent", "alice", "--transport", asked)
     try:
         assert made.returncode == 0, made.stderr
         assert f"{source} on {mountpoint} for alice, role agent" in made.stdout
-        assert "transport kernel" in made.stdout
+        assert f"transport {taken}" in made.stdout
+        assert [one["transport"] for one in _status()] == [taken]
         assert [(mount.fstype, mount.source) for mount in mounts.at(mountpoint)] == [("fuse.bonobofs", str(source))]
         (mountpoint / "aidlc-docs").mkdir()
         (mountpoint / "aidlc-docs" / "plan.md").write_text("a plan")
@@ -199,10 +201,23 @@ def test_a_busy_mount_stays_and_names_who_holds_it(mounted: Mounted) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_the_foreground_a_signal_ends_it_cleanly(source: Path, mountpoint: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_in_the_foreground_a_signal_ends_it_cleanly(
+    source: Path, mountpoint: Path, transport: str, number: signal.Signals
+) -> None:
     """`--foreground` serves in the very process that was started, and a signal ends mount, record and process."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "bonobofs", "mount", str(source), str(mountpoint), "--foreground"],
+        [
+            sys.executable,
+            "-m",
+            "bonobofs",
+            "mount",
+            str(source),
+            str(mountpoint),
+            "--foreground",
+            "--transport",
+            transport,
+        ],
         env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -26,6 +26,8 @@ from tests.worlds import ALLOW_ALL, Mounted, World
 KILLS: Final = int(os.environ.get("BONOBOFS_KILLS", "40"))
 _ROUNDS: Final = 10
 """Kills of one source, each with a mount over the dead one before it."""
+_OF_PORTABLE: Final = 5
+"""How many of them are of a server of the portable transport."""
 _WORKERS: Final = 2
 _BYTES: Final = 60_000
 """The kill comes after at most so many bytes of record."""
@@ -119,9 +121,12 @@ def _is_part_of(part: list[tuple[str, str]], whole: list[tuple[str, str]]) -> bo
     return all(each in at for each in part)
 
 
-@pytest.mark.parametrize("seed", range(0, KILLS, _ROUNDS))
+@pytest.mark.parametrize(
+    ("seed", "transport"),
+    [*((seed, "kernel") for seed in range(0, KILLS, _ROUNDS)), (KILLS - _OF_PORTABLE, "portable")],
+)
 def test_a_killed_server_leaves_no_change_without_a_record(
-    mounted: Mounted, source: Path, tmp_path: Path, examine: Examine, seed: int
+    mounted: Mounted, source: Path, tmp_path: Path, examine: Examine, seed: int, transport: str
 ) -> None:
     """Every difference of the tree is explained by an intent, what was answered is on record, and a mount goes on."""
     chance = random.Random(seed)
@@ -130,7 +135,7 @@ def test_a_killed_server_leaves_no_change_without_a_record(
     notes.mkdir()
     for number in range(seed, min(seed + _ROUNDS, KILLS)):
         before = look(source)
-        world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint)
+        world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint, transport=transport)
         with _load(world, number, notes):
             _wait(world, chance)
             world.kill()
@@ -144,7 +149,7 @@ def test_a_killed_server_leaves_no_change_without_a_record(
                 if entry.kind == "intent" and entry.path.startswith(f"w{worker}/")
             ]
             assert _is_part_of(answered, recorded)
-    world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint)
+    world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint, transport=transport)
     before = look(source)
     tell(make, world.path / "after.md", b"text")
     assert (source / "after.md").read_bytes() == b"text"

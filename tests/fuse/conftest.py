@@ -61,7 +61,7 @@ class Place(World):
 
 
 MakePlace = Callable[..., Place]
-"""place(policy=TEXT, source=PATH, mountpoint=PATH, limit=N) mounts, and the end of the test unmounts.
+"""place(policy=TEXT, source=PATH, mountpoint=PATH, limit=N, transport=NAME) mounts, and the end of the test unmounts.
 
 `limit` is how many descriptors the server may have open, as a hard limit.
 """
@@ -84,7 +84,7 @@ def _places(directory: Path, user: User | None, python: str) -> Iterator[MakePla
     """Make mounts for a user below a directory of its own, and take them off at the end."""
     made: list[Place] = []
 
-    def start(source: Path, mountpoint: Path, policy: str, limit: int) -> Session:
+    def start(source: Path, mountpoint: Path, policy: str, limit: int, transport: str) -> Session:
         os.umask(0o022)
         os.environ["BONOBOFS_HOME"] = str(directory / "home")
         sys.executable = python
@@ -95,13 +95,19 @@ def _places(directory: Path, user: User | None, python: str) -> Iterator[MakePla
                 path.mkdir(exist_ok=True)
         file = directory / f"policy-{len(made)}.toml"
         file.write_text(policy, encoding="utf-8")
-        return session.start(session.home(), session.Order(source, mountpoint, agent="alice", policy=file)).session
+        order = session.Order(source, mountpoint, agent="alice", policy=file, transport=transport)
+        return session.start(session.home(), order).session
 
     def mount(
-        *, policy: str = ALLOW_ALL, source: Path | None = None, mountpoint: Path | None = None, limit: int = 0
+        *,
+        policy: str = ALLOW_ALL,
+        source: Path | None = None,
+        mountpoint: Path | None = None,
+        limit: int = 0,
+        transport: str = "auto",
     ) -> Place:
         below, at = source or directory / "source", mountpoint or directory / f"mount-{len(made)}"
-        place = Place(directory / "home", tell(start, below, at, policy, limit, user=user), user, python)
+        place = Place(directory / "home", tell(start, below, at, policy, limit, transport, user=user), user, python)
         made.append(place)
         return place
 

@@ -64,9 +64,10 @@ def test_every_way_to_end_it_is_clean(place: MakePlace, how: str) -> None:
     assert intents == {entry.details["intent"] for entry in entries if entry.kind == "outcome"}
 
 
-def test_a_busy_mount_detaches_serves_a_little_and_ends(place: MakePlace) -> None:
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_a_busy_mount_detaches_serves_a_little_and_ends(place: MakePlace, transport: str) -> None:
     """Told to end while in use: the path is free at once, who stands inside is served on, then gets ENOTCONN."""
-    world = place()
+    world = place(transport=transport)
     number = signal.SIGTERM if world.user is None else signal.SIGINT
 
     def story() -> None:
