@@ -479,6 +479,7 @@ class Portable:
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._callbacks: Final = _Callbacks()
         self._hooks: Hooks | None = None
+        self._listened: Final[dict[int, Callable[[], None]]] = {}
         self._table: Final = _Table(self._callbacks, self._failed)
         self._buffer: Final = _Buffer()
         self._poll: Final = select.poll()
@@ -505,10 +506,24 @@ class Portable:
             lambda _node, _offset, _length: None,
             lambda _directory, _name: None,
             lambda _nodes, _names: self._callbacks.paths.give_up(),
+            lambda: True,
         )
 
-    def handshake(self) -> None:
-        """Let libfuse answer INIT. ProtocolError: the kernel is too old for what the mount needs."""
+    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
+        self._listened[fd] = callback
+        self._poll.register(fd, select.POLLIN)
+
+    def deafen(self, fd: int) -> None:
+        """Listen to `fd` no more."""
+        del self._listened[fd]
+        self._poll.unregister(fd)
+
+    def handshake(self, *, watched: bool) -> None:
+        """Let libfuse answer INIT. ProtocolError: the kernel is too old for what the mount needs.
+
+        Whether the source is `watched` makes no difference here: every name is looked at anyway.
+        """
         while not self._callbacks.agreed:
             self._poll.poll()
             if self._receive() < 0:
@@ -529,8 +544,10 @@ class Portable:
             now = monotonic()
             if self._wake in ready:
                 os.read(self._wake, 4096)
-                due = now
-            if now >= due:
+            for fd in ready:
+                if fd in self._listened:
+                    self._listened[fd]()
+            if not length or now >= due:
                 wait = hooks.idle(now)
                 if wait is None:
                     return
