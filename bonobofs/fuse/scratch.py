@@ -23,6 +23,7 @@ from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.held import is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.policy.compiled import ScratchTable
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Kind, Request, WorkspacePath
 
@@ -55,6 +56,7 @@ class Scratch:
         self.layer: Final = layer
         self.directories: Final[dict[WorkspacePath, Beside]] = {}
         self.sizes: Final = sizes
+        sizes.files = self.files
         self._inodes: Final = inodes
         self._cookies: Final = cookies
 
@@ -193,30 +195,47 @@ class Scratch:
 
     def _lines(self) -> Iterator[str]:
         for path, beside in sorted(self.directories.items()):
-            yield from (
-                f"removed\t0\t{printable(joined(path, name))}\n" for name in sorted(beside.gone - beside.names.keys())
-            )
+            for name in sorted(beside.gone - beside.names.keys()):
+                yield f"removed\t0\t{printable(joined(path, name))}\n"
+        for path, st in self._all():
+            yield f"scratch\t{st.st_size}\t{printable(path)}\n"
+
+    def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
+        """Everything that lies in the layer."""
+        for above, beside in sorted(self.directories.items()):
             directory = self.layer.directory(beside.upper)
             for name in sorted(beside.names):
-                at = joined(path, name)
+                path = joined(above, name)
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                yield f"scratch\t{st.st_size}\t{printable(at)}\n"
+                yield path, st
                 if stat.S_ISDIR(st.st_mode):
                     for each in self.layer.walk(directory, name):
-                        yield f"scratch\t{each.st.st_size}\t{printable(f'{at}/{each.path}')}\n"
+                        yield WorkspacePath(f"{path}/{each.path}"), each.st
+
+    def files(self) -> Iterator[tuple[int, WorkspacePath, int]]:
+        """Number, path and size of each file in the layer."""
+        for path, st in self._all():
+            if stat.S_ISREG(st.st_mode):
+                yield st.st_ino + self.layer.numbers, path, st.st_size
+
+
+Files = Callable[[], Iterator[tuple[int, WorkspacePath, int]]]
 
 
 class Sizes:
     """How many bytes each table of the policy has in the layer, and whether there is room for more."""
 
     def __init__(self, policy: Callable[[], Policy]) -> None:
+        self.files: Files = lambda: iter(())
+        """What is to be counted anew when the policy has changed."""
         self._policy: Final = policy
+        self._generation = policy().generation
         self._files: Final[dict[int, tuple[int, int]]] = {}
         self._totals: Final[dict[int, int]] = {}
 
     def refusal(self, request: Request, number: int, size: int) -> Denied | None:
         """The refusal of what would make the file `number` hold `size` bytes, where its table has no room for it."""
-        table = self._policy().scratch_table(request.path)
+        table = self._table(request.path)
         if table is None or table.max_total is None:
             return None
         index, has = self._files.get(number, (table.index, 0))
@@ -232,16 +251,16 @@ class Sizes:
         if known is not None:
             index, before = known
         else:
-            table = self._policy().scratch_table(path)
+            table = self._table(path)
             if table is None or table.max_total is None:
                 return
-            index, before = table.index, 0
+            index, before = table.index, self._files.get(number, (0, 0))[1]
         self._files[number] = (index, size)
         self._totals[index] = self._totals.get(index, 0) + size - before
 
     def bounds(self, path: WorkspacePath) -> bool:
         """Whether the path counts towards a table that has a bound."""
-        table = self._policy().scratch_table(path)
+        table = self._table(path)
         return table is not None and table.max_total is not None
 
     def drop(self, number: int) -> None:
@@ -249,3 +268,14 @@ class Sizes:
         index, size = self._files.pop(number, (0, 0))
         if size:
             self._totals[index] -= size
+
+    def _table(self, path: str) -> ScratchTable | None:
+        """The table that the path counts towards, in the policy of this moment."""
+        policy = self._policy()
+        if policy.generation != self._generation:
+            self._generation = policy.generation
+            self._files.clear()
+            self._totals.clear()
+            for number, each, size in self.files():
+                self.note(number, each, size)
+        return policy.scratch_table(path)

@@ -47,6 +47,7 @@ def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: 
         str(world.trail),
         str(world.head),
         str(world.home / "sessions" / world.session.session / "server.log"),
+        str(world.home / "sessions" / world.session.session / "scratch"),
         str(world.home / "turns"),
         *([str(idle.device())] if idle.device() else []),
     }

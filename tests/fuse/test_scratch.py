@@ -17,6 +17,7 @@ from tests.fuse.people import outcome
 from tests.fuse.waiting import until
 from tests.posix.calls import FALLOC_KEEP_SIZE, RENAME_EXCHANGE, RENAME_NOREPLACE, fallocate, renameat2
 from tests.trees import look
+from tests.worlds import Mounted
 
 POLICY: Final = """
 default = "deny"
@@ -412,3 +413,23 @@ def test_what_is_kept_and_what_is_gone_with_the_session(place: MakePlace) -> Non
     again = place(policy=POLICY)
     assert not left.exists()
     assert os.listdir(again.source) == []
+
+
+def test_a_new_policy_counts_and_judges_what_is_there(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """A bound that comes later counts what lies there already; what is scratch no more stays as it is, unchangeable."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    world = mounted(policy=policy)
+    free = world.path / "free"
+    free.mkdir()
+    (free / "file").write_bytes(b"x" * 600_000)
+    policy.write_text(POLICY.replace('paths = ["free/"]', 'paths = ["free/"]\nmax_total = "1MB"'))
+    until(lambda: outcome((free / "more").write_bytes, b"x" * 600_000) == errno.EFBIG, "the bound is known")
+    (free / "file").write_bytes(b"")
+    assert outcome((free / "more").write_bytes, b"x" * 600_000) == 600_000
+    policy.write_text(POLICY.replace('paths = ["free/"]', 'paths = ["other/"]'))
+    until(lambda: outcome(os.utime, free / "more") == errno.EACCES, "it is scratch no more")
+    assert outcome((free / "more").write_bytes, b"") == errno.EACCES
+    assert (free / "more").stat().st_size == 600_000
+    assert outcome((free / "another").touch) == errno.EACCES
+    assert os.listdir(source) == []
