@@ -11,8 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,12 +67,14 @@ class Place:
             "USER": "alice",
         }
 
-    def run(self, *command: str | Path, cwd: str = ".", text: str = "", code: int = 0, **env: str) -> str:
+    def run(
+        self, *command: str | Path, cwd: str = ".", text: str = "", code: int = 0, env: Mapping[str, str] | None = None
+    ) -> str:
         """What a program said on standard output; AssertionError when it ended otherwise than with `code`."""
         ran = subprocess.run(
             command,
             cwd=self.path / cwd,
-            env={**self.env, **env},
+            env={**self.env, **(env or {})},
             input=text,
             capture_output=True,
             text=True,
@@ -84,9 +85,9 @@ class Place:
             raise AssertionError(f"{command} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
         return self.plain(ran.stdout)
 
-    def start(self, *command: str | Path, **env: str) -> Beside:
+    def start(self, *command: str | Path, env: Mapping[str, str] | None = None) -> Beside:
         """A program that goes on beside the test."""
-        started = Beside([str(word) for word in command], self.path, {**self.env, **env})
+        started = Beside([str(word) for word in command], self.path, {**self.env, **(env or {})})
         self._started.append(started)
         return started
 
@@ -156,7 +157,6 @@ def _same(what: str, one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 
 Work = Callable[[Place], object]
-Prepare = Callable[[Path], None]
 
 
 class Workshop:
@@ -169,7 +169,7 @@ class Workshop:
     def compare(
         self,
         work: Work,
-        prepare: Prepare | None = None,
+        prepare: Work | None = None,
         *,
         policy: str = POLICY,
         refused: Collection[str] = (),
@@ -179,15 +179,15 @@ class Workshop:
 
         In the mount nothing may be refused but changes of `refused`, regular expressions of paths.
         """
-        bare, source = self._copy("bare", prepare), self._copy("source", prepare)
+        bare, source, mountpoint = (self._directory(name) for name in ("bare", "source", "work"))
+        for directory in (bare, source):
+            lay(directory)
+            if prepare is not None:
+                self._do(prepare, directory)
         before = _untouchable(source)
-        with self._at(bare) as place:
-            expected = work(place)
-        mountpoint = self._ground / "work"
-        mountpoint.mkdir()
+        expected = self._do(work, bare)
         world = self._mounted(policy=policy, source=source, mountpoint=mountpoint)
-        with self._at(mountpoint) as place:
-            returned = work(place)
+        returned = self._do(work, mountpoint)
         shown = look(mountpoint, apart=apart)
         denied = {entry.path or "" for entry in world.entries() if entry.result == "denied"}
         world.umount()
@@ -199,27 +199,23 @@ class Workshop:
         denied = {path for path in denied if not any(re.fullmatch(pattern, path) for pattern in refused)}
         assert not denied, f"refused, but not listed as such: {sorted(denied)}"
 
-    def _copy(self, name: str, prepare: Prepare | None) -> Path:
+    def _directory(self, name: str) -> Path:
         directory = self._ground / name
         directory.mkdir()
-        lay(directory)
-        if prepare is not None:
-            prepare(directory)
         return directory
 
-    @contextmanager
-    def _at(self, path: Path) -> Iterator[Place]:
+    def _do(self, work: Work, path: Path) -> object:
         home = self._ground / f"home-{path.name}"
-        home.mkdir()
+        home.mkdir(exist_ok=True)
         place = Place(path, home)
         try:
-            yield place
+            return work(place)
         finally:
             place.end()
 
 
 def workflow(
-    prepare: Prepare | None = None, *, policy: str = POLICY, refused: Collection[str] = (), apart: Collection[str] = ()
+    prepare: Work | None = None, *, policy: str = POLICY, refused: Collection[str] = (), apart: Collection[str] = ()
 ) -> Callable[[Work], Callable[[Workshop], None]]:
     """A test that does the decorated work on a bare directory and in a mount, and compares, as `Workshop.compare`."""
 

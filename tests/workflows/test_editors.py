@@ -121,3 +121,18 @@ def test_a_second_emacs_sees_the_lock(at: Place) -> str:
     assert emacs.end() == 0
     assert holder == "another"
     return at.run(*EMACS, "--batch", "--eval", locked)
+
+
+@workflow()
+def test_emacs_saves_by_itself(at: Place) -> str:
+    """emacs keeps what is not saved yet in a file of its own, which goes when it is saved."""
+    steps = """(progn
+        (auto-save-mode 1)
+        (insert "zero ")
+        (do-auto-save)
+        (princ (with-temp-buffer (insert-file-contents "#plan.md#") (buffer-string)))
+        (save-buffer)
+        (princ (file-exists-p "#plan.md#")))"""
+    said = at.run(*EMACS, "--batch", "aidlc-docs/plan.md", "--eval", steps)
+    assert said == "zero one\ntwo\nthree\nnil"
+    return said

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
 from typing import Final
 
 from tests.workflows.harness import Place, workflow
 from tests.workflows.project import date
 
 
-def repository(root: Path) -> None:
-    """Make `root` a repository with three commits, which are the same each time."""
+def repository(at: Place) -> None:
+    """Make the place a repository with three commits, which are the same each time."""
 
     def git(*arguments: str, day: int = 1) -> None:
-        when = f"2020-01-{day:02}T12:00:00Z"
-        env = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+        env = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
         for who in ("AUTHOR", "COMMITTER"):
-            env |= {f"GIT_{who}_NAME": "Ann", f"GIT_{who}_EMAIL": "ann@example.invalid", f"GIT_{who}_DATE": when}
-        subprocess.run(["git", *arguments], cwd=root, env=env, check=True)
+            env |= {f"GIT_{who}_NAME": "Ann", f"GIT_{who}_EMAIL": "ann@example.invalid"}
+            env |= {f"GIT_{who}_DATE": f"2020-01-{day:02}T12:00:00Z"}
+        at.run("git", *arguments, env=env)
 
     git("init", "--quiet", "--initial-branch=main", ".")
     git("add", "--all")
     git("commit", "--quiet", "--message=A project")
-    (root / "aidlc-docs/plan.md").write_text("one\ntwo and a half\nthree\n", encoding="utf-8")
+    at.write("aidlc-docs/plan.md", "one\ntwo and a half\nthree\n")
     git("commit", "--quiet", "--all", "--message=Plan more", day=2)
-    (root / "src/sum.c").rename(root / "src/add.c")
+    (at / "src/sum.c").rename(at / "src/add.c")
     git("add", "--all")
     git("commit", "--quiet", "--message=Rename the sum", day=3)
-    date(root)
+    date(at.path)
 
 
 reading: Final = workflow(repository, refused=[r"\.git/index\.lock"], apart=[".git/index"])

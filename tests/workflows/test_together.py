@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 from tests.workflows.beside import Beside
 from tests.workflows.harness import PACKAGES, Place, workflow
@@ -79,8 +78,8 @@ process.stdin.on('end', () => watcher.close()).resume();
 """
 
 
-def data(root: Path) -> None:
-    (root / "data").mkdir()
+def data(at: Place) -> None:
+    (at / "data").mkdir()
 
 
 @workflow(data)
@@ -152,7 +151,7 @@ def _watch(watcher: Beside, at: Place, *changes: Change) -> list[str]:
 def test_watchdog(at: Place) -> list[str]:
     """watchdog sees files made, written, replaced, moved and removed through the mount."""
     return _watch(
-        at.start(sys.executable, "-c", WATCHDOG, PYTHONPATH=PACKAGES),
+        at.start(sys.executable, "-c", WATCHDOG, env={"PYTHONPATH": PACKAGES}),
         at,
         (("cp", "aidlc-docs/plan.md", "templates/copy.md"), "closed ./templates/copy.md "),
         (("cp", "templates/plan.md", "aidlc-docs/plan.md"), "closed ./aidlc-docs/plan.md "),
@@ -167,7 +166,7 @@ def test_chokidar(at: Place) -> None:
     """chokidar sees files and directories that are added, changed, replaced and removed through the mount."""
     # What more it says, of temporary names and the like, is chance on the bare directory too.
     _watch(
-        at.start("node", "-e", CHOKIDAR, NODE_PATH="/usr/share/nodejs"),
+        at.start("node", "-e", CHOKIDAR, env={"NODE_PATH": "/usr/share/nodejs"}),
         at,
         (("cp", "aidlc-docs/plan.md", "templates/copy.md"), "add templates/copy.md"),
         (("cp", "templates/plan.md", "aidlc-docs/plan.md"), "change aidlc-docs/plan.md"),
