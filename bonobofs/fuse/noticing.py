@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.fuse.descriptors import Descriptors
 from bonobofs.fuse.inodes import Inodes, Node
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNTOLD: Final = -1
 """Of a node: the kernel has nothing that could be wrong. Of a directory: the mount has changed names in it since."""
 
-_REMEMBERED: Final = 32_768
+_REMEMBERED: Final = 20_000
 """Own effects that are remembered at least. More changes than inotify queues by default cannot be on their way."""
 _MODIFICATION: Final = (1 << 62) - 1
 _AT_ONCE: Final = 512
@@ -48,30 +48,24 @@ class Lately:
     """What the mount itself has done, as far back as may matter."""
 
     def __init__(self) -> None:
-        self._new: dict[tuple[int, bytes] | int, int] = {}
-        self._old: dict[tuple[int, bytes] | int, int] = {}
+        self._names: Final[_Recent[tuple[int, bytes]]] = _Recent()
+        self._told: Final[_Recent[int]] = _Recent()
 
     def note(self, directory: int, name: bytes, ino: int) -> None:
         """The mount has made this name, in the directory of this inode number, lead there; 0: to nothing."""
-        if len(self._new) >= _REMEMBERED:
-            self._old, self._new = self._new, {}
-        self._new[directory, name] = ino
+        self._names.put((directory, name), ino)
 
     def leads_to(self, directory: int, name: bytes) -> int:
         """Where the mount has made this name lead lately; -1: it has not changed it."""
-        found = self._new.get((directory, name))
-        return self._old.get((directory, name), -1) if found is None else found
+        return self._names.get((directory, name))
 
     def note_told(self, ino: int, told: int) -> None:
         """The kernel has forgotten the node of this inode number, and had been told this of it."""
-        if len(self._new) >= _REMEMBERED:
-            self._old, self._new = self._new, {}
-        self._new[ino] = told
+        self._told.put(ino, told)
 
     def told(self, ino: int) -> int:
         """What the kernel had been told of a node that it has forgotten since; UNTOLD where that is not known."""
-        found = self._new.get(ino)
-        return self._old.get(ino, UNTOLD) if found is None else found
+        return self._told.get(ino)
 
     def note_attributes(self, st: os.stat_result) -> None:
         """The mount has changed attributes of this directory."""
@@ -80,6 +74,27 @@ class Lately:
     def has_attributes(self, st: os.stat_result) -> bool:
         """Whether the directory's attributes are those that the mount gave it lately."""
         return self.leads_to(st.st_ino, b"") == _attributes(st)
+
+
+Key = TypeVar("Key", tuple[int, bytes], int)
+
+
+class _Recent(Generic[Key]):
+    """A map that keeps the last entries, at least _REMEMBERED of them, and at most twice as many."""
+
+    def __init__(self) -> None:
+        self._new: dict[Key, int] = {}
+        self._old: dict[Key, int] = {}
+
+    def put(self, key: Key, value: int) -> None:
+        if len(self._new) >= _REMEMBERED:
+            self._old, self._new = self._new, {}
+        self._new[key] = value
+
+    def get(self, key: Key) -> int:
+        """The value; -1 where there is none."""
+        found = self._new.get(key)
+        return self._old.get(key, -1) if found is None else found
 
 
 def _attributes(st: os.stat_result) -> int:

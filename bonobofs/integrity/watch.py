@@ -51,6 +51,8 @@ _CLOCK: Final = 20_000_000
 """Nanoseconds by which a file's times may lag behind the clock."""
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST: Final = 3800
+_CONFIRMED: Final = 3
+"""Reads after which a directory that moved must be where it is believed to be."""
 _REMOTE: Final = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -167,6 +169,9 @@ class Watcher:
         self._by_wd: dict[int, Directory] = {}
         self._moving: dict[int, Directory] = {}
         self._left: list[Directory] = []
+        self._displaced: tuple[Directory, bytes, Directory] | None = None
+        self._unsure: dict[Directory, int] = {}
+        self._confused = False
         self._read_at = time.time_ns()
         self._names: dict[Directory, dict[bytes, int]] = {}
         self._add(None, b"", os.fstat(self._root).st_ino)
@@ -190,6 +195,8 @@ class Watcher:
         lost = self._note(self._queue.take())
         for directory in leaving:
             self._abandon(directory)
+        self._confirm()
+        lost = lost or self._confused
         # Both halves of a move are queued together, but one read may end between them.
         self._left = list(self._moving.values())
         found = [Names(directory.ino, directory.path, names) for directory, names in self._names.items() if names]
@@ -215,6 +222,7 @@ class Watcher:
                 continue
             if kinds is None:
                 if mask & _IGNORED:
+                    self._displaced = None
                     self._forget(directory)
                     continue
                 kinds = _KINDS.get(mask & ~_ISDIR, 0) | DIRECTORY
@@ -230,11 +238,18 @@ class Watcher:
 
     def _follow(self, above: Directory, mask: int, cookie: int, name: bytes) -> None:
         """Something has happened to a directory: watch what appears, follow what moves."""
+        displaced, self._displaced = self._displaced, None
         if mask & _MOVED_FROM:
-            moved = above.below.pop(name, None)
+            if displaced is not None and displaced[:2] == (above, name):
+                moved: Directory | None = displaced[2]  # the second half of an exchange: not what has just come there
+            else:
+                moved = above.below.pop(name, None)
             if moved is not None:
                 self._moving[cookie] = moved
         elif mask & _MOVED_TO:
+            here = above.below.get(name)
+            if here is not None:
+                self._displaced = above, name, here
             moved = self._moving.pop(cookie, None)
             if moved is None:
                 self._add(above, name)
@@ -242,12 +257,33 @@ class Watcher:
                 if moved in self._left:
                     self._left.remove(moved)
                 self._put(moved, above, name)
+                self._unsure[moved] = _CONFIRMED
         elif mask & _CREATE or (mask & _ATTRIB and name and name not in above.below):
             self._add(above, name)
         elif mask & _DELETE:
             above.below.pop(name, None)
 
+    def _confirm(self) -> None:
+        """Look whether what moved is where it is believed to be; it may have moved on, which a later read tells."""
+        for directory, left in list(self._unsure.items()):
+            try:
+                is_there = os.stat(directory.path, dir_fd=self._root, follow_symlinks=False).st_ino == directory.ino
+            except OSError:
+                is_there = False
+            if is_there or directory.wd not in self._by_wd:
+                del self._unsure[directory]
+            elif left:
+                self._unsure[directory] = left - 1
+            else:
+                self._confused = True
+
     def _put(self, directory: Directory, above: Directory, name: bytes) -> None:
+        at: Directory | None = above
+        while at is not None:
+            if at is directory:
+                self._confused = True  # nothing lies in itself: an event was misunderstood
+                return
+            at = at.parent
         directory.parent, directory.name = above, name
         above.below[name] = directory
 

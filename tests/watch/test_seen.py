@@ -41,6 +41,19 @@ def _know(path: Path) -> None:
         assert not (path / name).exists()
 
 
+def _exchange(one: Path, other: Path) -> None:
+    system.renameat2(-100, bytes(one), -100, bytes(other), system.RENAME_EXCHANGE)
+
+
+def _exchange_directories(at: Path) -> None:
+    (at / "other/low").mkdir()
+    _exchange(at / "sub", at / "other")
+    _exchange(at / "other/deep", at / "sub/low")
+    _exchange(at / "other/deep", at / "sub/low")
+    (at / "sub/low").rename(at / "sub/deeper")
+    (at / "sub/deeper/new").write_text("new")
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "a file appears where there was none": (
         lambda at: (at / "new").write_text("new"),
@@ -107,6 +120,10 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = 
         lambda at: (at / "sub").rename(at / "moved"),
         lambda at: not (at / "sub").exists() and text(at / "moved/deep/file") == "as it was",
     ),
+    "two directories are exchanged, and moved on": (
+        _exchange_directories,
+        lambda at: text(at / "other/deep/file") == "as it was" and text(at / "sub/deeper/new") == "new",
+    ),
     "a directory is removed with all that is in it": (
         lambda at: _remove(at / "sub"),
         lambda at: not (at / "sub").exists() and "sub" not in os.listdir(at),
@@ -147,10 +164,6 @@ def _replace(path: Path, text: str) -> None:
     beside = path.with_name("beside")
     beside.write_text(text)
     beside.rename(path)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    system.renameat2(-100, bytes(one), -100, bytes(other), system.RENAME_EXCHANGE)
 
 
 def _tree(path: Path) -> None:
