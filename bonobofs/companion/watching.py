@@ -15,6 +15,8 @@ _APART: Final = 0.02
 
 _QUIET: Final = 0.2
 """Seconds without a change after which it is told which files were closed."""
+_LONGEST: Final = 5.0
+"""Seconds after which it is told in any case: the server remembers what it did for twice as long."""
 _MOST_CLOSED: Final = 20_000
 
 
@@ -32,6 +34,7 @@ class Watching:
         self._last = 0.0
         self._closed: dict[tuple[int, bytes, bytes], None] = {}
         self._closed_since = 0
+        self._closed_first = 0.0
 
     def fileno(self) -> int:
         """What can be read when something has changed; -1: nothing is watched any more."""
@@ -43,7 +46,9 @@ class Watching:
 
     def due(self, now: float) -> float:
         """Seconds until it is told which files were closed."""
-        return max(0.0, self._last + _QUIET - now) if self._closed else float("inf")
+        if not self._closed:
+            return float("inf")
+        return max(0.0, min(self._last + _QUIET, self._closed_first + _LONGEST) - now)
 
     def read_rest(self, now: float) -> None:
         """Tell the server all that has changed by now."""
@@ -85,6 +90,7 @@ class Watching:
             if closed:
                 if not self._closed:
                     self._closed_since = changes.since
+                    self._closed_first = self._last
                 for name in closed:
                     del names[name]
                     self._closed[ino, path, name] = None

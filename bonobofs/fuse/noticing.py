@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from time import time_ns
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.fuse.descriptors import Descriptors
@@ -28,6 +29,8 @@ UNTOLD: Final = -1
 _REMEMBERED: Final = 20_000
 """Own effects that are remembered at least. More changes than inotify queues by default cannot be on their way."""
 _MODIFICATION: Final = (1 << 62) - 1
+_MARGIN: Final = 10_000_000_000
+"""Nanoseconds. Twice as long as the watcher may keep to itself that a file was closed."""
 _AT_ONCE: Final = 512
 
 
@@ -50,6 +53,14 @@ class Lately:
     def __init__(self) -> None:
         self._names: Final[_Recent[tuple[int, bytes]]] = _Recent()
         self._told: Final[_Recent[int]] = _Recent()
+        self._turned = time_ns()
+
+    def compared(self, since: int) -> None:
+        """Nobody will ask any more of what was done a good while before `since`, in nanoseconds since 1970."""
+        if since > self._turned + _MARGIN:
+            self._names.turn()
+            self._told.turn()
+            self._turned = time_ns()
 
     def note(self, directory: int, name: bytes, ino: int) -> None:
         """The mount has made this name, in the directory of this inode number, lead there; 0: to nothing."""
@@ -80,7 +91,7 @@ Key = TypeVar("Key", tuple[int, bytes], int)
 
 
 class _Recent(Generic[Key]):
-    """A map that keeps the last entries, at least _REMEMBERED of them, and at most twice as many."""
+    """A map of what was put since the turn before the last, and of at most the last two times _REMEMBERED."""
 
     def __init__(self) -> None:
         self._new: dict[Key, int] = {}
@@ -88,8 +99,12 @@ class _Recent(Generic[Key]):
 
     def put(self, key: Key, value: int) -> None:
         if len(self._new) >= _REMEMBERED:
-            self._old, self._new = self._new, {}
+            self.turn()
         self._new[key] = value
+
+    def turn(self) -> None:
+        """Forget what was put before the last turn."""
+        self._old, self._new = self._new, {}
 
     def get(self, key: Key) -> int:
         """The value; -1 where there is none."""
@@ -139,6 +154,7 @@ class Noticing:
         self._since = changes.since(body)
         for ino, path, name, kinds in changes.decode(body):
             self._compare(ino, path, name, kinds)
+        self.lately.compared(self._since)
 
     def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
         if kinds == GONE and self.lately.leads_to(ino, name) == 0:
