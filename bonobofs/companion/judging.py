@@ -75,7 +75,10 @@ class Judging:
         left = {path: one for path, one in suspects.items() if not (one.kinds & BEGAN and one.size == -2)}
         if not left:
             return
-        admitted = self._records.admitted(self._began_at - _SLACK)
+        try:
+            admitted = self._records.admitted(self._began_at - _SLACK)
+        except OSError:
+            admitted = set()  # in doubt nobody has admitted it
         left = {path: one for path, one in left.items() if path not in admitted}
         if left:
             self._line.tell(Kind.OUT_OF_BAND, list(_told(left)))
