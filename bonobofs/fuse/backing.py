@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.request import HEAD_BYTES, Kind
+from bonobofs.state import scratch as layers
 
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
@@ -343,7 +343,7 @@ class Backing(Descriptors):
 
     def remove_tree(self, directory: int, name: bytes, leave: Allowed) -> None:
         """Remove a directory and all that is in it."""
-        shutil.rmtree(name, dir_fd=directory)
+        layers.remove_tree(directory, name)
 
     def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed) -> None:
         """Move a name, with the flags of renameat2(2)."""

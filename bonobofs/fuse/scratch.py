@@ -73,20 +73,32 @@ class Scratch:
 
     def counterpart(self, node: Node, leave: Allowed) -> Beside:
         """What lies beside this directory of the source, made where nothing did; all above it too."""
-        path = self._inodes.path(node)
-        beside = self.directories.get(path)
-        if beside is None:
+        missing: list[Node] = []
+        at = node
+        while (beside := self.directories.get(self._inodes.path(at))) is None:
+            missing.append(at)
+            if at.parent is None:
+                break
+            at = at.parent
+        if beside is not None and not missing:
+            return self._followed(node, beside, leave)
+        for at in reversed(missing):
+            path = self._inodes.path(at)
             if not path:
                 upper = self.layer.top
-            elif node.parent is None:
+            elif at.parent is None or beside is None:
                 raise stale()  # it was removed, and something else may have its path
             else:
-                above = self.counterpart(node.parent, leave).upper
+                above = self._followed(at.parent, beside, leave).upper
                 directory = self.layer.directory(above, changing=True)
-                self.layer.mkdir(directory, node.name, 0o700, leave)
-                st = os.stat(node.name, dir_fd=directory, follow_symlinks=False)
-                upper = self._inodes.reference(above, node.name, st)
+                self.layer.mkdir(directory, at.name, 0o700, leave)
+                st = os.stat(at.name, dir_fd=directory, follow_symlinks=False)
+                upper = self._inodes.reference(above, at.name, st)
             beside = self.directories[path] = Beside(upper)
+        assert beside is not None
+        return self._followed(node, beside, leave)
+
+    def _followed(self, node: Node, beside: Beside, leave: Allowed) -> Beside:
         if not beside.dressed:
             self._follow(node, beside.upper, leave)
         return beside

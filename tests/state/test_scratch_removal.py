@@ -1,0 +1,25 @@
+"""Taking a scratch layer away, however it was left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bonobofs.state import scratch
+
+
+def test_a_layer_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    """Neither the stack nor the length of a path ends it: an agent may go as deep as it likes."""
+    layer = scratch.make(tmp_path, keep=False)
+    fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("below", dir_fd=fd)
+        os.symlink("/", "link", dir_fd=fd)
+        below = os.open("below", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+    scratch.end(tmp_path)
+
+    assert not layer.exists()
