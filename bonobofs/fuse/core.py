@@ -141,6 +141,8 @@ class Core:
         node = self._inodes.reference(parent, name, st)
         told = st.st_size << 62 | st.st_ctime_ns
         if node.told != told:
+            if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not node.apart and not node.is_dir:
+                self.noticing.unheard_of(node, parent, name, st)
             self._see(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
 

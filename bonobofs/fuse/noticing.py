@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from time import time_ns
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
@@ -137,7 +138,8 @@ class Noticing:
         self._backing: Final = backing
         self._suspects: dict[str, Suspect] = {}
         self._anew: list[Node] = []
-        self._since = 0
+        self.since = time.time_ns()
+        """What has changed before this time, in nanoseconds since 1970, the watcher has told."""
 
     # -- what the handlers say
 
@@ -147,11 +149,26 @@ class Noticing:
         if not node.is_dir and self.watched:
             self._suspect(self._inodes.path(node), MODIFIED, st)
 
+    def unheard_of(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
+        """The kernel is about to be told of a file that it does not know, and that was changed a moment ago.
+
+        What the watcher is about to say of it will find it as it was told. So if somebody else changed it, that is
+        said here.
+        """
+        if not self.watched:
+            return
+        told = self.lately.told(st.st_ino)
+        if told == UNTOLD:
+            if self.lately.leads_to(parent.ino, name) != st.st_ino:
+                self._suspect(self._inodes.path(node), MODIFIED, st)
+        elif told not in (told_by(st), once_moved(st)):
+            self._suspect(self._inodes.path(node), MODIFIED, st)
+
     # -- what the watcher says
 
     def changed(self, body: bytes) -> None:
         """Look at what may have changed; `body` is a message of the form of `state.changes`."""
-        self._since = changes.since(body)
+        self.since = changes.since(body)
         for ino, path, name, kinds in changes.decode(body):
             self._compare(ino, path, name, kinds)
         self.lately.compared(self._since)
@@ -181,7 +198,7 @@ class Noticing:
             if kinds & MODIFIED and not self.lately.has_attributes(st):
                 self._suspect(self._text(path, name), MODIFIED, st)
             return
-        if node is None and st.st_ctime_ns < self._since:
+        if node is None and st.st_ctime_ns < self.since:
             return  # it was only opened for writing, or its directory came here
         if node is not None:
             self._notices.inode(node.id, 0, 0)

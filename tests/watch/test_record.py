@@ -154,3 +154,15 @@ def test_bytes_that_are_no_text_are_names_too(world: World) -> None:
     """A name that is not UTF-8 is entered as the record writes such names."""
     os.close(os.open(bytes(world.source) + b"/\xff\xfe", os.O_CREAT | os.O_WRONLY))
     assert set(_settled(world)) == {"\udcff\udcfe"}
+
+
+def test_what_is_looked_up_before_the_watcher_speaks_is_entered_too(world: World) -> None:
+    """A file that the kernel did not know, changed behind the mount and read through it at once."""
+    with stopped(companion_of(world.pid)):
+        (world.source / "docs/plan.md").write_text("by somebody")
+        (world.source / "locked.md").write_text("forged")
+        assert (world.path / "docs/plan.md").read_text() == "by somebody"
+        assert (world.path / "locked.md").read_text() == "forged"
+        (world.path / "own").write_text("own")
+    assert set(_settled(world)) == {"docs/plan.md", "locked.md"}
+    assert {entry.path for entry in recorded(world, "out_of_band", "alert")} == {"locked.md"}
