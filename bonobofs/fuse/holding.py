@@ -17,7 +17,7 @@ from bonobofs.decision import Allowed, Apart
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import Core, Header, Reply
-from bonobofs.fuse.descriptors import R, W
+from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
 from bonobofs.request import EXISTS, HEAD_BYTES, Facts, Kind, Operation, Request, WorkspacePath
@@ -235,7 +235,7 @@ class Holding(Core):
             if over is not None:
                 other = self._leaving(target.parent, target.directory, target.name, over)
             ends = target.directory, target.name, by.encode()
-            self._or_stays(other, lambda: self._backing.enter(node, *ends, leave))
+            self._or_stays(other, lambda: self._come_in(node, *ends, leave))
         if over is not None:
             self._left(other, target.parent, target.name, over)
         if node.kind is Kind.SYMLINK:
@@ -248,10 +248,16 @@ class Holding(Core):
         self._did(node)
         self._drop_held(source.parent, source.name)
 
+    def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
+        try:
+            self._backing.enter(node, directory, name, by, leave)
+        except FileExistsError as error:
+            raise stale() from error  # somebody has just made the name: the kernel looks again, and asks again
+
     def _replaced_symlink(self, node: Node, target: End) -> None:
         """A symlink cannot be moved in: the one in the source is another, and the node goes on as that one."""
         st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
-        self._backing.unpin(node)
+        self._backing.release(node)  # what it is open by leads to the one that was held
         self._inodes.renumber(node, st.st_ino, self._backing)
         self._inodes.rename(node, target.parent, target.name)
         self._notices.inode(node.id, -1, 0)
