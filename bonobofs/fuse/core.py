@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
-from bonobofs.decision import Allowed, Code, Denied
+from bonobofs.decision import Allowed, Apart, Code, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Backing
@@ -211,8 +211,10 @@ class Core:
                 leads = False
             if not leads:
                 self._inodes.drop_link(node.ino, parent, name)
-            elif isinstance(self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts), Allowed):
-                good += 1
+            else:
+                verdict = self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts)
+                # A name that is scratch promises that the source stays as it is, which this change would not keep.
+                good += isinstance(verdict, Allowed) and (node.apart is not Apart.NO or not verdict.apart)
         return facts._replace(foreign_names=st.st_nlink - good)
 
     def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:

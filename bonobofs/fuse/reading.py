@@ -18,7 +18,7 @@ from bonobofs.fuse.held import is_behind
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.scratch import Beside
-from bonobofs.fuse.scratching import Scratching
+from bonobofs.fuse.scratching import Scratching, inode_number
 from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
@@ -181,6 +181,8 @@ class Reading(Scratching):
         """Entries of a directory, with what lies beside it in the place of what that hides."""
         if node.apart:
             return [self._shown_above(node, entry) if entry[3] == b".." else entry for entry in found]
+        if self._held.directories and (held := self._held.directories.get(self._inodes.path(node))):
+            found = [entry for entry in found if entry[3] not in held]  # made by others since: what is held is shown
         if beside is None:
             return found
         shown = []
@@ -219,7 +221,13 @@ class Reading(Scratching):
             places += self._held.listing(self._inodes.path(node), after)
         beside = self._scratch.beside(node)
         if beside is not None:
-            places += [(place, name, None) for name, place in beside.names.items() if place > after]
+            # Others may have made or removed the name in the source since: what it has now is shown in its place there.
+            directory = node.layer.directory(node)
+            places += [
+                (place, name, None)
+                for name, place in beside.names.items()
+                if place > after and not inode_number(directory, name)
+            ]
             places.sort(key=_place)
         for place, name, held in places:
             if held is not None:

@@ -35,8 +35,9 @@ class Beside:
     """What the layer has beside one directory of the source.
 
     `names` are the names that lie in the counterpart `upper`, each with its place behind the source's own names in a
-    listing, or 0 where the source has the name too. `gone` are names of the source that must not show, though something
-    in the layer may have the name again. `dressed` says that the directory's own attributes are the counterpart's.
+    listing, which it takes where the source does not have the name too. `gone` are names of the source that must not
+    show, though something in the layer may have the name again. `dressed` says that the directory's own attributes are
+    the counterpart's.
     """
 
     __slots__ = ("dressed", "gone", "names", "upper")
@@ -112,10 +113,10 @@ class Scratch:
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
             self.layer.dress(upper, node, leave)
 
-    def appeared(self, beside: Beside, name: bytes, *, below: bool) -> None:
-        """Something lies in the counterpart under this name. `below`: the source has the name too."""
+    def appeared(self, beside: Beside, name: bytes) -> None:
+        """Something lies in the counterpart under this name."""
         if name not in beside.names:
-            beside.names[name] = 0 if below else next(self._cookies)
+            beside.names[name] = next(self._cookies)
 
     def vanished(self, beside: Beside, name: bytes, *, below: bool) -> None:
         """Nothing is to be shown under this name any more."""
@@ -168,14 +169,15 @@ class Scratch:
     # -- bringing up what the source has
 
     def copy_up(self, node: Node, leave: Allowed) -> list[tuple[Node, bytes]]:
-        """Let a file or symlink of the source go on in the layer, before it is changed; its other names, which stay.
+        """Let a file or symlink of the source go on in the layer, before it is changed; its other names, brought along.
 
+        A request does not tell by which of its names the file was opened, so all that are known lead to the copy.
         EXDEV: it is something else.
         """
         if node.kind not in (Kind.FILE, Kind.SYMLINK):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         path, old, below, name = self._inodes.path(node), node.ino, node.parent, node.name
-        others = [link for link in self._inodes.links(old) if link != (below, name)]
+        others = [link for link in self._inodes.links(old) if link != (below, name) and _leads(node, *link)]
         if below is None:
             fd = self.layer.copy_nameless(node, leave)
         else:
@@ -190,10 +192,22 @@ class Scratch:
         else:
             self._inodes.rename(node, beside.upper, name)
             self.layer.keep_copied(node, fd)
-            self.appeared(beside, name, below=True)
+            self.appeared(beside, name)
+            for parent, other in others:
+                self._link_up(node, parent, other, old, leave)
         if node.kind is Kind.FILE:
             self.sizes.note(node.ino, path, st.st_size)
         return others
+
+    def _link_up(self, node: Node, parent: Node, name: bytes, old: int, leave: Allowed) -> None:
+        """A further name of what was brought up leads to the copy, too."""
+        beside = self.counterpart(parent, leave)
+        self.layer.link(node, self.layer.directory(beside.upper, changing=True), name, leave)
+        self._inodes.drop_link(old, parent, name)
+        assert node.parent is not None
+        self._inodes.note_link(node.ino, node.parent, node.name)
+        self._inodes.note_link(node.ino, beside.upper, name)
+        self.appeared(beside, name)
 
     # -- telling
 
@@ -232,6 +246,13 @@ class Scratch:
 
 
 Files = Callable[[], Iterator[tuple[int, WorkspacePath, int]]]
+
+
+def _leads(node: Node, parent: Node, name: bytes) -> bool:
+    try:
+        return node.layer.leads(parent, name, node)
+    except OSError:
+        return False
 
 
 class Sizes:

@@ -20,6 +20,7 @@ from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratch import Beside
 from bonobofs.guard import Elsewhere, Part
+from bonobofs.policy import words
 from bonobofs.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Allowed], None]
@@ -50,13 +51,16 @@ class Scratching(Holding):
         Elsewhere: it should be made in the source, in a directory that the source does not have.
         """
         if leave.apart is parent.apart:
+            beside = self._scratch.beside(parent)
+            if beside is not None:
+                beside.gone.discard(name)  # the policy says by now that it is no scratch: the source shows
             return parent, directory
         if parent.apart:
             raise Elsewhere(leave)
         if leave.apart is Apart.TEMPORARY:
             return parent, directory
         beside = self._scratch.counterpart(parent, leave)
-        if name in beside.names or (name not in beside.gone and _number(directory, name)):
+        if name in beside.names or (name not in beside.gone and inode_number(directory, name)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._scratch.discard(self._inodes.join(parent, name), leave)
         return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
@@ -65,13 +69,13 @@ class Scratching(Holding):
         """Something lies under this name in `home`, beside the directory in which it is shown."""
         if home is not parent:
             beside = self._scratch.directories[self._inodes.path(parent)]
-            self._scratch.appeared(beside, name, below=_number(parent.layer.directory(parent), name) > 0)
+            self._scratch.appeared(beside, name)
 
     def _vanished(self, parent: Node, name: bytes, leave: Allowed) -> None:
         """What was shown under this name, of the layer or of the source, is to be shown no more."""
         if leave.apart is Apart.SCRATCH and not parent.apart:
             beside = self._scratch.counterpart(parent, leave)
-            below = _number(parent.layer.directory(parent), name)
+            below = inode_number(parent.layer.directory(parent), name)
             self._scratch.vanished(beside, name, below=below > 0)
             self._lately.note(parent.ino, name, below)  # in the source nothing was done
 
@@ -124,12 +128,29 @@ class Scratching(Holding):
                 beside.dressed = True
             return beside.upper
         if node.kind is Kind.FILE:
+            self._check_scratch_alone(header, node, request)
             self._check_room(header, request, node.ino, node.layer.stat(node).st_size)
         self._settle_run(node)
         for parent, name in self._scratch.copy_up(node, verdict):
             self._notices.entry(parent.id, name)  # another file from now on
         self._notices.inode(node.id, -1, 0)
         return node
+
+    def _check_scratch_alone(self, header: Header, node: Node, request: Request) -> None:
+        """Raises Refused where the file has a name that is not scratch: the request does not tell which was meant.
+
+        Who has it open by that name would write into the layer, and lose it there.
+        """
+        for parent, name in self._inodes.links(node.ino):
+            verdict = self._guard.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
+            if isinstance(verdict, Allowed) and verdict.apart is Apart.SCRATCH:
+                continue
+            try:
+                leads = node.layer.leads(parent, name, node)
+            except OSError:
+                leads = False
+            if leads:
+                raise self._guard.refuse(Denied(*words.HARDLINK, request.path, request.operation), self._caller(header))
 
     def _check_room(self, header: Header, request: Request, number: int, size: int) -> None:
         """Raises Refused where its [[scratch]] has no room for a file of this size."""
@@ -351,7 +372,7 @@ def _stays(_directory: int, _name: bytes, _leave: Allowed) -> None:
     """What the source has is left as it is."""
 
 
-def _number(directory: int, name: bytes) -> int:
+def inode_number(directory: int, name: bytes) -> int:
     """The inode number that the name leads to; 0: to nothing."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino
