@@ -231,9 +231,7 @@ class Holding(Core):
             details=details,
             action="create" if over is None else "modify",
         ) as leave:
-            other = None
-            if over is not None:
-                other = self._leaving(target.parent, target.directory, target.name, over)
+            other = self._giving_place(target, over) if over is not None else None
             ends = target.directory, target.name, by.encode()
             self._or_stays(other, lambda: self._come_in(node, *ends, leave))
         if over is not None:
@@ -247,6 +245,12 @@ class Holding(Core):
             self._lately.note(target.parent.ino, by.encode(), 0)
         self._did(node)
         self._drop_held(source.parent, source.name)
+
+    def _giving_place(self, target: End, over: os.stat_result) -> Node | None:
+        try:
+            return self._leaving(target.parent, target.directory, target.name, over)
+        except FileNotFoundError as error:
+            raise stale() from error  # somebody has just removed it: as below
 
     def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
         try:
