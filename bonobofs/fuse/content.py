@@ -280,11 +280,11 @@ class Content(Scratching):
         layer = home.layer
         fd = layer.create(directory, name, mode, leave)
         st = os.fstat(fd)
-        self._did_name(home, name, st.st_ino)
-        reply = self._entry(home, name, st)
+        reply = self._entry(home, name, st, made=True)
         node = self._inodes.find(st.st_ino + layer.numbers)
         assert node is not None
         layer.keep_created(node, fd, mode)
+        self._did_name(home, name, st.st_ino)
         return node, reply
 
 

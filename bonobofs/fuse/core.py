@@ -133,15 +133,15 @@ class Core:
             self._callers[(header.pid, header.uid)] = known
         return known
 
-    def _entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
-        """`fuse_entry_out` for what `st` says, with one more reference."""
+    def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
+        """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
         layer = parent.layer
         if st.st_dev != layer.device or layer.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
         told = st.st_size << 62 | st.st_ctime_ns
         if node.told != told:
-            if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not node.apart and not node.is_dir:
+            if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not made:
                 self.noticing.unheard_of(node, parent, name, st)
             self._see(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)

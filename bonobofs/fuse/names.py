@@ -36,7 +36,7 @@ class Names(Scratching):
     def _made(self, parent: Node, directory: int, name: bytes) -> bytes:
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         self._did_name(parent, name, st.st_ino)
-        return self._entry(parent, name, st)
+        return self._entry(parent, name, st, made=True)
 
     def _mkdir(self, header: Header, body: memoryview) -> Reply:
         mode, umask = p.MKDIR_IN.unpack_from(body)

@@ -155,7 +155,7 @@ class Noticing:
         What the watcher is about to say of it will find it as it was told. So if somebody else changed it, that is
         said here.
         """
-        if not self.watched:
+        if not self.watched or node.apart or node.is_dir:
             return
         told = self.lately.told(st.st_ino)
         if told == UNTOLD:
