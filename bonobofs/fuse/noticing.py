@@ -171,7 +171,7 @@ class Noticing:
         self.since = changes.since(body)
         for ino, path, name, kinds in changes.decode(body):
             self._compare(ino, path, name, kinds)
-        self.lately.compared(self._since)
+        self.lately.compared(self.since)
 
     def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
         if kinds == GONE and self.lately.leads_to(ino, name) == 0:

@@ -27,7 +27,7 @@ from bonobofs.policy.compiled import ScratchTable
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Kind, Request, WorkspacePath
 
-LISTED: Final = 10_000
+LISTED: Final = 1_000
 """Lines of `.bonobofs/scratch`; what is more is counted."""
 
 
@@ -213,10 +213,9 @@ class Scratch:
 
     def describe(self) -> bytes:
         """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path."""
-        lines = list(islice(self._lines(), LISTED))
-        more = sum(1 for _ in self._lines()) - LISTED if len(lines) == LISTED else 0
-        if more:
-            lines.append(f"scratch\t0\tand {more} more\n")
+        lines = list(islice(self._lines(), LISTED + 1))
+        if len(lines) > LISTED:
+            lines[LISTED] = "scratch\t0\tand more\n"  # how many would take a walk through all of it
         return "".join(lines).encode("utf-8", "surrogateescape")
 
     def _lines(self) -> Iterator[str]:
