@@ -160,6 +160,17 @@ class Traffic:
         self.path = path
         self._notes = notes
 
+    def settle(self) -> None:
+        """Return when the kernel has been told of all that was changed behind the mount until now."""
+        last = self.source / ".last"
+        for change in (last.touch, last.unlink):
+            before = self._told_of(last.name)
+            change()
+            until(lambda: self._told_of(last.name) > before, "the kernel is told of it")  # noqa: B023 - called at once
+
+    def _told_of(self, name: str) -> int:
+        return sum(note.get("notice") == "entry" and note["name"] == name for note in self.notes())
+
     def notes(self) -> list[dict[str, Any]]:
         """What was written down so far, leaving out a line that is still in the making."""
         whole, _, _ = self._notes.read_text().rpartition("\n")

@@ -344,6 +344,7 @@ def test_capabilities_of_a_file_end_when_it_is_written(commons: MakeCommons) -> 
 def test_strangers_are_kept_out_without_allow_other(traffic: Traffic) -> None:
     """Without the option nobody but the mount's user gets in, root's own processes included for others' mounts."""
     (traffic.source / "file").write_text("content")
+    traffic.settle()
     for parent in [traffic.path, *list(traffic.path.parents)[:-2]]:
         if parent != traffic.path:
             parent.chmod(parent.stat().st_mode | 0o011)

@@ -27,6 +27,7 @@ def test_only_the_first_open_is_sent(traffic: Traffic) -> None:
     files = [traffic.source / str(number) for number in range(20)]
     for file in files:
         file.write_text("there")
+    traffic.settle()
     names = [traffic.path / file.name for file in files]
     first = traffic.during(_open_and_close, names[0])
     assert [(sent.opcode, sent.error) for sent in first if sent.opcode == "OPEN"] == [("OPEN", 38)]
@@ -59,6 +60,7 @@ def test_flush_is_never_sent_after_the_first(traffic: Traffic) -> None:
 
     write(0)
     (traffic.source / "warm").touch()
+    traffic.settle()
     _open_and_close(traffic.path / "warm")
     assert {"FLUSH", "RELEASE"}.isdisjoint(traffic.opcodes(write, 1, 2, 3, 4))
 
@@ -66,6 +68,7 @@ def test_flush_is_never_sent_after_the_first(traffic: Traffic) -> None:
 def test_what_was_read_is_read_from_the_cache(traffic: Traffic) -> None:
     """A second read of a file sends nothing, also after a write of its own: EXPLICIT_INVAL_DATA."""
     (traffic.source / "file").write_bytes(os.urandom(300_000))
+    traffic.settle()
     fd = os.open(traffic.path / "file", os.O_RDWR)
     assert "READ" in traffic.opcodes(os.pread, fd, 300_000, 0)
     assert traffic.opcodes(os.pread, fd, 300_000, 0) == []
@@ -80,6 +83,7 @@ def test_a_warm_walk_is_free(traffic: Traffic) -> None:
     for number in range(50):
         (traffic.source / "below" / str(number)).touch()
     (traffic.source / "link").symlink_to("below")
+    traffic.settle()
 
     def walk() -> None:
         for directory, _, files in os.walk(traffic.path):
@@ -97,6 +101,7 @@ def test_a_listing_brings_the_attributes_along(traffic: Traffic) -> None:
     """READDIRPLUS: a listing with the attributes of 200 files needs no request for any of them."""
     for number in range(200):
         (traffic.source / str(number)).touch()
+    traffic.settle()
     opcodes = traffic.opcodes(lambda: [entry.stat() for entry in os.scandir(traffic.path)])
     assert "READDIRPLUS" in opcodes
     assert "LOOKUP" not in opcodes
@@ -156,6 +161,7 @@ def test_what_the_design_counts_on_is_negotiated(traffic: Traffic) -> None:
 def test_a_truncating_open_truncates(traffic: Traffic) -> None:
     """O_TRUNC arrives as SETATTR before the first write, so no old tail is left."""
     (traffic.source / "file").write_text("a long old text")
+    traffic.settle()
     opcodes = traffic.opcodes((traffic.path / "file").write_text, "short")
     assert "SETATTR" in opcodes
     assert (traffic.source / "file").read_text() == "short"
