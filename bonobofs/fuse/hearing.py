@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -156,6 +157,7 @@ class Hearing:
             self._refuse_policy(origin, str(error))
             return
         self._guard.policy = compiled
+        gc.collect()  # the old one's automaton is made of cycles, and nobody else collects them here
         self._origin = origin
         self._policy_error = None
         self._keep()

@@ -181,3 +181,24 @@ def test_what_is_only_touched_is_no_new_policy(world: World, policy: Path) -> No
     os.kill(world.pid, signal.SIGHUP)
     until(lambda: status(world).session.policy.generation > 1, "the signal is obeyed", SOON)
     assert status(world).session.policy.generation == 2
+
+
+def test_the_policy_before_is_let_go(mounted: Mounted, source: Path, policy: Path) -> None:
+    """However often the policy changes, the server holds one."""
+    rules = (f'[[rule]]\nname = "r{number}"\npaths = ["**/d{number}/**/*.md"]\n' for number in range(300))
+    policy.write_text(ALLOW_ALL + "".join(rules))
+    world = mounted(policy=policy)
+
+    def holds() -> int:
+        lines = Path(f"/proc/{world.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+    def load_anew(last: int) -> None:
+        while (generation := status(world).session.policy.generation) < last:
+            os.kill(world.pid, signal.SIGHUP)
+            until(lambda: status(world).session.policy.generation > generation, "a new generation", SOON)
+
+    load_anew(4)
+    before = holds()
+    load_anew(12)
+    assert holds() < before + 1_000, "kilobytes; each policy is about as many"
