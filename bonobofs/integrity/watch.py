@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -304,6 +306,8 @@ class Watcher:
                     continue
                 directory = self._watch(fd, above, name, st.st_ino)
                 names = self._names.setdefault(directory, {})
+                with suppress(OSError):  # another's directory
+                    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # to be watched is not to be read
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         raw = os.fsencode(entry.name)

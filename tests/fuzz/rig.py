@@ -109,10 +109,11 @@ class Rig:
         for node_id in list(self._operations._nodes):
             if node_id != p.ROOT_ID:
                 self._operations._forget_one(node_id, 1 << 62)
-        self._backing.drop_all()
-        os.close(self._root)
-        os.close(self._layer)
-        for fd in (self._connection._fd, self._connection._wake, self._connection._waker):
+        for layer in (self._backing, self._scratch.layer):
+            layer.drop_all()
+            os.close(layer._mountinfo)
+        self._connection.close()
+        for fd in (self._root, self._layer, self._connection._wake, self._connection._waker):
             os.close(fd)
         self._kernel.close()
         os.umask(self._umask)
