@@ -29,7 +29,6 @@ def write(place: Path) -> None:
         one, other = (place / f"f{chance.randrange(NAMES)}" for _ in range(2))
         with contextlib.suppress(OSError):
             chance.choice(_CHANGES)(one, other)
-    time.sleep(0.1)
 
 
 def _create(one: Path, other: Path) -> None:
@@ -106,13 +105,11 @@ def walk(place: Path) -> None:
     """Read everything, as agents do."""
     for command in ("find . -size +0", "grep -rq no-such-words tree", "git status --short"):
         subprocess.run(command.split(), cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    time.sleep(1)
 
 
 def behind(place: Path) -> None:
     """Changes that nobody admitted, in the source."""
     write(place)
-    time.sleep(2)
 
 
 def policy(place: Path) -> None:
@@ -120,9 +117,10 @@ def policy(place: Path) -> None:
     fresh = place.with_suffix(".new")
     fresh.write_bytes(place.read_bytes())
     os.replace(fresh, place)
-    time.sleep(20)
 
 
+PACE = {"write": 0.1, "walk": 1.0, "behind": 2.0, "policy": 20.0}
+"""Seconds between two turns of an errand: the load is a steady one, nothing is waited for."""
 ERRANDS: dict[str, Callable[[Path], None]] = {"write": write, "walk": walk, "behind": behind, "policy": policy}
 
 
@@ -133,6 +131,7 @@ def main(errand: str, place: Path, count: Path) -> None:
         ERRANDS[errand](place)
         done += BURST if errand in ("write", "behind") else 1
         count.write_text(str(done))
+        time.sleep(PACE[errand])
 
 
 if __name__ == "__main__":
