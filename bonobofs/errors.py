@@ -38,6 +38,13 @@ class StateError(BonobofsError):
     """The state directory cannot be used as it is."""
 
 
+class ForbiddenError(BonobofsError):
+    """The registry, or somebody else's lease, does not admit what was asked for."""
+
+    errno = errno.EACCES
+    exit_code = 77
+
+
 class ProtocolError(BonobofsError):
     """The kernel sent what this version cannot read."""
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ import pytest
 from bonobofs import session
 from bonobofs.audit.history import read
 from bonobofs.decision import Refused
-from bonobofs.errors import BonobofsError, StateError
+from bonobofs.errors import BonobofsError
 from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
-from bonobofs.state import registry, sessions
+from bonobofs.state import sessions
 from tests.worlds import ALLOW_ALL, Mounted
 
 
@@ -129,28 +128,3 @@ def test_a_session_without_a_mount_refuses_the_same_sources(home: Path) -> None:
     """The state directory cannot be guarded from within."""
     with pytest.raises(BonobofsError, match="lies inside the source"), session.open_session(home.parent):
         pass
-
-
-def test_many_agents_are_registered_at_once(home: Path) -> None:
-    """No name is lost and none gets two identities when many register together."""
-    labels = [f"agent-{number % 10}" for number in range(60)]
-    found: list[registry.Registered] = []
-
-    def register(label: str) -> None:
-        found.append(registry.register(home, label, None))
-
-    threads = [threading.Thread(target=register, args=(label,)) for label in labels]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({(one.label, one.id) for one in found}) == 10
-    assert sum(one.new for one in found) == 10
-
-
-def test_a_register_that_is_damaged_is_refused_and_kept(home: Path) -> None:
-    """An identity is never made anew because the register cannot be read."""
-    (home / "agents.json").write_text('{"agents": {"ann": ')
-    with pytest.raises(StateError, match="move it away"):
-        registry.register(home, "ann", None)
-    assert (home / "agents.json").read_text() == '{"agents": {"ann": '

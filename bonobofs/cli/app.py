@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import bonobofs
-from bonobofs.cli import audit, doctor, mount, policy, status, why
+from bonobofs.cli import agents, audit, db, doctor, mount, policy, status, why
 from bonobofs.errors import UsageError
 
 app = typer.Typer(
@@ -50,6 +50,9 @@ app.command("status")(status.status)
 app.command("why")(why.why)
 app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
+app.add_typer(agents.agent_app, name="agent")
+app.add_typer(agents.team_app, name="team")
+app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
 
 

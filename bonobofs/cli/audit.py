@@ -20,7 +20,6 @@ from bonobofs.audit import history
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.verify import Report, Status, look_below, verify
 from bonobofs.cli.output import document, note, say
-from bonobofs.state.registry import identity_of
 
 app = typer.Typer(help="Read, search, verify and export the record of every change.", rich_markup_mode=None)
 
@@ -91,7 +90,7 @@ def query(
     session.settle(home)
     wanted = history.Query(
         agent=agent,
-        agent_id=identity_of(home, agent) if agent is not None else None,
+        agent_id=session.identity_of(home, agent) if agent is not None else None,
         path=path,
         operation=operation,
         result=result,

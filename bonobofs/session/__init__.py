@@ -17,7 +17,7 @@ from bonobofs.session.ending import Ended, stop
 from bonobofs.session.listing import State, Status, around, live_at, settle, statuses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
-from bonobofs.session.setup import ChosenPolicy, choose_policy
+from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
 from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
 from bonobofs.state.sessions import WATCHING, Session
@@ -37,6 +37,7 @@ __all__ = [
     "ask",
     "choose_policy",
     "home",
+    "identity_of",
     "in_force",
     "live_at",
     "open_session",

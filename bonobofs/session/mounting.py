@@ -21,7 +21,7 @@ from bonobofs.policy.engine import Policy
 from bonobofs.session import launch, transports
 from bonobofs.session.ending import take_off
 from bonobofs.session.listing import live_at, was_closed
-from bonobofs.session.setup import Drawn, choose_policy, draw
+from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
 from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
@@ -103,8 +103,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         home,
         source=source,
         mountpoint=mountpoint,
-        agent=order.agent,
-        role=order.role,
+        who=Who(order.agent, order.role),
         policy=policy,
         transport=transport.name,
     )

@@ -14,11 +14,10 @@ from bonobofs.audit.log import AuditLog, Identity, Trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.guard import Guard
 from bonobofs.request import Agent
-from bonobofs.session.setup import choose_policy, draw
+from bonobofs.session.setup import Who, choose_policy, draw, identity_of
 from bonobofs.state.home import head_path, home, trail_path
 from bonobofs.state.places import check_source
 from bonobofs.state.processes import start_time
-from bonobofs.state.registry import identity_of
 from bonobofs.state.sessions import Session, note_ends, save
 
 _SYNCED_EVERY: Final = 1.0
@@ -49,8 +48,7 @@ def open_session(
         state,
         source=root,
         mountpoint=None,
-        agent=agent,
-        role=role,
+        who=Who(agent, role),
         policy=choose_policy(state, policy, root),
         transport="none",
     )

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy.document import PolicyDocument, load, packaged_default
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.state import registry
+from bonobofs.state import presence, registry
+from bonobofs.state.database import Database
 from bonobofs.state.home import session_directory, write_document
 from bonobofs.state.processes import boot_id
 from bonobofs.state.sessions import PolicyMark, Session, save
@@ -32,6 +33,15 @@ class ChosenPolicy(NamedTuple):
     def plain(self) -> dict[str, Any]:
         """The document as plain data, which is what `compile_policy` takes in whichever process."""
         return self.document.model_dump(mode="json")
+
+
+class Who(NamedTuple):
+    """For whom a session is asked for. Without an agent it is the user's own; without a role, the agent's."""
+
+    agent: str | None = None
+    role: str | None = None
+    chain: str | None = None
+    """The chain of work that it belongs to, which then holds its leases."""
 
 
 class Drawn(NamedTuple):
@@ -76,35 +86,48 @@ def default_agent() -> str:
         return f"uid-{os.getuid()}"
 
 
+def identity_of(home: Path, label: str) -> str | None:
+    """The UUID of the living agent of that label; None where there is none."""
+    with Database.open(home) as database:
+        return registry.identity_of(database, label)
+
+
 def draw(
     home: Path,
     *,
     source: Path,
     mountpoint: Path | None,
-    agent: str | None,
-    role: str | None,
+    who: Who,
     policy: ChosenPolicy,
     transport: str,
 ) -> Drawn:
-    """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600)."""
-    registered = registry.register(home, agent if agent is not None else default_agent(), role)
-    session = Session(
-        session=str(uuid.uuid4()),
-        agent=registered.label,
-        agent_id=registered.id,
-        team=None,
-        role=role or registered.role or policy.document.default_role or "agent",
-        chain=None,
-        source=str(source),
-        mountpoint=None if mountpoint is None else str(mountpoint),
-        pid=None,
-        starttime=None,
-        transport=transport,
-        policy=PolicyMark(str(policy.origin), policy.compiled.digest, policy.compiled.generation),
-        boot_id=boot_id(),
-        started=datetime.now(UTC).isoformat(),
-        ended=None,
-    )
+    """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600).
+
+    Raises ForbiddenError where the agent may not mount with that role, StateError, UsageError.
+    """
+    agent, role, chain = who
+    if chain is not None:
+        registry.check_label(chain, "a chain")
+    with Database.open(home) as database:
+        registered = registry.register(database, agent if agent is not None else default_agent(), role)
+        session = Session(
+            session=str(uuid.uuid4()),
+            agent=registered.label,
+            agent_id=registered.id,
+            team=registered.team,
+            role=role or registered.role or policy.document.default_role or "agent",
+            chain=chain,
+            source=str(source),
+            mountpoint=None if mountpoint is None else str(mountpoint),
+            pid=None,
+            starttime=None,
+            transport=transport,
+            policy=PolicyMark(str(policy.origin), policy.compiled.digest, policy.compiled.generation),
+            boot_id=boot_id(),
+            started=datetime.now(UTC).isoformat(),
+            ended=None,
+        )
+        presence.enter(database, session)
     directory = session_directory(home, session.session)
     directory.mkdir(mode=0o700)
     write_document(directory / "policy.json", policy.plain)

@@ -1,6 +1,8 @@
 """The state directory: where it is, what it must be, and how a document is kept in it.
 
-agents.json             labels, identities and roles (`registry`)
+bonobofs.db             teams, agents, sessions and leases (`tables`), unless BONOBOFS_DATABASE names another database
+home.id                 the UUID of this directory, among those that share a database
+backups/                copies of the database, from `db backup` and before every `db upgrade`
 sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
 trails/UUID.jsonl       the record of one session; UUID.head beside it holds its last number and hash
 policy.toml             the operator's policy, where there is one

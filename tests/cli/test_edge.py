@@ -52,7 +52,10 @@ def test_what_was_not_foreseen_is_one_line_and_a_diagnostic(home: Path) -> None:
     assert "Traceback" in (home / "bonobofs.log").read_text()
 
 
-@pytest.mark.parametrize("command", ["", "mount", "umount", "status", "why", "policy", "audit", "audit tail", "doctor"])
+COMMANDS = ["mount", "umount", "status", "why", "policy", "audit", "audit tail", "agent", "team", "db", "doctor"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_command_explains_itself(command: str) -> None:
     """Help is plain text that begins with the form of the command."""
     helped = bonobofs(*command.split(), "--help")

@@ -1,0 +1,107 @@
+"""`bonobofs agent add|list|remove` and `bonobofs team add|list|remove`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, say, table
+from bonobofs.state import registry
+from bonobofs.state.database import Database
+
+agent_app = typer.Typer(help="Say who there is and in which roles.", rich_markup_mode=None)
+team_app = typer.Typer(help="Say which teams there are.", rich_markup_mode=None)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document: a list.")]
+Removed = Annotated[bool, typer.Option("--removed", help="Also those that were removed.")]
+
+
+@agent_app.command("add")
+def add_agent(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label; nobody else's while it lives.")],
+    team: Annotated[str | None, typer.Option(metavar="T", help="The team it belongs to.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="R", help="A role it may mount with; the first is its own. Default: every role."),
+    ] = None,
+) -> None:
+    """Register an agent.
+
+    \b
+    Examples:
+      bonobofs agent add alice --team red --role impl
+      bonobofs agent add bob --role control --role impl
+    """
+    with Database.open(session.home()) as database:
+        made = registry.add(database, name, team=team, roles=role or ())
+    say(f"{made.label} is {made.id}")
+
+
+@agent_app.command("list")
+def list_agents(removed: Removed = False, json: Json = False) -> None:
+    """List the agents."""
+    with Database.open(session.home()) as database:
+        found = registry.list_agents(database, removed=removed)
+    if json:
+        document([_plain(one) for one in found])
+        return
+    if not found:
+        say("there is no agent yet; mount and agent add make some")
+        return
+    rows = [
+        (one.label, one.team or "-", one.role or "-", ", ".join(one.roles) or "every", one.id, _until(one))
+        for one in found
+    ]
+    table(("AGENT", "TEAM", "ROLE", "MAY MOUNT AS", "IDENTITY", "REMOVED"), rows)
+
+
+@agent_app.command("remove")
+def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")]) -> None:
+    """Remove an agent and the leases that it holds itself; its label may then be used again, for another one.
+
+    Its records stay, and so does its name in them.
+    """
+    with Database.open(session.home()) as database:
+        gone = registry.remove(database, agent)
+    say(f"{gone.label} ({gone.id}) is removed")
+
+
+@team_app.command("add")
+def add_team(name: Annotated[str, typer.Argument(metavar="NAME", help="Its label.")]) -> None:
+    """Register a team."""
+    with Database.open(session.home()) as database:
+        made = registry.add_team(database, name)
+    say(f"{made.label} is {made.id}")
+
+
+@team_app.command("list")
+def list_teams(removed: Removed = False, json: Json = False) -> None:
+    """List the teams."""
+    with Database.open(session.home()) as database:
+        found = registry.list_teams(database, removed=removed)
+    if json:
+        document([_plain(one) for one in found])
+        return
+    if not found:
+        say("there is no team; add one: bonobofs team add NAME")
+        return
+    table(("TEAM", "IDENTITY", "REMOVED"), [(one.label, one.id, _until(one)) for one in found])
+
+
+@team_app.command("remove")
+def remove_team(team: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
+    """Remove a team to which no agent belongs any more."""
+    with Database.open(session.home()) as database:
+        gone = registry.remove_team(database, team)
+    say(f"{gone.label} ({gone.id}) is removed")
+
+
+def _until(one: registry.Agent | registry.Team) -> str:
+    return "-" if one.removed is None else one.removed.isoformat(timespec="seconds")
+
+
+def _plain(one: registry.Agent | registry.Team) -> dict[str, Any]:
+    removed = None if one.removed is None else one.removed.isoformat()
+    return {**one._asdict(), "created": one.created.isoformat(), "removed": removed}

@@ -1,0 +1,16 @@
+"""What Alembic runs to migrate: on the connection, and in the transaction, that `state.upgrade` hands it."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from bonobofs.state.tables import VERSION_TABLE, metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    transactional_ddl=True,
+)
+with context.begin_transaction():
+    context.run_migrations()
