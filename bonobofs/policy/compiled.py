@@ -11,6 +11,7 @@ from typing import Any, Final
 from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
+from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
     ANY_DEPTH,
     Matcher,
@@ -293,7 +294,7 @@ def _role(name: str, table: Mapping[str, Any], offers: Sequence[words.Offer]) ->
 
 def meet(some: Sequence[Pattern], others: Sequence[Pattern]) -> bool:
     """Whether a path may exist that both sides match."""
-    return any(one.may_meet(other) for one in some for other in others)
+    return any(meets(one, other) for one in some for other in others)
 
 
 def _hidden(entries: Sequence[str]) -> Hidden:

@@ -60,30 +60,6 @@ class Pattern(NamedTuple):
             return None if is_wild(self.components[1]) else self.components[1]
         return None
 
-    def may_meet(self, other: Pattern) -> bool:
-        """Whether some path could match both. Exact but for two globs in the same place, which are taken to meet."""
-        mine, yours = self.components, other.components
-        meets: dict[tuple[int, int], bool] = {}
-        for i in range(len(mine), -1, -1):
-            for j in range(len(yours), -1, -1):
-                if i < len(mine) and mine[i] == ANY_DEPTH:
-                    meets[i, j] = meets[i + 1, j] or (
-                        meets[i, j + 1] if j < len(yours) else other.reach is not Reach.ONLY
-                    )
-                elif j < len(yours) and yours[j] == ANY_DEPTH:
-                    meets[i, j] = meets[i, j + 1] or (
-                        meets[i + 1, j] if i < len(mine) else self.reach is not Reach.ONLY
-                    )
-                elif i == len(mine) and j == len(yours):
-                    meets[i, j] = {self.reach, other.reach} != {Reach.ONLY, Reach.BELOW}
-                elif i == len(mine):
-                    meets[i, j] = self.reach is not Reach.ONLY
-                elif j == len(yours):
-                    meets[i, j] = other.reach is not Reach.ONLY
-                else:
-                    meets[i, j] = meets[i + 1, j + 1] and _names_may_meet(mine[i], yours[j])
-        return meets[0, 0]
-
 
 def is_wild(component: str) -> bool:
     """Whether the component is anything but a literal name."""
@@ -92,7 +68,7 @@ def is_wild(component: str) -> bool:
 
 def may_begin_with(component: str, character: str) -> bool:
     """Whether some name that the component matches begins with the character."""
-    first = _tokens(component)[0]
+    first = tokens_of(component)[0]
     return not first.text or re.fullmatch(first.expression, character) is not None
 
 
@@ -143,61 +119,67 @@ def _refuse_component(component: str) -> None:
         return
     if ANY_DEPTH in component:
         raise PolicyError("** stands for whole components only; within a name write *")
-    tokens = _tokens(component)
+    tokens = tokens_of(component)
     if sum(len(token.text.encode(errors="surrogateescape")) for token in tokens if token.literal) > NAME_MAX:
         raise PolicyError(f"a name of more than {NAME_MAX} bytes cannot exist")
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
     """One piece of a glob: a character, a class or `?` as a regular expression for one character; or a star ("")."""
 
     text: str
     literal: bool
+    ranges: tuple[tuple[int, int], ...] = ()
+    """The code points of a class, from and to."""
+    negated: bool = False
+    """All but those; `?` is all but none."""
 
     @property
     def expression(self) -> str:
         return re.escape(self.text) if self.literal else self.text
 
 
-def _tokens(component: str) -> list[_Token]:
-    tokens: list[_Token] = []
+def tokens_of(component: str) -> list[Token]:
+    """Take one component apart. PolicyError for a class that cannot be read."""
+    tokens: list[Token] = []
     at = 0
     while at < len(component):
         character = component[at]
         at += 1
         if character == "*":
-            tokens.append(_Token("", False))
+            tokens.append(Token("", False))
         elif character == "?":
-            tokens.append(_Token(".", False))
+            tokens.append(Token(".", False, negated=True))
         elif character == "[":
             end = component.find("]", at + (2 if component[at : at + 1] in ("!", "^") else 1))
             if end < 0:
                 raise PolicyError("a [ without its ]; write [[] for the character itself")
-            tokens.append(_Token(_class(component[at:end]), False))
+            tokens.append(_class(component[at:end]))
             at = end + 1
         else:
-            tokens.append(_Token(character, True))
+            tokens.append(Token(character, True, ((ord(character), ord(character)),)))
     return tokens
 
 
-def _class(body: str) -> str:
-    """The regular expression for what stands between [ and ], for instance `!a-z_`."""
+def _class(body: str) -> Token:
+    """The token for what stands between [ and ], for instance `!a-z_`."""
     if "[:" in body or "[." in body or "[=" in body:
         raise PolicyError("named classes such as [:alpha:] are not understood; write the range, for instance [a-z]")
     negated = body[0] in "!^"
     rest = body[1:] if negated else body
-    parts: list[str] = []
+    ranges: list[tuple[int, int]] = []
     at = 0
     while at < len(rest):
         if rest[at + 1 : at + 2] == "-" and at + 2 < len(rest):
             if rest[at] > rest[at + 2]:
                 raise PolicyError(f"the range {rest[at]}-{rest[at + 2]} is empty")
-            parts.append(f"{re.escape(rest[at])}-{re.escape(rest[at + 2])}")
+            ranges.append((ord(rest[at]), ord(rest[at + 2])))
             at += 3
         else:
-            parts.append(re.escape(rest[at]))
+            ranges.append((ord(rest[at]), ord(rest[at])))
             at += 1
-    return f"[{'^' if negated else ''}{''.join(parts)}]"
+    parts = (re.escape(chr(low)) + (f"-{re.escape(chr(high))}" if high > low else "") for low, high in ranges)
+    return Token(f"[{'^' if negated else ''}{''.join(parts)}]", False, tuple(ranges), negated)
 
 
 def compile_name(component: str) -> Callable[[str], object]:
@@ -209,7 +191,7 @@ def compile_name(component: str) -> Callable[[str], object]:
 
 def _expression(component: str) -> str:
     chunks: list[str] = [""]
-    for token in _tokens(component):
+    for token in tokens_of(component):
         if token.text:
             chunks[-1] += token.expression
         else:
@@ -231,7 +213,7 @@ class Names:
         ends: dict[str, str] = {}
         others: dict[str, int] = {}
         for component in components:
-            tokens = _tokens(component)
+            tokens = tokens_of(component)
             if prefix := _literal_run(tokens):
                 begins[component] = prefix
             elif suffix := _literal_run(tokens[::-1])[::-1]:
@@ -272,7 +254,7 @@ class _Globs(Generic[Value]):
         node = self._known.get(component)
         if node is None:
             node = self._known[component] = _Node()
-            tokens = _tokens(component)
+            tokens = tokens_of(component)
             prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
             cut, part = (slice(0, len(prefix)), prefix) if prefix or not suffix else (slice(-len(suffix), None), suffix)
             entries = next((entries for known, entries in self._looks if known == cut), None)
@@ -296,7 +278,7 @@ class _Globs(Generic[Value]):
         return found
 
 
-def _literal_run(tokens: Iterable[_Token]) -> str:
+def _literal_run(tokens: Iterable[Token]) -> str:
     run = ""
     for token in tokens:
         if not token.literal:
@@ -402,11 +384,3 @@ class Matcher(Generic[Value]):
             if node.only:
                 found += node.only
         return found
-
-
-def _names_may_meet(mine: str, yours: str) -> bool:
-    if is_wild(mine) and is_wild(yours):
-        return True
-    if is_wild(mine):
-        return bool(compile_name(mine)(yours))
-    return bool(compile_name(yours)(mine))

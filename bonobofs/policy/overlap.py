@@ -1,0 +1,162 @@
+"""Whether two patterns meet: whether there could be a path that both match.
+
+It is exact. Patterns are read as automata, over the components of a path and within one over the characters of a name,
+and the two are walked together until both accept or nothing new is found. A path that cannot be is none: no empty name,
+no `.` or `..`, no name beyond NAME_MAX bytes, no character that no file name decodes to.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from bonobofs.policy.pattern import ANY_DEPTH, NAME_MAX, Pattern, Reach, Token, compile_name, is_wild, parse, tokens_of
+
+Ranges = Sequence[tuple[int, int]]
+
+_DOT: Final = ord(".")
+_LAST: Final = 0x10FFFF
+_IN_NAMES: Final[Ranges] = ((0x01, 0x2D), (0x30, 0xD7FF), (0xDC80, 0xDCFF), (0xE000, _LAST))
+"""What stands in names, but for the dot: no NUL, no slash, no surrogate but those that stand for bytes."""
+_WIDTHS: Final[Sequence[tuple[int, Ranges]]] = (
+    (1, ((0x01, 0x7F), (0xDC80, 0xDCFF))),
+    (2, ((0x80, 0x7FF),)),
+    (3, ((0x800, 0xFFFF),)),
+)
+"""Bytes of a character in a name; a surrogate is one byte that is not UTF-8. All others are four."""
+
+
+def patterns_meet(one: str, other: str) -> bool:
+    """Whether some path could match both. PolicyError where either is no pattern."""
+    return meets(parse(one), parse(other))
+
+
+def meets(one: Pattern, other: Pattern) -> bool:
+    """Whether some path could match both."""
+    mine, yours = _Walk.along(one), _Walk.along(other)
+    if not mine.begins_as(yours):
+        return False
+    seen = {(0, 0)}
+    pending = [(0, 0)]
+    while pending:
+        i, j = pending.pop()
+        if i == len(mine.steps) and j == len(yours.steps):
+            return True
+        for state in _onward(mine, i, yours, j):
+            if state not in seen:
+                seen.add(state)
+                pending.append(state)
+    return False
+
+
+class _Walk(NamedTuple):
+    """A pattern as an automaton: it takes its steps, and after the last stays there if it covers what is below."""
+
+    steps: tuple[str, ...]
+    stays: bool
+
+    @classmethod
+    def along(cls, pattern: Pattern) -> _Walk:
+        below = ("*",) if pattern.reach is Reach.BELOW else ()
+        return cls((*pattern.components, *below), pattern.reach is not Reach.ONLY)
+
+    def begins_as(self, other: _Walk) -> bool:
+        """Whether the first names, where both are literal, are the same: most pairs are told apart by them."""
+        for mine, yours in zip(self.steps, other.steps, strict=False):
+            if is_wild(mine) or is_wild(yours):
+                return True
+            if mine != yours:
+                return False
+        return True
+
+    def takes(self, at: int) -> Iterator[tuple[str, int]]:
+        """With which names it goes on from here, as a glob, and to where."""
+        if at == len(self.steps):
+            if self.stays:
+                yield "*", at
+        elif self.steps[at] == ANY_DEPTH:
+            yield "*", at
+        else:
+            yield self.steps[at], at + 1
+
+
+def _onward(mine: _Walk, i: int, yours: _Walk, j: int) -> Iterator[tuple[int, int]]:
+    if mine.steps[i : i + 1] == (ANY_DEPTH,):
+        yield i + 1, j
+    if yours.steps[j : j + 1] == (ANY_DEPTH,):
+        yield i, j + 1
+    for my_name, my_next in mine.takes(i):
+        for your_name, your_next in yours.takes(j):
+            if names_meet(my_name, your_name):
+                yield my_next, your_next
+
+
+def names_meet(one: str, other: str) -> bool:
+    """Whether some name could match both components, neither of them ANY_DEPTH."""
+    if not is_wild(one):
+        return bool(compile_name(other)(one))
+    if not is_wild(other):
+        return bool(compile_name(one)(other))
+    return _shortest(tokens_of(one), tokens_of(other)) <= NAME_MAX
+
+
+def _shortest(mine: Sequence[Token], yours: Sequence[Token]) -> int:
+    """Bytes of the shortest name that both match; more than NAME_MAX where there is none.
+
+    `dots` is how many dots the name is so far, while it is nothing else; 3 when it is a name for sure.
+    """
+    seen = set()
+    pending = [(0, 0, 0, 0)]
+    while pending:
+        length, i, j, dots = heapq.heappop(pending)
+        if (i, j, dots) in seen or length > NAME_MAX:
+            continue
+        seen.add((i, j, dots))
+        if i == len(mine) and j == len(yours):
+            if dots == 3:
+                return length
+            continue
+        if i < len(mine) and not mine[i].text:
+            heapq.heappush(pending, (length, i + 1, j, dots))
+        if j < len(yours) and not yours[j].text:
+            heapq.heappush(pending, (length, i, j + 1, dots))
+        if i < len(mine) and j < len(yours):
+            after = (i + bool(mine[i].text), j + bool(yours[j].text))
+            both = _common(_ranges(mine[i]), _ranges(yours[j]))
+            if _common(both, ((_DOT, _DOT),)):
+                heapq.heappush(pending, (length + 1, *after, min(dots + 1, 3)))
+            width = _narrowest(_common(both, _IN_NAMES))
+            if width:
+                heapq.heappush(pending, (length + width, *after, 3))
+    return NAME_MAX + 1
+
+
+def _ranges(token: Token) -> Ranges:
+    """The code points that a token takes, in order."""
+    if not token.text:
+        return ((0, _LAST),)
+    if not token.negated:
+        return sorted(token.ranges)
+    left, low = [], 0
+    for first, last in sorted(token.ranges):
+        if low < first:
+            left.append((low, first - 1))
+        low = max(low, last + 1)
+    return [*left, (low, _LAST)] if low <= _LAST else left
+
+
+def _common(one: Ranges, other: Ranges) -> Ranges:
+    return [
+        (max(low, first), min(high, last))
+        for low, high in one
+        for first, last in other
+        if max(low, first) <= min(high, last)
+    ]
+
+
+def _narrowest(characters: Ranges) -> int:
+    """Bytes of the character that takes the fewest; 0 where there is no character."""
+    if not characters:
+        return 0
+    return next((width for width, ranges in _WIDTHS if _common(characters, ranges)), 4)
