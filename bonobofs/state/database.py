@@ -181,7 +181,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str, *, in_turn: bool = False) -> Iterator[Connection]:
-        with self.failures(), self._gate(fcntl.LOCK_SH), self.engine.connect() as connection:
+        with self.failures(), self._gate(fcntl.LOCK_SH), self._turn(begin), self.engine.connect() as connection:
             connection.execution_options(**{BEGIN: begin})
             with connection.begin():
                 if not self.is_sqlite:
@@ -191,21 +191,14 @@ class Database:
                 self._check_revision(connection.scalar(select(_VERSION.c.version_num)))
                 yield connection
 
-    @contextlib.contextmanager
-    def _gate(self, how: int) -> Iterator[None]:
-        if not self.is_sqlite:
-            yield
-            return
-        path = f"{self.url.database}.lock"
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StateError(f"{path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(handle, how)
-            yield
-        finally:
-            os.close(handle)
+    def _gate(self, how: int) -> contextlib.AbstractContextManager[None]:
+        return _locked(f"{self.url.database}.lock", how) if self.is_sqlite else contextlib.nullcontext()
+
+    def _turn(self, begin: str) -> contextlib.AbstractContextManager[None]:
+        """SQLite's own way to wait for a writer is to look again later and later; many at once would starve."""
+        if self.is_sqlite and begin != "BEGIN":
+            return _locked(f"{self.url.database}.turn", fcntl.LOCK_EX)
+        return contextlib.nullcontext()
 
     def _check_revision(self, revision: str | None) -> None:
         if revision == REVISION:
@@ -240,6 +233,19 @@ def _postgresql(where: URL) -> Engine:
     # A host that is gone without a word must not hold up a heartbeat for minutes.
     settings = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _CONNECT_SECONDS}
     return create_engine(where, pool_size=2, pool_pre_ping=True, connect_args={**settings, "client_encoding": "utf8"})
+
+
+@contextlib.contextmanager
+def _locked(path: str, how: int) -> Iterator[None]:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateError(f"{path} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,0 +1,85 @@
+"""How one session follows the leases: by saying that it is there, and reading them when they have changed.
+
+    follower = Follower(database, session)
+    seen = follower.look()            # every BEAT seconds
+    ...                               # bind what is admitted from now on by seen.leases, until seen.until
+    follower.acknowledge(seen)        # once nothing is under way that was admitted before
+
+What the server of a mount is told is the plain document that `Seen.leases` is; `policy.leases` reads it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import select
+
+from bonobofs.state import presence
+from bonobofs.state.database import Database
+from bonobofs.state.leases import Holder, Lease, living
+from bonobofs.state.presence import BEAT, LAPSE
+from bonobofs.state.sessions import Session
+from bonobofs.state.sql import clock, milliseconds_of
+from bonobofs.state.tables import leases
+
+_MARGIN: Final = 0.1
+"""Seconds by which a session stops relying on its word before others do: a database counts milliseconds."""
+
+__all__ = ["BEAT", "LAPSE", "Follower", "Seen"]
+
+
+class Seen(NamedTuple):
+    """What a look has shown."""
+
+    generation: int
+    until: float
+    """Seconds of CLOCK_BOOTTIME: what is known holds until then, unless it is looked again."""
+    leases: list[dict[str, Any]] | None
+    """The leases that bind this session, or are its own; None: as before."""
+
+
+class Follower:
+    """The leases, as one session knows them. Used by one thread."""
+
+    def __init__(self, database: Database, session: Session) -> None:
+        self._database: Final = database
+        self._session: Final = session
+        self._key: Final = Holder(session.agent, session.agent_id, session.chain).key
+        self._acknowledged = 0
+        self._known = -1
+        self._soonest: int | None = None
+        """When the first of the known leases ends, by the database's clock."""
+
+    def look(self) -> Seen:
+        """Say that the session is there, and read what has changed. StateError: what is known is known no longer."""
+        # The clock goes on while the machine sleeps, as the database's does.
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        presence.beat(self._database, self._session.session, self._acknowledged)
+        with self._database.read() as connection:
+            # First the number: leases that are read with it may be newer, never older.
+            generation = presence.generation(connection)
+            now = connection.execute(select(clock())).scalar_one()
+            if generation == self._known and (self._soonest is None or now < self._soonest):
+                return Seen(generation, began + LAPSE - _MARGIN, None)
+            mine = self._session.source
+            found = living(connection, leases.c.workspace.is_(None) | (leases.c.workspace == mine))
+        self._known = generation
+        self._soonest = min((milliseconds_of(lease.until) for lease in found), default=None)
+        return Seen(generation, began + LAPSE - _MARGIN, [self._plain(lease) for lease in found])
+
+    def acknowledge(self, seen: Seen) -> None:
+        """Say that every change of this session is bound by what was seen, none admitted before being under way."""
+        if seen.generation > self._acknowledged:
+            self._acknowledged = seen.generation
+            presence.beat(self._database, self._session.session, self._acknowledged)
+
+    def _plain(self, lease: Lease) -> dict[str, Any]:
+        return {
+            "patterns": list(lease.patterns),
+            "shared": lease.shared,
+            "own": lease.holder.key == self._key,
+            "holder": lease.holder.agent,
+            "chain": lease.holder.chain,
+            "until": lease.until.isoformat(timespec="seconds"),
+        }

@@ -1,0 +1,269 @@
+"""Leases: all or nothing, one holder at a time, told to whoever is live."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text, update
+
+from bonobofs.errors import ForbiddenError, UsageError
+from bonobofs.policy.overlap import patterns_meet
+from bonobofs.state import leases, presence, registry
+from bonobofs.state.database import Database
+from bonobofs.state.leases import Granted, Holder, Wanted
+from bonobofs.state.tables import leases as rows
+from tests.worlds import environment
+
+
+@pytest.fixture
+def ann(database: Database) -> Holder:
+    return Holder("ann", registry.add(database, "ann").id)
+
+
+@pytest.fixture
+def bob(database: Database) -> Holder:
+    return Holder("bob", registry.add(database, "bob").id)
+
+
+def acquire(database: Database, holder: Holder, *patterns: str, **more: Any) -> Granted:
+    return leases.acquire(database, Wanted(holder, patterns)._replace(**more), patterns_meet)
+
+
+def held(database: Database) -> list[tuple[str, tuple[str, ...]]]:
+    return [(lease.holder.key, lease.patterns) for lease in leases.list_leases(database)]
+
+
+def let_pass(database: Database, lease: leases.Lease) -> None:
+    """Let a lease end, without waiting for it."""
+    with database.change() as connection:
+        connection.execute(update(rows).where(rows.c.id == lease.id).values(until=rows.c.acquired))
+
+
+def test_an_overlapping_lease_is_refused_whole(database: Database, ann: Holder, bob: Holder) -> None:
+    granted = acquire(database, ann, "docs/**", "src/*.py", reason="chapter 3")
+    with pytest.raises(ForbiddenError, match=r"src/a\* overlaps with src/\*.py, held by ann until 20"):
+        acquire(database, bob, "free/**", "src/a*")
+    assert held(database) == [(ann.key, ("docs/**", "src/*.py"))]
+    (lease,) = leases.list_leases(database)
+    assert lease == granted.lease
+    assert lease.reason == "chapter 3"
+    assert lease.until - lease.acquired == timedelta(hours=24)
+
+
+def test_patterns_that_share_no_path_are_held_side_by_side(database: Database, ann: Holder, bob: Holder) -> None:
+    acquire(database, ann, "docs/**/*.md", "src/test_*")
+    acquire(database, bob, "docs/**/*.txt", "src/main_*")
+    assert [holder for holder, _ in held(database)] == [ann.key, bob.key]
+
+
+def test_a_holder_that_acquires_again_replaces_its_lease(database: Database, ann: Holder, bob: Holder) -> None:
+    first = acquire(database, ann, "docs/**")
+    second = acquire(database, ann, "src/**", "docs/a")
+    assert second.generation > first.generation
+    assert held(database) == [(ann.key, ("docs/a", "src/**"))]
+    acquire(database, bob, "docs/b")
+
+
+def test_the_chain_holds_a_lease_where_there_is_one(database: Database, ann: Holder, bob: Holder) -> None:
+    """Two agents of one chain are one holder; the agent by itself is another."""
+    acquire(database, ann._replace(chain="C1"), "docs/**")
+    acquire(database, bob._replace(chain="C1"), "docs/**", "src/**")
+    assert held(database) == [("chain:C1", ("docs/**", "src/**"))]
+    with pytest.raises(ForbiddenError, match=r"held by chain C1 \(bob\)"):
+        acquire(database, ann, "docs/x")
+
+
+def test_shared_leases_stand_beside_each_other_and_keep_exclusive_ones_out(
+    database: Database, ann: Holder, bob: Holder
+) -> None:
+    acquire(database, ann, "docs/**", shared=True)
+    acquire(database, bob, "docs/**", shared=True)
+    eve = Holder("eve", registry.add(database, "eve").id)
+    with pytest.raises(ForbiddenError):
+        acquire(database, eve, "docs/a")
+    with pytest.raises(ForbiddenError):
+        acquire(database, ann, "docs/**")
+    leases.release(database, leases.list_leases(database)[1].id, by=bob)
+    acquire(database, ann, "docs/**")
+    with pytest.raises(ForbiddenError):
+        acquire(database, bob, "docs/**", shared=True)
+
+
+def test_a_lease_of_one_workspace_leaves_the_others_alone(database: Database, ann: Holder, bob: Holder) -> None:
+    """One of every workspace does not."""
+    acquire(database, ann, "docs/**", workspace="/srv/\udcff\\one")
+    acquire(database, bob, "docs/**", workspace="/srv/two")
+    assert {lease.workspace for lease in leases.list_leases(database)} == {"/srv/\udcff\\one", "/srv/two"}
+    eve = Holder("eve", registry.add(database, "eve").id)
+    with pytest.raises(ForbiddenError):
+        acquire(database, eve, "docs/a")
+
+
+def test_only_the_holder_or_the_operator_ends_or_extends_a_lease(database: Database, ann: Holder, bob: Holder) -> None:
+    lease = acquire(database, ann, "docs/**").lease
+    for wrong in (leases.release, leases.extend):
+        with pytest.raises(ForbiddenError, match="is held by ann"):
+            wrong(database, lease.id, by=bob)
+    longer = leases.extend(database, lease.id, 48 * 3600, by=ann).lease
+    assert timedelta(hours=47) < longer.until - lease.acquired < timedelta(hours=49)
+    assert leases.extend(database, lease.id, 60).lease.until < longer.until
+    leases.release(database, lease.id)
+    assert held(database) == []
+    with pytest.raises(UsageError, match="or it has ended"):
+        leases.release(database, lease.id, by=ann)
+
+
+def test_a_lease_that_has_ended_is_nobodys(database: Database, ann: Holder, bob: Holder) -> None:
+    """It is not listed, keeps nobody out and is not revived; by the database's clock."""
+    old = acquire(database, ann, "docs/**").lease
+    let_pass(database, old)
+    assert held(database) == []
+    with pytest.raises(UsageError):
+        leases.extend(database, old.id, by=ann)
+    acquire(database, bob, "docs/**")
+    with pytest.raises(ForbiddenError):
+        acquire(database, ann, "docs/**")
+    let_pass(database, leases.list_leases(database)[0])
+    assert leases.expire(database) == 1
+    with database.read() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM lease_patterns")) == 0
+
+
+def test_what_cannot_be_meant_is_refused(database: Database, ann: Holder) -> None:
+    for patterns, seconds in (((), 1), (("a",), 0), (("a",), -5), (("a",), 1e12), (("a",) * 1001, 1)):
+        with pytest.raises(UsageError):
+            acquire(database, ann, *patterns, seconds=seconds)
+    assert held(database) == []
+
+
+def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
+    database: Database, ann: Holder, bob: Holder
+) -> None:
+    """Each under its origin; what conflicts is told and changes nothing; again changes nothing."""
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    acquire(database, ann, "docs/**")
+
+    def mirror(holder: Holder, number: int, *patterns: str) -> leases.Conflict | None:
+        return leases.mirror(database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later)
+
+    assert mirror(ann, 1, "docs/a") is None
+    assert mirror(ann, 2, "src/**") is None
+    assert mirror(Holder("Stranger", None), 3, "lib/**") is None
+    with database.read() as connection:
+        before = presence.generation(connection)
+    assert mirror(ann, 2, "src/**") is None
+    conflict = mirror(bob, 4, "src/x")
+    assert conflict is not None
+    assert (conflict.lease.origin, conflict.wanted, conflict.held) == ("mail:2", "src/x", "src/**")
+    with database.read() as connection:
+        assert presence.generation(connection) == before
+    found = leases.mirrored(database, "mail:")
+    assert {origin: lease.holder.key for origin, lease in found.items()} == {
+        "mail:1": ann.key,
+        "mail:2": ann.key,
+        "mail:3": "mail:Stranger",
+    }
+    assert found["mail:1"].until == later
+    assert leases.unmirror(database, "mail:2")
+    assert not leases.unmirror(database, "mail:2")
+    assert mirror(bob, 4, "src/x") is None
+    assert len(held(database)) == 4
+
+
+def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
+    made = registry.add(database, "ops-bot 1")
+    assert leases.holder_of_mail(database, "OpsBot1") == Holder("ops-bot 1", made.id)
+    assert leases.holder_of_mail(database, "ops-bot 1") == Holder("ops-bot 1", made.id)
+    assert leases.holder_of_mail(database, "GreenCastle") == Holder("GreenCastle", None)
+    registry.add(database, "opsbot1")
+    assert leases.holder_of_mail(database, "OPSBOT1") == Holder("OPSBOT1", None)
+
+
+def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:
+    acquire(database, ann, "docs/**")
+    acquire(database, ann._replace(chain="C1"), "src/**")
+    registry.remove(database, "ann")
+    assert held(database) == [("chain:C1", ("src/**",))]
+
+
+RACER = """
+import sys
+from pathlib import Path
+from bonobofs.errors import ForbiddenError
+from bonobofs.policy.overlap import patterns_meet
+from bonobofs.state import leases
+from bonobofs.state.database import Database
+
+home, label, identity, pattern = Path(sys.argv[1]), *sys.argv[2:]
+with Database.open(home) as database:
+    wanted = leases.Wanted(leases.Holder(label, identity), (pattern,))
+    print("there", flush=True)
+    for _ in sys.stdin:
+        try:
+            leases.acquire(database, wanted, patterns_meet)
+        except ForbiddenError:
+            print("lost", flush=True)
+        else:
+            print("won", flush=True)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_of_many_processes_that_acquire_at_once_one_wins(database: Database, home: Path) -> None:
+    """32 processes, 200 rounds; every pattern is another, and every two of them meet."""
+    racers = []
+    for number in range(32):
+        label = f"agent-{number}"
+        pattern = f"src/{'?' * (number % 4)}*/**/*{number}*" if number % 2 else f"**/*{number}*.py"
+        command = [sys.executable, "-c", RACER, str(home), label, registry.add(database, label).id, pattern]
+        racers.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+        )
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "there\n"
+        for _ in range(200):
+            said = _race(racers)
+            assert sorted(said) == ["lost"] * 31 + ["won"]
+            (lease,) = leases.list_leases(database)
+            assert lease.holder.agent == f"agent-{said.index('won')}"
+            leases.release(database, lease.id)
+    finally:
+        for racer in racers:
+            racer.communicate()
+
+
+def _race(racers: list[subprocess.Popen[str]]) -> list[str]:
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    return [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
+
+
+def test_a_generation_is_never_given_twice(opened: Callable[[Path], Database], home: Path) -> None:
+    """Whatever changes the leases begins another one, also from many threads at once."""
+    found: list[int] = []
+
+    def work(number: int) -> None:
+        mine = opened(home)
+        holder = Holder(f"agent-{number}", registry.add(mine, f"agent-{number}").id)
+        for _ in range(5):
+            granted = acquire(mine, holder, f"dir-{number}/**")
+            found.extend((granted.generation, leases.extend(mine, granted.lease.id, by=holder).generation))
+
+    opened(home)
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == len(found) == 60
