@@ -86,6 +86,21 @@ class Allowed(NamedTuple):
     """Anything but NO: the change must not touch the source. Such a verdict speaks for paths inside a mount alone."""
 
 
+class Holding(NamedTuple):
+    """Somebody's hold on a path."""
+
+    holder: str
+    """Label of the agent who acquired it."""
+    chain: str | None
+    """The chain that holds it; None: the agent does."""
+    until: str
+    """When it ends, ISO 8601."""
+
+    def __str__(self) -> str:
+        by = self.holder if self.chain is None else f"{self.holder} for chain {self.chain}"
+        return f"It is held by {by} until {self.until}."
+
+
 class Denied(NamedTuple):
     """A refusal: the rule that made it, a stable code, one constant sentence, and what to do instead."""
 
@@ -95,6 +110,8 @@ class Denied(NamedTuple):
     instead: str
     path: WorkspacePath
     operation: Operation
+    holding: Holding | None = None
+    """Whose lease it is, where that is the reason."""
 
     @property
     def errno(self) -> int:
@@ -107,6 +124,7 @@ Decision = Allowed | Denied
 def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
     """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
     if isinstance(decision, Denied):
+        holding = {} if decision.holding is None else decision.holding._asdict()
         return {
             "allowed": False,
             "code": decision.code.value,
@@ -115,6 +133,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             "instead": decision.instead,
             "path": decision.path,
             "operation": decision.operation.value,
+            **holding,
         }
     reason, instead = KEPT_APART.get(decision.apart, (None, None))
     return {
@@ -134,5 +153,6 @@ class Refused(PermissionError):  # noqa: N818 - it is what the seeds call a deni
     exit_code: ClassVar[int] = 77
 
     def __init__(self, decision: Denied) -> None:
-        super().__init__(decision.errno, f"{decision.reason} {decision.instead}", decision.path)
+        told = [decision.reason, *([] if decision.holding is None else [str(decision.holding)]), decision.instead]
+        super().__init__(decision.errno, " ".join(told), decision.path)
         self.decision = decision

@@ -14,7 +14,8 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
+from math import inf
+from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from bonobofs.decision import Allowed, Apart, Code, Denied, Refused, as_document
 from bonobofs.errors import TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
+from bonobofs.policy.leases import UNKNOWN, Leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
 
 QUIET: Final = 1.0
@@ -179,13 +181,41 @@ class Guard:
         self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
+        self._leases = UNKNOWN
+        self._known_until = inf
         self._asking = NOBODY
         self._asked = "{}"
         """The details of `_asking`, as the trail takes them."""
 
+    def change_policy(self, policy: Policy) -> None:
+        """Judge by another policy from now on, under the same leases; its generation must be a later one."""
+        self.policy = policy if self.policy.leases is None else policy.bound_by(self.policy.leases)
+
+    def follow(self, until: float, leases: Leases | None = None) -> None:
+        """Be bound by these leases (None: those of before) until that moment of CLOCK_BOOTTIME, by a later call moved.
+
+        From then on nothing is known of leases, and every change is refused. Who calls must let no other thread be in
+        `admit` or `begin` meanwhile, so that what is admitted after this is bound, and what was before is over.
+        """
+        if leases is not None:
+            self._leases = leases
+        self._known_until = until
+        if self.policy.leases is not self._leases:
+            self.policy = self.policy.bound_by(self._leases)
+
+    def is_current(self, run: Run) -> bool:
+        """Whether the verdict of a run of writes still speaks: under this policy, and while its leases are known."""
+        return run.generation == self._current().generation
+
+    def _current(self) -> Policy:
+        if clock_gettime(CLOCK_BOOTTIME) >= self._known_until:
+            self._known_until = inf
+            self.policy = self.policy.bound_by(UNKNOWN)
+        return self.policy
+
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
-        return self._decide(self.policy, self.agent, request, facts)
+        return self._decide(self._current(), self.agent, request, facts)
 
     def admit(
         self,
@@ -205,13 +235,13 @@ class Guard:
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
         Elsewhere, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
-        leave = self._decide(self.policy, self.agent, request, facts)
+        leave = self._decide(self._current(), self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
         elsewhere = leave if apart is not None and leave.apart is not apart else None
         leaves_source = leave.apart
         for part in parts:
-            other = self._decide(self.policy, self.agent, part.request, part.facts)
+            other = self._decide(self._current(), self.agent, part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
             if part.apart is not None and other.apart is not part.apart:
@@ -240,7 +270,7 @@ class Guard:
         Raises as `admit` does.
         """
         self.settle(key)
-        leave = self._decide(self.policy, self.agent, request, facts)
+        leave = self._decide(self._current(), self.agent, request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
         if apart is not None and leave.apart is not apart:
@@ -316,7 +346,10 @@ class Guard:
                 repeat.last = now
             else:
                 action = ACTIONS.get(denied.operation, "modify")
-                seq = self.trail.denied(denied, action, guard=self._name, tool=caller.tool, details=caller.details)
+                details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
+                seq = self.trail.denied(
+                    denied, action, guard=self._name, tool=caller.tool, lock=_lock(denied), details=details
+                )
                 if denied.code is Code.OUTSIDE or denied.code is Code.IDENTITY:
                     self._alert(
                         denied, "an attempt to leave the workspace" if denied.code is Code.OUTSIDE else denied.reason
@@ -337,6 +370,8 @@ class Guard:
             self.enter_outcomes()
         if caller is not self._asking:
             self._asking, self._asked = caller, object_of(caller.details)
+        leases = self.policy.leases
+        own = leases is not None and bool(leases.held) and leases.owns(request.path.split("/"))
         try:
             return self.trail.intent(
                 request.operation,
@@ -348,6 +383,7 @@ class Guard:
                 bytes=size,
                 details=details,
                 asked=self._asked,
+                lock="own" if own else "none",
             )
         except TrailError as error:
             raise self.refuse(unrecorded(request), caller) from error
@@ -373,6 +409,11 @@ class Guard:
 
     def _alert(self, denied: Denied, reason: str) -> None:
         self.trail.alert(reason, operation=denied.operation, guard=self._name, path=denied.path, code=denied.code)
+
+
+def _lock(denied: Denied) -> str:
+    """Whose lock a refusal tells of, as records have it."""
+    return "none" if denied.holding is None else denied.holding.chain or denied.holding.holder
 
 
 def unrecorded(request: Request) -> Denied:

@@ -94,7 +94,7 @@ class Content(Scratching):
         run = node.run
         if (
             run is not None
-            and run.generation == self._guard.policy.generation
+            and self._guard.is_current(run)
             and st.st_size <= run.limit
             and at + len(data) <= run.limit
             and st.st_nlink == 1
@@ -126,7 +126,7 @@ class Content(Scratching):
         if node.apart is Apart.SCRATCH:
             self._check_room(header, request, node.ino, facts.size)
         run = node.run
-        if run is not None and run.generation == self._guard.policy.generation:
+        if run is not None and self._guard.is_current(run):
             verdict = self._guard.decide(request, facts)
             if isinstance(verdict, Allowed) and verdict.apart is node.apart:
                 run.extend(verdict)

@@ -156,12 +156,12 @@ class Hearing:
         except PolicyError as error:
             self._refuse_policy(origin, str(error))
             return
-        self._guard.policy = compiled
+        self._guard.change_policy(compiled)
         gc.collect()  # the old one's automaton is made of cycles, and nobody else collects them here
         self._origin = origin
         self._policy_error = None
         self._keep()
-        details = {"origin": origin, "policy": compiled.digest, "generation": compiled.generation}
+        details = {"origin": origin, "policy": compiled.digest, "generation": self._guard.policy.generation}
         self._trail.event("policy", details)
 
     def _refuse_policy(self, origin: str, error: str) -> None:

@@ -94,6 +94,8 @@ class GuardedSession(Protocol):
     def guard(self) -> Guard: ...
     @property
     def log(self) -> AuditLog: ...
+    @property
+    def turn(self) -> threading.Lock: ...
 
 
 class FileGuard:
@@ -104,8 +106,9 @@ class FileGuard:
         self.audit: Final = session.log
         self._guard: Final = session.guard
         self._workspace: Final = Workspace(Path(session.session.source))
-        # Order in the record is order in the workspace: one change at a time, from its intent to its outcome.
-        self._one_at_a_time: Final = threading.Lock()
+        # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
+        # session's, so that whoever holds it knows that no change is under way.
+        self._one_at_a_time: Final = session.turn
         self._settled = monotonic()
         left = strays.left_in(home(), self._workspace.root)
         strays.remove(self._workspace.descriptor, session.guard.trail, left)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
+from bonobofs.policy.leases import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
     ANY_DEPTH,
@@ -139,6 +140,12 @@ class Policy:
     """The leave where no rule matches, or None: refused."""
     judges_content: bool
     """Some rule refuses executable content, so that the first bytes of a file are worth reading."""
+    leases: Leases | None = None
+    """Who holds what; None: leases are not followed."""
+
+    def bound_by(self, leases: Leases | None) -> Policy:
+        """This policy under other leases, as another generation."""
+        return dataclasses.replace(self, leases=leases, generation=self.generation + 1)
 
     def scratch_table(self, path: str) -> ScratchTable | None:
         """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""

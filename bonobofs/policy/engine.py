@@ -2,8 +2,8 @@
 
 The order is that of the contracts: outside, devices, protect, the role's `deny`, scratch and temporary names (allowed,
 the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the path; last,
-what would be allowed is still refused for a file that has names beyond those that are known. What is refused earlier is
-never looked at again, so nothing later can widen it.
+what would be allowed is still refused for a file that has names beyond those that are known, and for a path that
+somebody else has leased. What is refused earlier is never looked at again, so nothing later can widen it.
 """
 
 from __future__ import annotations
@@ -103,10 +103,17 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
             and verdict.apart is not _SCRATCH  # a file of the source is copied there before it is changed
         ):
             refusal = words.HARDLINK
-        else:
+        elif policy.leases is None or verdict.apart:
             return verdict
+        elif not policy.leases.known:
+            refusal = words.LEASES_UNKNOWN
+        else:
+            holding = policy.leases.against(parts)
+            if holding is None:
+                return verdict
+            return Denied(*words.LEASED, path, operation, holding)
     # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
-    return tuple.__new__(Denied, (*refusal, path, operation))
+    return tuple.__new__(Denied, (*refusal, path, operation, None))
 
 
 def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:

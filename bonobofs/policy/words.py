@@ -115,6 +115,18 @@ HARDLINK: Final = Refusal(
     "The file has other names that are not known and allowed; a change here would change it there too.",
     "Copy the file to a new name and rename the copy over this one.",
 )
+LEASED: Final = Refusal(
+    Code.LEASED,
+    "lease",
+    "Somebody else has leased this path.",
+    "Wait until the lease ends, or ask its holder to release it; bonobofs lease list shows who that is.",
+)
+LEASES_UNKNOWN: Final = Refusal(
+    Code.LEASED,
+    "lease",
+    "It cannot be known who has leased this path, because the leases cannot be read.",
+    "Try again shortly; if it stays so, ask the operator to look at bonobofs db status.",
+)
 RESERVED: Final = Refusal(
     Code.PROTECTED,
     "protect:.bonobofs/",

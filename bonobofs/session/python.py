@@ -14,7 +14,10 @@ from bonobofs.audit.log import AuditLog, Identity, Trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.guard import Guard
 from bonobofs.request import Agent
-from bonobofs.session.setup import Who, choose_policy, draw, identity_of
+from bonobofs.session.following import following
+from bonobofs.session.setup import Who, choose_policy, draw
+from bonobofs.state import registry
+from bonobofs.state.database import Database
 from bonobofs.state.home import head_path, home, trail_path
 from bonobofs.state.places import check_source
 from bonobofs.state.processes import start_time
@@ -30,6 +33,8 @@ class OpenSession(NamedTuple):
     session: Session
     guard: Guard
     log: AuditLog
+    turn: threading.Lock
+    """Held by whoever makes a change, from its intent to its outcome."""
 
 
 @contextlib.contextmanager
@@ -63,7 +68,9 @@ def open_session(
     try:
         keeper.start()
         guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
-        yield OpenSession(session, guard, AuditLog(trail, lambda label: identity_of(state, label)))
+        with Database.open(state) as database, following(database, session, guard) as turn:
+            log = AuditLog(trail, lambda label: registry.identity_of(database, label))
+            yield OpenSession(session, guard, log, turn)
         guard.settle_all()
     finally:
         ended.set()

@@ -3,7 +3,7 @@
     follower = Follower(database, session)
     seen = follower.look()            # every BEAT seconds
     ...                               # bind what is admitted from now on by seen.leases, until seen.until
-    follower.acknowledge(seen)        # once nothing is under way that was admitted before
+    follower.acknowledge(seen)        # once nothing is under way that was admitted before; until then beat()
 
 What the server of a mount is told is the plain document that `Seen.leases` is; `policy.leases` reads it.
 """
@@ -36,7 +36,9 @@ class Seen(NamedTuple):
     until: float
     """Seconds of CLOCK_BOOTTIME: what is known holds until then, unless it is looked again."""
     leases: list[dict[str, Any]] | None
-    """The leases that bind this session, or are its own; None: as before."""
+    """The leases that bind this session, or are its own; None: those of before."""
+    soonest: int | None
+    """When the first of them ends, by the database's clock."""
 
 
 class Follower:
@@ -46,33 +48,36 @@ class Follower:
         self._database: Final = database
         self._session: Final = session
         self._key: Final = Holder(session.agent, session.agent_id, session.chain).key
-        self._acknowledged = 0
-        self._known = -1
-        self._soonest: int | None = None
-        """When the first of the known leases ends, by the database's clock."""
+        self._known = Seen(0, 0.0, [], 0)
+        """What was acknowledged last; nothing at first, as its leases ended long ago."""
 
     def look(self) -> Seen:
         """Say that the session is there, and read what has changed. StateError: what is known is known no longer."""
         # The clock goes on while the machine sleeps, as the database's does.
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        presence.beat(self._database, self._session.session, self._acknowledged)
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + LAPSE - _MARGIN
+        self.beat()
+        known = self._known
         with self._database.read() as connection:
             # First the number: leases that are read with it may be newer, never older.
             generation = presence.generation(connection)
             now = connection.execute(select(clock())).scalar_one()
-            if generation == self._known and (self._soonest is None or now < self._soonest):
-                return Seen(generation, began + LAPSE - _MARGIN, None)
+            if generation == known.generation and (known.soonest is None or now < known.soonest):
+                return known._replace(until=until, leases=None)
             mine = self._session.source
             found = living(connection, leases.c.workspace.is_(None) | (leases.c.workspace == mine))
-        self._known = generation
-        self._soonest = min((milliseconds_of(lease.until) for lease in found), default=None)
-        return Seen(generation, began + LAPSE - _MARGIN, [self._plain(lease) for lease in found])
+        soonest = min((milliseconds_of(lease.until) for lease in found), default=None)
+        return Seen(generation, until, [self._plain(lease) for lease in found], soonest)
+
+    def beat(self) -> None:
+        """Say only that the session is there: what it is bound by stays what it was, and ends when it was to end."""
+        presence.beat(self._database, self._session.session, self._known.generation)
 
     def acknowledge(self, seen: Seen) -> None:
         """Say that every change of this session is bound by what was seen, none admitted before being under way."""
-        if seen.generation > self._acknowledged:
-            self._acknowledged = seen.generation
-            presence.beat(self._database, self._session.session, self._acknowledged)
+        behind = seen.generation > self._known.generation
+        self._known = seen
+        if behind:
+            self.beat()
 
     def _plain(self, lease: Lease) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -120,6 +121,7 @@ def test_a_file_that_its_user_may_not_write_is_not_replaced(ordinary_user: Ordin
         "-c",
         """
 import os
+import threading
 from pathlib import Path
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
@@ -153,6 +155,7 @@ class _Session(NamedTuple):
     session: _Source
     guard: Guard
     log: AuditLog
+    turn: threading.Lock
 
 
 @pytest.fixture
@@ -162,7 +165,9 @@ def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     alice = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
     trail = Trail.create(tmp_path / "own.jsonl", tmp_path / "own.head", Identity("own", alice.label, alice.id))
     policy = compile_policy(parse('default = "allow"', "test").model_dump(mode="json"))
-    with FileGuard(_Session(_Source(str(world.path)), Guard(policy, alice, trail), AuditLog(trail))) as files:
+    with FileGuard(
+        _Session(_Source(str(world.path)), Guard(policy, alice, trail), AuditLog(trail), threading.Lock())
+    ) as files:
         yield files
     trail.close()
 
