@@ -182,40 +182,56 @@ class Guard:
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
         self._leases = UNKNOWN
-        self._known_until = inf
+        self.known_until = inf
+        """When what is known of leases is known no longer, by CLOCK_BOOTTIME; never, where none are followed."""
+        self._generation = 0
+        """Counts policies and leases: what was admitted under an earlier one is judged anew."""
         self._asking = NOBODY
         self._asked = "{}"
         """The details of `_asking`, as the trail takes them."""
 
     def change_policy(self, policy: Policy) -> None:
-        """Judge by another policy from now on, under the same leases; its generation must be a later one."""
-        self.policy = policy if self.policy.leases is None else policy.bound_by(self.policy.leases)
+        """Judge by another policy from now on, under the same leases."""
+        self._turn_to(policy.bound_by(self.policy.leases))
 
     def follow(self, until: float, leases: Leases | None = None) -> None:
-        """Be bound by these leases (None: those of before) until that moment of CLOCK_BOOTTIME, by a later call moved.
+        """Be bound by these leases (None: those of before) until that moment of CLOCK_BOOTTIME.
 
-        From then on nothing is known of leases, and every change is refused. Who calls must let no other thread be in
-        `admit` or `begin` meanwhile, so that what is admitted after this is bound, and what was before is over.
+        From then on nothing is known of leases, and every change is refused. Who calls must let nobody be in the middle
+        of a change meanwhile: what is admitted after this is bound, and what was before is over.
         """
         if leases is not None:
             self._leases = leases
-        self._known_until = until
+        self.known_until = until
         if self.policy.leases is not self._leases:
-            self.policy = self.policy.bound_by(self._leases)
+            self._turn_to(self.policy.bound_by(self._leases))
 
     def is_current(self, run: Run) -> bool:
         """Whether the verdict of a run of writes still speaks: under this policy, and while its leases are known."""
-        return run.generation == self._current().generation
+        self.forget_in_time()
+        return run.generation == self._generation
 
-    def _current(self) -> Policy:
-        if clock_gettime(CLOCK_BOOTTIME) >= self._known_until:
-            self._known_until = inf
-            self.policy = self.policy.bound_by(UNKNOWN)
-        return self.policy
+    def is_forgetting(self) -> bool:
+        """Whether the time is over until which the leases are known."""
+        return clock_gettime(CLOCK_BOOTTIME) >= self.known_until
+
+    def forget_in_time(self) -> None:
+        """Know nothing of leases when that time is over, so that every change is refused."""
+        if clock_gettime(CLOCK_BOOTTIME) >= self.known_until:
+            self.known_until = inf
+            self._turn_to(self.policy.bound_by(UNKNOWN))
+
+    def _turn_to(self, policy: Policy) -> None:
+        self.policy = policy
+        self._generation += 1
+
+    def _judged(self, request: Request, facts: Facts) -> Allowed | Denied:
+        self.forget_in_time()
+        return self._decide(self.policy, self.agent, request, facts)
 
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
-        return self._decide(self._current(), self.agent, request, facts)
+        return self._judged(request, facts)
 
     def admit(
         self,
@@ -235,13 +251,13 @@ class Guard:
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
         Elsewhere, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
-        leave = self._decide(self._current(), self.agent, request, facts)
+        leave = self._judged(request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
         elsewhere = leave if apart is not None and leave.apart is not apart else None
         leaves_source = leave.apart
         for part in parts:
-            other = self._decide(self._current(), self.agent, part.request, part.facts)
+            other = self._judged(part.request, part.facts)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller)
             if part.apart is not None and other.apart is not part.apart:
@@ -270,14 +286,14 @@ class Guard:
         Raises as `admit` does.
         """
         self.settle(key)
-        leave = self._decide(self._current(), self.agent, request, facts)
+        leave = self._judged(request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller)
         if apart is not None and leave.apart is not apart:
             raise Elsewhere(leave)
         details = {APART: leave.apart.value} if leave.apart else None
         seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
-        run = self._runs[key] = Run(request, leave, self.policy.generation, seq, now)
+        run = self._runs[key] = Run(request, leave, self._generation, seq, now)
         return run
 
     def rekey(self, key: int, new: int) -> None:

@@ -199,9 +199,9 @@ def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Guard, trail: Trai
 
 def test_a_settled_run_admits_nothing_more(guard: Guard) -> None:
     run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
-    assert run.generation == guard.policy.generation
+    assert guard.is_current(run)
     guard.settle(5)
-    assert run.generation != guard.policy.generation
+    assert not guard.is_current(run)
 
 
 def test_a_run_reaches_as_far_as_its_rule_admits(guard: Guard) -> None:

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final
 
 from bonobofs.companion.judging import Judging
+from bonobofs.companion.leases import Leases
 from bonobofs.companion.policy import PolicyFile
 from bonobofs.companion.watching import Watching
 from bonobofs.fuse import system
@@ -29,12 +30,13 @@ _MOST_SECONDS: Final = 3600.0
 class Companion:
     """The services of one session, and the loop that runs them."""
 
-    def __init__(self, line: Line, config: dict[str, Any], watching: Watching | None) -> None:
+    def __init__(self, line: Line, config: dict[str, Any], watching: Watching | None, leases: Leases) -> None:
         source = Path(config["source"])
         file = config["policy_file"]
         self._line: Final = line
         self._watching: Final = watching
         self._judging: Final = Judging(line, Path(config["home"]), config["session"], source)
+        self._leases: Final = leases
         self._policy: Final = PolicyFile(line, file and Path(file), source, Path(config["session_dir"]))
 
     def run(self) -> None:
@@ -80,6 +82,8 @@ class Companion:
             self._judging.suspect(json.loads(body), now)
         elif kind is Kind.RELOAD:
             self._policy.load()
+        elif kind is Kind.BOUND:
+            self._leases.bound(json.loads(body)["number"])
         elif kind is Kind.SETTLE:
             self._settle(now)
 
@@ -135,6 +139,7 @@ def main() -> int:
         return 0
     standing = _stand_apart(config)
     system.forbid_tracing()
+    leases = Leases(line, config)
     watching: Watching | None = None
     if not standing.refused:
         os.chdir(config["source"])
@@ -143,5 +148,6 @@ def main() -> int:
         except (UnwatchableError, OSError) as error:
             standing = _Standing(str(error), apart=standing.apart)
     line.tell(Kind.STANDING, asdict(standing))
-    Companion(line, config, watching).run()
+    Companion(line, config, watching, leases).run()
+    leases.end()
     return 0

@@ -47,6 +47,8 @@ class Companion:
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
                 cwd="/",
             )
+        self._early: list[tuple[Kind, bytes]] = []
+        """What it said before it was asked how it stands."""
         self._line.tell(Kind.BEGIN, config)
 
     def fileno(self) -> int:
@@ -56,15 +58,21 @@ class Companion:
     def wait(self) -> Standing:
         """How it stands. One that ends, or takes too long, watches nothing."""
         try:
-            for kind, body in self._next(time.monotonic() + SECONDS_TO_STAND):
-                if kind is Kind.STANDING:
-                    return Standing(**json.loads(body))
+            deadline = time.monotonic() + SECONDS_TO_STAND
+            while said := self._next(deadline):
+                self._early += [one for one in said if one[0] is not Kind.STANDING]
+                for kind, body in said:
+                    if kind is Kind.STANDING:
+                        return Standing(**json.loads(body))
         except (EOFError, ProtocolError, ValueError, TypeError):
             return Standing(_ENDED)
         return Standing(f"the source is too large to be watched within {SECONDS_TO_STAND:.0f} s")
 
     def heard(self) -> list[tuple[Kind, bytes]]:
         """What it has said. EOFError: it has ended, for the reason that is given."""
+        if self._early:
+            early, self._early = self._early, []
+            return early
         try:
             return self._line.receive()
         except (EOFError, ProtocolError, ValueError) as error:

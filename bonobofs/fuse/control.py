@@ -9,6 +9,7 @@ import enum
 import json
 import socket
 import struct
+import threading
 from typing import Any, Final
 
 from bonobofs.errors import ProtocolError
@@ -41,6 +42,10 @@ class Kind(enum.IntEnum):
     """From it: {"origin", "error"}, a policy that cannot be enforced."""
     UNWATCHED = 10
     """From it: {"reason"}, the source cannot be watched any more."""
+    LEASES = 12
+    """From it: {"number", "until", "leases"}: what was seen of the leases, which is known until then."""
+    BOUND = 13
+    """To it: {"number"}: every change is bound by that from now on."""
     SETTLE = 11
     """To it: say what is still to be said, and then the same. Nothing follows."""
 
@@ -54,6 +59,8 @@ class Line:
         self._waits: Final = waits
         self._received = bytearray()
         self._waiting = bytearray()
+        # The companion speaks from two threads.
+        self._speaking: Final = threading.Lock()
         end.setblocking(waits)
 
     def fileno(self) -> int:
@@ -70,7 +77,8 @@ class Line:
         message = _HEAD.pack(len(body), kind) + body
         if self._waits:
             try:
-                self.socket.sendall(message)
+                with self._speaking:
+                    self.socket.sendall(message)
             except OSError:
                 return False
             return True

@@ -18,6 +18,7 @@ from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy
+from bonobofs.policy.leases import compile_leases
 from bonobofs.state.sessions import WATCHING, Live, PolicyMark, write_live
 
 _NOBODY: Final = "no process watches it"
@@ -118,6 +119,8 @@ class Hearing:
             self._change_policy(**json.loads(body))
         elif kind is Kind.BROKEN:
             self._refuse_policy(**json.loads(body))
+        elif kind is Kind.LEASES:
+            self._follow(**json.loads(body))
 
     def _give_suspects(self) -> None:
         companion = self._companion
@@ -161,8 +164,14 @@ class Hearing:
         self._origin = origin
         self._policy_error = None
         self._keep()
-        details = {"origin": origin, "policy": compiled.digest, "generation": self._guard.policy.generation}
+        details = {"origin": origin, "policy": compiled.digest, "generation": compiled.generation}
         self._trail.event("policy", details)
+
+    def _follow(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
+        # Between two requests: nothing is under way that was admitted before.
+        self._guard.follow(until, None if leases is None else compile_leases(leases))
+        if self._companion is not None:
+            self._companion.tell(Kind.BOUND, {"number": number})
 
     def _refuse_policy(self, origin: str, error: str) -> None:
         self._policy_error = error

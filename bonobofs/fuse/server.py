@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -47,6 +48,10 @@ TIDY: Final = 1.0
 """Seconds between two rounds of settling, syncing and closing what is quiet."""
 _SOON: Final = 0.005
 """Seconds between two rounds of comparing what changed unseen."""
+_SECONDS_TO_KNOW: Final = 10.0
+"""Seconds that a mount waits at its beginning until its leases are known."""
+_SECONDS_TO_RENEW: Final = 1.0
+"""Seconds that one request waits for a companion that is late, once."""
 LINGER: Final = 3.0
 """Seconds for which a busy mount is still served after it has been told to end."""
 _MOST_DESCRIPTORS: Final = 1 << 20
@@ -108,7 +113,7 @@ class Server:
         )
         self._operations.turns = _turns(Path(config["home"]))
         self._watched: Final = not standing.watch
-        self._ear: Final = -1 if companion is None else companion.fileno()
+        self._ear = -1 if companion is None else companion.fileno()
         self._hearing: Final = Hearing(
             companion, standing.watch, self._operations, self._guard, config, self._diagnostics
         )
@@ -137,7 +142,9 @@ class Server:
         self._transport.handshake(watched=self._watched)
         if self._ear >= 0:
             self._transport.listen(self._ear, self._heard)
+            self._guard.follow(0.0)
         self._begin_trail()
+        self._catch_up(_SECONDS_TO_KNOW)
         threading.Thread(target=self._keep_synced, daemon=True).start()
         _say(self._config, "ready")
         # Nothing here makes cycles, and a collection with 100,000 nodes stops the mount for tens of milliseconds.
@@ -145,7 +152,7 @@ class Server:
         gc.freeze()
         gc.disable()
         try:
-            hooks = Hooks(self._operations.begin, self._after, self._tidy, self._failed)
+            hooks = Hooks(self._before, self._after, self._tidy, self._failed)
             self._transport.serve(self._operations.handlers, hooks)
         finally:
             self._transport.close()
@@ -177,6 +184,23 @@ class Server:
         if not unmount(self._mountpoint, lazy=False):
             unmount(self._mountpoint, lazy=True)
 
+    def _before(self, now: float) -> None:
+        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._guard.known_until:
+            self._catch_up(_SECONDS_TO_RENEW)
+        self._operations.begin(now)
+
+    def _catch_up(self, seconds: float) -> None:
+        """Hear what the companion says of the leases: before a change is refused, it may only be late."""
+        poll = select.poll()
+        if self._ear >= 0:
+            poll.register(self._ear, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        self._heard()
+        while self._guard.is_forgetting() and self._ear >= 0 and (left := deadline - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                self._heard()
+        self._guard.forget_in_time()
+
     def _after(self) -> None:
         try:
             self._guard.enter_outcomes()
@@ -187,8 +211,9 @@ class Server:
 
     def _heard(self) -> None:
         try:
-            if not self._hearing.heard():
+            if not self._hearing.heard() and self._ear >= 0:
                 self._transport.deafen(self._ear)
+                self._ear = -1
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what the companion said", error)
 
@@ -276,7 +301,7 @@ def _accompany(config: dict[str, Any]) -> tuple[Companion | None, Standing]:
     command = config.get("companion")
     if command is None:
         return None, Standing("it was mounted without the process that watches")
-    told = ("source", "mountpoint", "home", "session", "session_dir", "policy_file")
+    told = ("source", "mountpoint", "home", "session", "session_dir", "policy_file", "database", "holder")
     companion: Companion | None = None
     try:
         companion = Companion(command, {name: config[name] for name in told})

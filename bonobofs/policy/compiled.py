@@ -144,8 +144,8 @@ class Policy:
     """Who holds what; None: leases are not followed."""
 
     def bound_by(self, leases: Leases | None) -> Policy:
-        """This policy under other leases, as another generation."""
-        return dataclasses.replace(self, leases=leases, generation=self.generation + 1)
+        """This policy under these leases."""
+        return dataclasses.replace(self, leases=leases)
 
     def scratch_table(self, path: str) -> ScratchTable | None:
         """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""

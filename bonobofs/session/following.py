@@ -12,13 +12,16 @@ from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
 from bonobofs.state.database import Database
 from bonobofs.state.following import BEAT, Follower
+from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session
 
 
 @contextlib.contextmanager
 def following(database: Database, session: Session, guard: Guard) -> Iterator[threading.Lock]:
     """Bind the guard by the leases for the length of a `with` block; gives the lock that each change must hold."""
-    follower, turn, ended = Follower(database, session), threading.Lock(), threading.Event()
+    holder = Holder(session.agent, session.agent_id, session.chain).key
+    follower = Follower(database, session.session, holder, session.source)
+    turn, ended = threading.Lock(), threading.Event()
     guard.follow(0.0)
     _look(follower, guard, turn)
     thread = threading.Thread(target=_follow, args=(follower, guard, turn, ended), name="bonobofs-leases", daemon=True)

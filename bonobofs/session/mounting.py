@@ -24,6 +24,7 @@ from bonobofs.session.listing import live_at, was_closed
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
+from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
 
 _SECONDS_TO_END = 5.0
@@ -41,6 +42,7 @@ class Order(NamedTuple):
     transport: str = "auto"
     allow_other: bool = False
     keep_scratch: bool = False
+    chain: str | None = None
 
 
 class Mounted(NamedTuple):
@@ -103,7 +105,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         home,
         source=source,
         mountpoint=mountpoint,
-        who=Who(order.agent, order.role),
+        who=Who(order.agent, order.role, order.chain),
         policy=policy,
         transport=transport.name,
     )
@@ -119,6 +121,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "role": session.role,
         "team": session.team,
         "chain": session.chain,
+        "holder": Holder(session.agent, session.agent_id, session.chain).key,
+        "database": os.environ.get("BONOBOFS_DATABASE"),
         "policy": policy.plain,
         "policy_origin": session.policy.origin,
         "policy_file": str(policy.file),

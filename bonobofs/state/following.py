@@ -1,6 +1,6 @@
 """How one session follows the leases: by saying that it is there, and reading them when they have changed.
 
-    follower = Follower(database, session)
+    follower = Follower(database, session, holder, source)
     seen = follower.look()            # every BEAT seconds
     ...                               # bind what is admitted from now on by seen.leases, until seen.until
     follower.acknowledge(seen)        # once nothing is under way that was admitted before; until then beat()
@@ -17,9 +17,8 @@ from sqlalchemy import select
 
 from bonobofs.state import presence
 from bonobofs.state.database import Database
-from bonobofs.state.leases import Holder, Lease, living
+from bonobofs.state.leases import Lease, living
 from bonobofs.state.presence import BEAT, LAPSE
-from bonobofs.state.sessions import Session
 from bonobofs.state.sql import clock, milliseconds_of
 from bonobofs.state.tables import leases
 
@@ -44,10 +43,12 @@ class Seen(NamedTuple):
 class Follower:
     """The leases, as one session knows them. Used by one thread."""
 
-    def __init__(self, database: Database, session: Session) -> None:
+    def __init__(self, database: Database, session: str, holder: str, source: str) -> None:
+        """`session` is its UUID, `holder` the key under which it holds leases, `source` what it guards."""
         self._database: Final = database
         self._session: Final = session
-        self._key: Final = Holder(session.agent, session.agent_id, session.chain).key
+        self._holder: Final = holder
+        self._source: Final = source
         self._known = Seen(0, 0.0, [], 0)
         """What was acknowledged last; nothing at first, as its leases ended long ago."""
 
@@ -63,14 +64,14 @@ class Follower:
             now = connection.execute(select(clock())).scalar_one()
             if generation == known.generation and (known.soonest is None or now < known.soonest):
                 return known._replace(until=until, leases=None)
-            mine = self._session.source
-            found = living(connection, leases.c.workspace.is_(None) | (leases.c.workspace == mine))
+            here = leases.c.workspace.is_(None) | (leases.c.workspace == self._source)
+            found = living(connection, here)
         soonest = min((milliseconds_of(lease.until) for lease in found), default=None)
         return Seen(generation, until, [self._plain(lease) for lease in found], soonest)
 
     def beat(self) -> None:
         """Say only that the session is there: what it is bound by stays what it was, and ends when it was to end."""
-        presence.beat(self._database, self._session.session, self._known.generation)
+        presence.beat(self._database, self._session, self._known.generation)
 
     def acknowledge(self, seen: Seen) -> None:
         """Say that every change of this session is bound by what was seen, none admitted before being under way."""
@@ -83,7 +84,7 @@ class Follower:
         return {
             "patterns": list(lease.patterns),
             "shared": lease.shared,
-            "own": lease.holder.key == self._key,
+            "own": lease.holder.key == self._holder,
             "holder": lease.holder.agent,
             "chain": lease.holder.chain,
             "until": lease.until.isoformat(timespec="seconds"),

@@ -219,6 +219,8 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "policy": session.choose_policy(home, policy).plain,
         "policy_origin": str(policy),
         "policy_file": str(policy),
+        "holder": "agent:alice",
+        "database": None,
         "companion": launch.beside(str(source), str(mountpoint)),
         "transport": "kernel",
         "allow_other": False,

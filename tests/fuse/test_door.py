@@ -218,7 +218,7 @@ def test_a_new_policy_ends_every_verdict(serve: Any) -> None:
         server.send(p.Opcode.WRITE, node, p.WRITE_IN.pack(0, 0, len(data), 0, 0, os.O_WRONLY, 0) + data)
 
     write(b"first")
-    server.guard.policy = _policy(DENY_ALL, generation=2)
+    server.guard.change_policy(_policy(DENY_ALL, generation=2))
     with pytest.raises(Refused):
         write(b"second")
     assert (server.source / "file").read_bytes() == b"firstnt"

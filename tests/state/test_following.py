@@ -44,6 +44,11 @@ def holder(database: Database, label: str) -> Holder:
     return Holder(label, registry.register(database, label).id)
 
 
+def follower_of(database: Database, opened: OpenSession) -> Follower:
+    made = opened.session
+    return Follower(database, made.session, Holder(made.agent, made.agent_id).key, made.source)
+
+
 def acquire(database: Database, label: str, *patterns: str, shared: bool = False, seconds: float = 60) -> Granted:
     """As `lease acquire` does: it returns when the lease binds everybody."""
     wanted = Wanted(holder(database, label), patterns, shared=shared, seconds=seconds)
@@ -141,7 +146,7 @@ def test_a_session_that_is_silent_is_not_waited_for(database: Database, ann: Ope
 
 def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database: Database, ann: OpenSession) -> None:
     """By its own clock, from before it spoke."""
-    follower = Follower(database, ann.session)
+    follower = follower_of(database, ann)
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     seen = follower.look()
     assert before < seen.until < before + LAPSE
@@ -150,7 +155,7 @@ def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database
 
 def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenSession) -> None:
     """A look that came to nothing, because the database went away after it, takes nothing with it."""
-    follower = Follower(database, ann.session)
+    follower = follower_of(database, ann)
     leases.acquire(database, Wanted(holder(database, "bob"), ("docs/**",)), patterns_meet)
     first, second = follower.look(), follower.look()
     assert first.leases == second.leases

@@ -1,0 +1,80 @@
+"""The leases, followed for the server: in a thread, as a database that does not answer must keep nobody waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from bonobofs.errors import BonobofsError
+from bonobofs.fuse.control import Kind, Line
+
+_SECONDS_TO_LEAVE: Final = 0.5
+_SECONDS_BETWEEN: Final = 0.5
+"""Between two attempts, while the database does not answer."""
+_NO_LOOK: Final = 0
+
+
+class Leases:
+    """One service of the companion.
+
+    Each look is told to the server under a number, with what it has shown; the server answers with that number once
+    every change is bound by it, and then it is acknowledged to the others.
+    """
+
+    def __init__(self, line: Line, config: dict[str, Any]) -> None:
+        self._line: Final = line
+        self._config: Final = config
+        self._bound: Final[queue.SimpleQueue[int]] = queue.SimpleQueue()
+        self._thread: Final = threading.Thread(target=self._run, daemon=True)
+        self._ended: Final = threading.Event()
+        self._number = 0
+        if config.get("database"):
+            os.environ["BONOBOFS_DATABASE"] = config["database"]
+        self._thread.start()
+
+    def bound(self, number: int) -> None:
+        """The server is bound by what that look has shown."""
+        self._bound.put(number)
+
+    def end(self) -> None:
+        """Say that the session has ended, if the database takes it at once; else its silence says so."""
+        self._ended.set()
+        self._bound.put(_NO_LOOK)
+        self._thread.join(_SECONDS_TO_LEAVE)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            # Whatever it is, the server refuses changes until a look succeeds.
+            with contextlib.suppress(BonobofsError, OSError):
+                self._follow()
+            self._wait(monotonic() + _SECONDS_BETWEEN)
+
+    def _follow(self) -> None:
+        from bonobofs.state import presence  # noqa: PLC0415 - loading it takes longer than all else here
+        from bonobofs.state.database import Database  # noqa: PLC0415
+        from bonobofs.state.following import BEAT, Follower  # noqa: PLC0415
+
+        with Database.open(Path(self._config["home"])) as database:
+            follower = Follower(database, self._config["session"], self._config["holder"], self._config["source"])
+            while not self._ended.is_set():
+                began = monotonic()
+                seen = follower.look()
+                self._number += 1
+                self._line.tell(Kind.LEASES, {"number": self._number, "until": seen.until, "leases": seen.leases})
+                if self._wait(began + BEAT, self._number):
+                    follower.acknowledge(seen)
+                    self._wait(began + BEAT)
+            presence.leave(database, self._config["session"])
+
+    def _wait(self, deadline: float, number: int = _NO_LOOK) -> bool:
+        """Wait until then, or until the server is bound by that number; whether it is."""
+        while not self._ended.is_set() and (left := deadline - monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                if self._bound.get(timeout=left) == number != _NO_LOOK:
+                    return True
+        return False

@@ -1,0 +1,135 @@
+"""Leases in a mount: what another holds is refused to every program there, also through files opened before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from bonobofs import session
+from bonobofs.policy.overlap import patterns_meet
+from bonobofs.state import leases, registry
+from bonobofs.state.database import Database
+from bonobofs.state.following import LAPSE
+from bonobofs.state.leases import Granted, Holder, Wanted
+from tests.fuse.waiting import until
+from tests.postgres import Postgres
+from tests.watch.looking import companion_of, stopped
+from tests.worlds import ALLOW_ALL, Mounted
+
+
+def acquire(database: Database, label: str, *patterns: str) -> Granted:
+    """As `lease acquire` does: it returns when the lease binds everybody."""
+    holder = Holder(label, registry.register(database, label).id)
+    granted = leases.acquire(database, Wanted(holder, patterns), patterns_meet)
+    leases.wait(database, granted.generation)
+    return granted
+
+
+def writes(path: Path) -> bool:
+    """Whether a program may write there, in one step."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    except PermissionError:
+        return False
+    try:
+        os.write(file, b"text")
+    except PermissionError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def test_a_write_through_a_file_opened_before_the_lease_is_refused(mounted: Mounted, database: Database) -> None:
+    """Whatever the program does with it; and it may again when the lease has ended."""
+    world = mounted(policy=ALLOW_ALL)
+    with open(world.path / "docs.md", "w+b", buffering=0) as file:
+        file.write(b"before")
+        granted = acquire(database, "bob", "docs.md")
+        for change in (lambda: file.write(b"after"), lambda: file.truncate(1), lambda: os.fchmod(file.fileno(), 0o600)):
+            with pytest.raises(PermissionError):
+                change()
+        file.seek(0)
+        assert file.read() == b"before"
+        for change in ((world.path / "docs.md").unlink, lambda: (world.path / "docs.md").rename(world.path / "other")):
+            with pytest.raises(PermissionError):
+                change()
+        assert writes(world.path / "other.md")
+        leases.release(database, granted.lease.id)
+        until(lambda: writes(world.path / "docs.md"), "it is released")
+        file.seek(0)
+        file.write(b"after")
+    assert (world.source / "docs.md").read_text() == "after"
+
+
+def test_nothing_changes_once_acquiring_has_returned(mounted: Mounted, database: Database) -> None:
+    """A program that writes without a pause is cut off between two writes, never after."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "log").touch()
+    refused = threading.Event()
+
+    def hammer() -> None:
+        with open(world.path / "log", "ab", buffering=0) as log:
+            try:
+                while True:
+                    log.write(b"x")
+            except PermissionError:
+                refused.set()
+
+    thread = threading.Thread(target=hammer, daemon=True)
+    thread.start()
+    until(lambda: (world.source / "log").stat().st_size, "it writes")
+    acquire(database, "bob", "log")
+    size = (world.source / "log").stat().st_size
+    assert refused.wait(10)
+    thread.join()
+    assert (world.source / "log").stat().st_size == size
+
+
+def test_a_lease_stays_when_the_policy_changes(mounted: Mounted, database: Database) -> None:
+    world = mounted(policy=ALLOW_ALL)
+    acquire(database, "bob", "docs/**")
+    (world.path / "docs").mkdir()
+    os.kill(world.pid, signal.SIGHUP)
+    until(lambda: session.statuses(world.home)[0].session.policy.generation == 2, "the policy is loaded anew")
+    assert not writes(world.path / "docs/a.md")
+    assert writes(world.path / "a.md")
+
+
+def test_a_mount_that_does_not_know_the_leases_refuses_changes(mounted: Mounted, database: Database) -> None:
+    """While the process beside it is silent; reading goes on, and with the first word of it everything does."""
+    world = mounted(policy=ALLOW_ALL)
+    assert writes(world.path / "a.md")
+    with stopped(companion_of(world.pid)):
+        until(lambda: not writes(world.path / "a.md"), "what is leased is not known", seconds=LAPSE + 5)
+        assert (world.path / "a.md").read_text() == "text"
+        acquire(database, "bob", "docs/**")
+    until(lambda: writes(world.path / "a.md"), "the leases are known again")
+    (world.path / "docs").mkdir()
+    assert not writes(world.path / "docs/a.md")
+
+
+def test_two_hosts_share_leases_through_postgresql(
+    mounted: Mounted, postgres: Postgres, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease of one binds the other. While the server is away changes are refused, and nothing of it is lost."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
+    here = mounted(policy=ALLOW_ALL, agent="ann")
+    monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / "there"))
+    with Database.open(session.home()) as database:
+        acquire(database, "bob", "docs/**")
+        (here.path / "docs").mkdir()
+        assert not writes(here.path / "docs/a.md")
+        assert writes(here.path / "a.md")
+        postgres.stop()
+        until(lambda: not writes(here.path / "a.md"), "what is leased is not known", seconds=LAPSE + 5)
+        assert (here.path / "a.md").read_text() == "text"
+        postgres.start()
+        until(lambda: writes(here.path / "a.md"), "it is known again")
+        assert not writes(here.path / "docs/a.md")
+        assert [lease.holder.agent for lease in leases.list_leases(database)] == ["bob"]
+    monkeypatch.setenv("BONOBOFS_HOME", str(here.home))
