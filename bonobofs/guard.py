@@ -207,8 +207,10 @@ class Guard:
             self._turn_to(self.policy.bound_by(self._leases))
 
     def is_current(self, run: Run) -> bool:
-        """Whether the verdict of a run of writes still speaks: under this policy, and while its leases are known."""
-        self.forget_in_time()
+        """Whether the verdict of a run of writes still speaks, under this policy and these leases.
+
+        Whoever serves has called `forget_in_time` since the request came.
+        """
         return run.generation == self._generation
 
     def is_forgetting(self) -> bool:
@@ -226,7 +228,8 @@ class Guard:
         self._generation += 1
 
     def _judged(self, request: Request, facts: Facts) -> Allowed | Denied:
-        self.forget_in_time()
+        if clock_gettime(CLOCK_BOOTTIME) >= self.known_until:
+            self.forget_in_time()
         return self._decide(self.policy, self.agent, request, facts)
 
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:

@@ -29,6 +29,9 @@ def mount(
         str | None,
         typer.Option(metavar="R", help="In which role. Default: the agent's own, else the policy's default_role."),
     ] = None,
+    chain: Annotated[
+        str | None, typer.Option(metavar="C", help="The chain of work it belongs to, which then holds its leases.")
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +73,7 @@ def mount(
         transport=transport,
         allow_other=allow_other,
         keep_scratch=keep_scratch,
+        chain=chain,
     )
     # The mount may come to stand where we do, and we must not stand in it.
     os.chdir("/")

@@ -10,7 +10,8 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, note, say
 from bonobofs.policy import examples
-from bonobofs.policy.document import load
+from bonobofs.policy.choragen import read_governance
+from bonobofs.policy.document import load, parse
 from bonobofs.policy.engine import compile_policy, describe
 
 app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
@@ -50,6 +51,26 @@ def test(
     tried = examples.count(plain)
     say(f"{origin}: {tried - len(failures)} of {tried} examples hold")
     return 1 if failures else 0
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's choragen.governance.yaml.")],
+) -> int:
+    """Print a policy that admits no more than a governance of Choragen did; exit 1 where some of it cannot be kept.
+
+    What cannot is named, with its line.
+
+    \b
+    Example:
+      bonobofs policy import choragen.governance.yaml > policy.toml
+    """
+    text, lost = read_governance(file.read_text(encoding="utf-8"))
+    parse(text, str(file))
+    print(text, end="")
+    for line in lost:
+        note(f"{file}: {line}")
+    return 1 if lost else 0
 
 
 @app.command("show")

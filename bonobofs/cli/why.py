@@ -10,7 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from bonobofs import session
 from bonobofs.cli.output import document, say
-from bonobofs.decision import Refused
+from bonobofs.decision import Holding, Refused
 from bonobofs.errors import UsageError
 from bonobofs.request import Operation
 
@@ -62,7 +62,8 @@ def _tell(answer: dict[str, Any]) -> None:
         say(f"allowed: {what} (rule {answer['rule']})")
     else:
         say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
-    for line in filter(None, (answer["reason"], answer["instead"])):
+    held = str(Holding(answer["holder"], answer["chain"], answer["until"])) if "holder" in answer else None
+    for line in filter(None, (answer["reason"], held, answer["instead"])):
         say(line)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Any, Final
 
 from bonobofs.audit import recovery, strays
@@ -185,7 +186,7 @@ class Server:
             unmount(self._mountpoint, lazy=True)
 
     def _before(self, now: float) -> None:
-        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._guard.known_until:
+        if clock_gettime(CLOCK_BOOTTIME) >= self._guard.known_until:
             self._catch_up(_SECONDS_TO_RENEW)
         self._operations.begin(now)
 

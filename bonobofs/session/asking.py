@@ -12,6 +12,7 @@ from bonobofs.decision import Apart, Code, as_document
 from bonobofs.errors import UsageError
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.session.leasing import known
 from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
@@ -86,7 +87,7 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
     session, root, mounted = _session_of(home, workspace or named)
     if session is not None:
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
-        return _Place(workspace or root, policy, role or session.role, mounted)
+        return _Place(workspace or root, policy.bound_by(known(home, session)), role or session.role, mounted)
     chosen = choose_policy(home, None)
     return _Place(workspace or Path.cwd(), chosen.compiled, role or chosen.document.default_role, mounted=False)
 

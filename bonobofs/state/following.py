@@ -25,7 +25,7 @@ from bonobofs.state.tables import leases
 _MARGIN: Final = 0.1
 """Seconds by which a session stops relying on its word before others do: a database counts milliseconds."""
 
-__all__ = ["BEAT", "LAPSE", "Follower", "Seen"]
+__all__ = ["BEAT", "LAPSE", "Follower", "Seen", "plain"]
 
 
 class Seen(NamedTuple):
@@ -67,7 +67,7 @@ class Follower:
             here = leases.c.workspace.is_(None) | (leases.c.workspace == self._source)
             found = living(connection, here)
         soonest = min((milliseconds_of(lease.until) for lease in found), default=None)
-        return Seen(generation, until, [self._plain(lease) for lease in found], soonest)
+        return Seen(generation, until, [plain(lease, self._holder) for lease in found], soonest)
 
     def beat(self) -> None:
         """Say only that the session is there: what it is bound by stays what it was, and ends when it was to end."""
@@ -80,12 +80,14 @@ class Follower:
         if behind:
             self.beat()
 
-    def _plain(self, lease: Lease) -> dict[str, Any]:
-        return {
-            "patterns": list(lease.patterns),
-            "shared": lease.shared,
-            "own": lease.holder.key == self._holder,
-            "holder": lease.holder.agent,
-            "chain": lease.holder.chain,
-            "until": lease.until.isoformat(timespec="seconds"),
-        }
+
+def plain(lease: Lease, holder: str) -> dict[str, Any]:
+    """A lease as `policy.leases` reads it, for the session of that holder."""
+    return {
+        "patterns": list(lease.patterns),
+        "shared": lease.shared,
+        "own": lease.holder.key == holder,
+        "holder": lease.holder.agent,
+        "chain": lease.holder.chain,
+        "until": lease.until.isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,125 @@
+"""Leases from the command line: whose they are, what they cover, and when they bind everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.errors import BonobofsError, PolicyError, StateError, UsageError
+from bonobofs.policy.choragen import Lock
+from bonobofs.policy.leases import UNKNOWN, Leases, compile_leases
+from bonobofs.policy.overlap import patterns_meet
+from bonobofs.policy.pattern import parse
+from bonobofs.session.setup import default_agent
+from bonobofs.state import leases, registry
+from bonobofs.state.database import Database
+from bonobofs.state.following import plain
+from bonobofs.state.leases import Granted, Holder, Lease, Wanted
+from bonobofs.state.presence import Present
+from bonobofs.state.registry import check_label
+from bonobofs.state.sessions import Session
+
+Told = Callable[[list[Present]], None]
+
+
+class Whose(NamedTuple):
+    """Who holds a lease, as it is named: the chain, else the agent, else the user's own."""
+
+    agent: str | None = None
+    chain: str | None = None
+
+
+class Terms(NamedTuple):
+    """On what terms a lease is asked for."""
+
+    shared: bool = False
+    seconds: float = leases.DAY
+    reason: str = ""
+    workspace: Path | None = None
+
+
+def acquire(home: Path, whose: Whose, patterns: list[str], terms: Terms, told: Told | None = None) -> Lease:
+    """Acquire a lease and return when it binds every live session; an agent that is new is registered.
+
+    `told` is called with the sessions that are waited for. UsageError, ForbiddenError, StateError.
+    """
+    for pattern in patterns:
+        try:
+            parse(pattern)
+        except PolicyError as error:
+            raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
+    with Database.open(home) as database:
+        made = registry.register(database, _label(whose))
+        workspace = None if terms.workspace is None else str(terms.workspace)
+        holder = Holder(made.label, made.id, _chain(whose))
+        wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
+        granted = leases.acquire(database, wanted, patterns_meet)
+        leases.wait(database, granted.generation, told=told)
+        return granted.lease
+
+
+def extend(home: Path, whose: Whose, lease: str | None, seconds: float) -> Lease:
+    """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own."""
+    return _change(home, whose, lease, lambda database, one, by: leases.extend(database, one, seconds, by=by))
+
+
+def release(home: Path, whose: Whose, lease: str | None) -> Lease:
+    """End a lease: the one that is named, by the operator, else the holder's own."""
+    return _change(home, whose, lease, lambda database, one, by: leases.release(database, one, by=by))
+
+
+def list_leases(home: Path) -> list[Lease]:
+    """The leases that count now, the oldest first."""
+    with Database.open(home) as database:
+        return leases.list_leases(database)
+
+
+def known(home: Path, session: Session) -> Leases:
+    """The leases as they bind a session; UNKNOWN where they cannot be read."""
+    key = Holder(session.agent, session.agent_id, session.chain).key
+    try:
+        with Database.open(home) as database:
+            found = leases.list_leases(database)
+    except StateError:
+        return UNKNOWN
+    return compile_leases(plain(one, key) for one in found if one.workspace in (None, session.source))
+
+
+def import_locks(home: Path, locks: list[Lock]) -> tuple[list[Lease], list[str]]:
+    """Acquire what was locked elsewhere, each by its chain; gives the leases, and why others could not be kept."""
+    made, lost = [], []
+    for lock in locks:
+        terms = Terms(seconds=lock.seconds, reason=lock.reason)
+        try:
+            made.append(acquire(home, Whose(lock.agent, lock.chain), lock.patterns, terms))
+        except BonobofsError as error:
+            lost.append(f"line {lock.line}: {lock.chain}: {error}")
+    return made, lost
+
+
+def _change(
+    home: Path, whose: Whose, lease: str | None, change: Callable[[Database, str, Holder | None], Granted]
+) -> Lease:
+    with Database.open(home) as database:
+        if lease is not None:
+            by = None if whose == Whose() else _holder(database, whose)
+            return change(database, lease, by).lease
+        holder = _holder(database, whose)
+        own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
+        if not own:
+            raise UsageError(f"{holder} holds no lease; bonobofs lease list shows who does")
+        return change(database, own[0].id, holder).lease
+
+
+def _holder(database: Database, whose: Whose) -> Holder:
+    label = _label(whose)
+    return Holder(label, registry.identity_of(database, label), _chain(whose))
+
+
+def _label(whose: Whose) -> str:
+    return default_agent() if whose.agent is None else whose.agent
+
+
+def _chain(whose: Whose) -> str | None:
+    return None if whose.chain is None else check_label(whose.chain, "a chain")

@@ -1,0 +1,138 @@
+"""Leases on the command line."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bonobofs import session
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+
+
+def listed() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(bonobofs("lease", "list", "--json").stdout)
+    return found
+
+
+def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
+    """Acquired, listed, refused to others, extended, released by its holder."""
+    assert bonobofs("lease", "list").stdout == "nothing is leased\n"
+    made = bonobofs(
+        "lease", "acquire", "--chain", "C1", "--agent", "ann", "--for", "2h", "--reason", "it", "src/**", "a"
+    )
+    assert made.returncode == 0, made.stderr
+    (lease,) = listed()
+    assert made.stdout.startswith(f"{lease['id']} until ")
+    assert {name: lease[name] for name in ("holder", "agent", "chain", "patterns", "shared", "reason")} == {
+        "holder": "chain:C1",
+        "agent": "ann",
+        "chain": "C1",
+        "patterns": ["a", "src/**"],
+        "shared": False,
+        "reason": "it",
+    }
+    until, acquired = (datetime.fromisoformat(str(lease[name])) for name in ("until", "acquired"))
+    assert until - acquired == timedelta(hours=2)
+    assert "chain C1 (ann)  exclusive  a, src/**" in bonobofs("lease", "list").stdout
+
+    refused = bonobofs("lease", "acquire", "--agent", "bob", "--shared", "**/*.py")
+    assert (refused.returncode, refused.stderr.count("\n")) == (77, 1)
+    assert "**/*.py overlaps with src/**, held by chain C1 (ann) until" in refused.stderr
+
+    assert bonobofs("lease", "extend", "--chain", "C1", "--for", "7d").returncode == 0
+    assert datetime.fromisoformat(str(listed()[0]["until"])) > until + timedelta(days=6)
+    assert bonobofs("lease", "release", "--agent", "bob", str(lease["id"])).returncode == 77
+    assert bonobofs("lease", "release", "--agent", "bob").returncode == 2
+    assert bonobofs("lease", "release", "--chain", "C1").returncode == 0
+    assert listed() == []
+
+
+def test_the_operator_ends_anybodys(home: Path) -> None:
+    """By its UUID, and without a name of their own."""
+    bonobofs("lease", "acquire", "--agent", "ann", "docs/**")
+    (lease,) = listed()
+    assert bonobofs("lease", "extend", str(lease["id"])).returncode == 0
+    assert bonobofs("lease", "release", str(lease["id"])).returncode == 0
+    assert listed() == []
+    assert bonobofs("lease", "release", str(uuid.uuid4())).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("/docs",), ("docs", "--for", "soon"), ("docs", "--for", "0s"), ("docs", "--chain", "a/b"), ("!docs",)],
+)
+def test_what_cannot_be_meant_is_usage(arguments: tuple[str, ...], home: Path) -> None:
+    wrong = bonobofs("lease", "acquire", *arguments)
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+
+
+def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, home: Path) -> None:
+    """`why` and the mount itself name who holds it and until when."""
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    assert bonobofs("lease", "acquire", "--chain", "C1", "--agent", "bob", "docs/**").returncode == 0
+    (world.path / "docs").mkdir()
+    with pytest.raises(PermissionError):
+        (world.path / "docs/a.md").touch()
+    why = bonobofs("why", world.path / "docs/a.md")
+    assert why.returncode == 77
+    assert "It is held by bob for chain C1 until 20" in why.stdout
+    told = json.loads(bonobofs("why", world.path / "docs/a.md", "--json").stdout)
+    denied = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
+    for answer in (told, denied):
+        assert (answer["code"], answer["holder"], answer["chain"]) == ("LEASED", "bob", "C1")
+        assert answer["until"] == denied["until"]
+    world.umount()
+    order = session.Order(world.source, world.path, agent="ann", policy=Path(world.session.policy.origin), chain="C1")
+    again = session.start(home, order)
+    try:
+        assert again.session.chain == "C1"
+        assert json.loads((world.path / ".bonobofs/whoami.json").read_text())["chain"] == "C1"
+        (world.path / "docs/a.md").touch()
+    finally:
+        session.stop(home, world.path)
+
+
+def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) -> None:
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", tmp_path, "**").returncode == 0
+    (world.path / "a").touch()
+    assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", world.source, "**").returncode == 0
+    with pytest.raises(PermissionError):
+        (world.path / "a").write_text("text")
+
+
+def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
+    """What cannot be kept is named, with its line, and the exit code says so."""
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    locks = {
+        "version": 1,
+        "chains": {
+            "CHAIN-001": {"files": ["src/**"], "agent": "impl", "expiresAt": later},
+            "CHAIN-002": {"files": ["src/a"], "expiresAt": later},
+        },
+    }
+    file = tmp_path / "locks.json"
+    file.write_text(json.dumps(locks, indent=1))
+    done = bonobofs("lease", "import", file)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"bonobofs: {file}: line 11: CHAIN-002: src/a overlaps with src/**, held by chain CHAIN-001 (impl) until "
+        f"{later[:19]}+00:00; wait for it, or ask them to release it\n"
+    )
+    assert [(lease["holder"], lease["patterns"]) for lease in listed()] == [("chain:CHAIN-001", ["src/**"])]
+
+
+def test_a_governance_of_choragen_becomes_a_policy(tmp_path: Path) -> None:
+    file = tmp_path / "choragen.governance.yaml"
+    file.write_text("mutations:\n  allow:\n    - pattern: docs/**\n")
+    done = bonobofs("policy", "import", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "policy.toml").write_text(done.stdout)
+    assert bonobofs("policy", "check", tmp_path / "policy.toml").returncode == 0
+    file.write_text("mutations:\n  approve:\n    - pattern: docs/**\n")
+    done = bonobofs("policy", "import", file)
+    assert (done.returncode, done.stderr.count("line 3")) == (1, 1)

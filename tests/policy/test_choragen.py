@@ -1,0 +1,133 @@
+"""What Choragen kept is kept here, or named; nothing is widened."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import PolicyError
+from bonobofs.policy.choragen import read_governance, read_locks
+from bonobofs.policy.document import parse
+from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.request import Agent, Operation, Request, WorkspacePath
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+GOVERNANCE = """\
+mutations:
+  allow:
+    - pattern: "src/**/*.{ts,tsx}"
+    - pattern: "docs/**"
+      actions: [create, modify]
+    - pattern: "tasks/**"
+      actions: [move]
+  approve:
+    - pattern: package.json
+      reason: dependencies
+  deny:
+    - "*.key"
+    - pattern: ".git/**"
+    - pattern: "docs/adr/**"
+      actions: [delete]
+    - pattern: "logs/**"
+      actions: [modify]
+    - pattern: "a**b"
+collision_detection:
+  strategy: file-lock
+  on_collision: warn
+"""
+
+ROLES = """\
+mutations:
+  deny:
+    - pattern: .env*
+roles:
+  impl:
+    allow:
+      - pattern: "packages/**"
+    deny:
+      - pattern: "packages/core/**"
+        actions: [delete]
+  control:
+    allow:
+      - pattern: "docs/**"
+"""
+
+
+def policy_of(text: str) -> Policy:
+    return compile_policy(parse(text, "imported").model_dump(mode="json"))
+
+
+def allowed(policy: Policy, path: str, operation: Operation = Operation.WRITE_FILE, role: str = "agent") -> bool:
+    request = Request(operation, WorkspacePath(path))
+    return isinstance(decide(policy, Agent("ann", "", role), request), Allowed)
+
+
+def test_what_was_allowed_is_and_what_was_not_is_not() -> None:
+    """Names that begin with a dot too, braces written out, and deletion only where it was."""
+    text, _ = read_governance(GOVERNANCE)
+    policy = policy_of(text)
+    assert [path for path in ("src/a/b.ts", "src/.hidden.tsx", "docs/a") if not allowed(policy, path)] == []
+    refused = ("src/a.py", "other", "x.key", ".git/config", "package.json", "tasks/a", "logs/a")
+    assert [path for path in refused if allowed(policy, path)] == []
+    assert allowed(policy, "src/a.ts", Operation.DELETE_FILE)
+    assert not allowed(policy, "docs/a", Operation.DELETE_FILE)
+
+
+def test_every_line_that_cannot_be_kept_is_named() -> None:
+    _, lost = read_governance(GOVERNANCE)
+    assert [line.partition(":")[0] for line in lost] == [
+        "line 6",
+        "line 6",
+        "line 9",
+        "line 16",
+        "line 18",
+        "line 21",
+    ]
+    assert "the action move means nothing" in lost[0]
+    assert "needed a person's yes" in lost[2]
+
+
+def test_roles_write_what_they_wrote_and_nobody_else_writes() -> None:
+    """What a role could not delete it cannot change at all, and that is said."""
+    text, lost = read_governance(ROLES)
+    policy = policy_of(text)
+    assert allowed(policy, "packages/web/a.ts", role="impl")
+    assert not allowed(policy, "packages/core/a.ts", role="impl")
+    assert not allowed(policy, "docs/a.md", role="impl")
+    assert allowed(policy, "docs/a.md", role="control")
+    assert not allowed(policy, "docs/a.md", role="agent")
+    assert not allowed(policy, "docs/a.md", role="other")
+    assert not allowed(policy, ".env.local", role="control")
+    assert [line.partition(":")[0] for line in lost] == ["line 9"]
+
+
+def test_locks_are_read_with_their_chains_and_ends() -> None:
+    document = {
+        "version": 1,
+        "chains": {
+            "CHAIN-001": {
+                "files": ["src/**", "docs/{a,b}.md", "!x"],
+                "acquired": "2026-11-22T11:00:00Z",
+                "agent": "impl",
+                "expiresAt": "2026-11-22T13:00:00.000Z",
+            },
+            "CHAIN-002": {"files": ["old/**"], "expiresAt": "2026-11-22T11:59:59Z"},
+            "CHAIN-003": {"files": ["ever/**"]},
+        },
+    }
+    locks, lost = read_locks(json.dumps(document, indent=2), NOW)
+    assert [(lock.chain, lock.agent, lock.patterns, lock.seconds) for lock in locks] == [
+        ("CHAIN-001", "impl", ["src/**", "docs/a.md", "docs/b.md"], 3600),
+        ("CHAIN-003", None, ["ever/**"], 365 * 86400),
+    ]
+    assert [line.partition(":")[0] for line in lost] == ["line 8", "line 14", "line 20"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no: [", "{}", '{"chains": {"C": {"files": ["a"], "expiresAt": "soon"}}}'])
+def test_what_is_no_file_of_choragen_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError):
+        read_locks(text, NOW)
