@@ -13,6 +13,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.state import mounts
+from bonobofs.state.database import Database
 from tests.worlds import Mounted, OrdinaryUser, World
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
@@ -47,6 +48,13 @@ def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     base = tmp_path_factory.getbasetemp().resolve()
     left = [str(mount.mountpoint) for mount in mounts.ours() if base in mount.mountpoint.parents]
     assert not left, f"mounts were left: {left}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_loaded_late_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Who becomes another user in a test may not read where Python's own library lies."""
+    with Database.open(tmp_path_factory.mktemp("first")):
+        pass
 
 
 @pytest.fixture(autouse=True)

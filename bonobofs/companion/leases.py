@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 from pathlib import Path
 from time import monotonic
@@ -48,10 +49,16 @@ class Leases:
         self._thread.join(_SECONDS_TO_LEAVE)
 
     def _run(self) -> None:
+        said = ""
         while not self._ended.is_set():
-            # Whatever it is, the server refuses changes until a look succeeds.
-            with contextlib.suppress(BonobofsError, OSError):
+            try:
                 self._follow()
+            except (BonobofsError, OSError) as error:
+                # The server refuses changes until a look succeeds; why, is told once, in its log.
+                if str(error) != said:
+                    said = str(error)
+                    sys.stderr.write(f"bonobofs: the leases cannot be followed: {' '.join(said.split())}\n")
+                    sys.stderr.flush()
             self._wait(monotonic() + _SECONDS_BETWEEN)
 
     def _follow(self) -> None:

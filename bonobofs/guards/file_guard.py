@@ -16,9 +16,8 @@ entered with result `error` and raised by both.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -95,7 +94,7 @@ class GuardedSession(Protocol):
     @property
     def log(self) -> AuditLog: ...
     @property
-    def turn(self) -> threading.Lock: ...
+    def turn(self) -> AbstractContextManager[object]: ...
 
 
 class FileGuard:

@@ -5,26 +5,62 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 from bonobofs.errors import StateError
 from bonobofs.guard import Guard
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
 from bonobofs.state.database import Database
-from bonobofs.state.following import BEAT, Follower
+from bonobofs.state.following import BEAT, Follower, Seen
 from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session
 
+_SECONDS_TO_RENEW: Final = 1.0
+
+
+class Turn:
+    """What each change of a session holds, from its intent to its outcome, as a context; one at a time does."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard: Final = guard
+        self._lock: Final = threading.Lock()
+        self._renewed: Final = threading.Condition()
+
+    def __enter__(self) -> None:
+        if self._guard.is_forgetting():
+            # Before a change is refused, the thread that follows the leases may only be late.
+            with self._renewed:
+                self._renewed.wait_for(lambda: not self._guard.is_forgetting(), _SECONDS_TO_RENEW)
+        self._lock.acquire()
+        self._guard.forget_in_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def bind(self, seen: Seen, follower: Follower) -> None:
+        """Bind the guard by what was seen, once no change is under way. StateError."""
+        found = None if seen.leases is None else compile_leases(seen.leases)
+        # Whoever waits for us must wait for the change that is under way too.
+        while not self._lock.acquire(timeout=BEAT):
+            follower.beat()
+        try:
+            self._guard.follow(seen.until, found)
+        finally:
+            self._lock.release()
+        with self._renewed:
+            self._renewed.notify_all()
+
 
 @contextlib.contextmanager
-def following(database: Database, session: Session, guard: Guard) -> Iterator[threading.Lock]:
-    """Bind the guard by the leases for the length of a `with` block; gives the lock that each change must hold."""
+def following(database: Database, session: Session, guard: Guard) -> Iterator[Turn]:
+    """Bind the guard by the leases for the length of a `with` block; gives what each change must hold."""
     holder = Holder(session.agent, session.agent_id, session.chain).key
     follower = Follower(database, session.session, holder, session.source)
-    turn, ended = threading.Lock(), threading.Event()
+    turn, ended = Turn(guard), threading.Event()
     guard.follow(0.0)
-    _look(follower, guard, turn)
-    thread = threading.Thread(target=_follow, args=(follower, guard, turn, ended), name="bonobofs-leases", daemon=True)
+    _look(follower, turn)
+    thread = threading.Thread(target=_follow, args=(follower, turn, ended), name="bonobofs-leases", daemon=True)
     thread.start()
     try:
         yield turn
@@ -36,21 +72,14 @@ def following(database: Database, session: Session, guard: Guard) -> Iterator[th
             presence.leave(database, session.session)
 
 
-def _follow(follower: Follower, guard: Guard, turn: threading.Lock, ended: threading.Event) -> None:
+def _follow(follower: Follower, turn: Turn, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         # While the leases cannot be read, nothing is renewed, and the guard refuses by itself.
         with contextlib.suppress(StateError):
-            _look(follower, guard, turn)
+            _look(follower, turn)
 
 
-def _look(follower: Follower, guard: Guard, turn: threading.Lock) -> None:
+def _look(follower: Follower, turn: Turn) -> None:
     seen = follower.look()
-    found = None if seen.leases is None else compile_leases(seen.leases)
-    # Whoever waits for us must wait for the change that is under way too.
-    while not turn.acquire(timeout=BEAT):
-        follower.beat()
-    try:
-        guard.follow(seen.until, found)
-    finally:
-        turn.release()
+    turn.bind(seen, follower)
     follower.acknowledge(seen)

@@ -14,7 +14,7 @@ from bonobofs.audit.log import AuditLog, Identity, Trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.guard import Guard
 from bonobofs.request import Agent
-from bonobofs.session.following import following
+from bonobofs.session.following import Turn, following
 from bonobofs.session.setup import Who, choose_policy, draw
 from bonobofs.state import registry
 from bonobofs.state.database import Database
@@ -33,7 +33,7 @@ class OpenSession(NamedTuple):
     session: Session
     guard: Guard
     log: AuditLog
-    turn: threading.Lock
+    turn: Turn
     """Held by whoever makes a change, from its intent to its outcome."""
 
 

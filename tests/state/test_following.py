@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from bonobofs import session
 from bonobofs.audit.history import read
@@ -196,6 +197,23 @@ def test_leases_reach_from_one_host_to_the_other(
             assert lease.holder.agent == "bob"
             leases.release(elsewhere, lease.id)
             until(lambda: write(ann, "docs/a.md") is None, "it is released")
+
+
+def test_a_change_asks_nothing_of_the_database(ann: OpenSession) -> None:
+    """What must be known of leases is known before, and read beside."""
+    asked: list[str] = []
+
+    def note(*_: object) -> None:
+        asked.append(threading.current_thread().name)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        for number in range(20):
+            assert write(ann, f"docs/{number}.md") is None
+        until(lambda: asked, "it is read beside")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert set(asked) == {"bonobofs-leases"}
 
 
 def test_a_session_is_there_for_the_others_while_it_is_open(

@@ -1,0 +1,76 @@
+"""The engine and the rule of leases as it is written agree on random leases and paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.decision import Allowed, Code, Denied
+from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.policy.leases import UNKNOWN, compile_leases
+from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from tests.policy import oracle
+from tests.policy.random_policies import agents, documents, facts, patterns, plain_paths, requests
+
+leases = st.lists(
+    st.fixed_dictionaries(
+        {
+            "patterns": st.lists(patterns, min_size=1, max_size=3),
+            "shared": st.booleans(),
+            "own": st.booleans(),
+            "holder": st.sampled_from(["ann", "bob"]),
+            "chain": st.sampled_from([None, "C1"]),
+            "until": st.just("2026-11-23T00:00:00+00:00"),
+        }
+    ),
+    max_size=5,
+)
+ALLOW = compile_policy({"default": "allow", "hidden": ["**"]})
+ANN = Agent("ann", "11111111-1111-4111-8111-111111111111", "agent")
+
+
+def may_change(held: list[dict[str, Any]], path: str) -> bool:
+    """As the contracts say: exclusive, only the holder; shared, any of its shared holders."""
+    matching = [lease for lease in held if oracle.any_matches(lease["patterns"], path.split("/"))]
+    shared = [lease for lease in matching if lease["shared"]]
+    others_alone = any(not lease["shared"] and not lease["own"] for lease in matching)
+    own = any(lease["own"] for lease in matching)
+    return not others_alone and (own or not any(not lease["own"] for lease in shared))
+
+
+@settings(max_examples=500, deadline=None)
+@given(leases, plain_paths.filter(lambda path: ".bonobofs" not in path))
+def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
+    policy = ALLOW.bound_by(compile_leases(held))
+    decision = decide(policy, ANN, Request(Operation.WRITE_FILE, WorkspacePath(path)))
+    assert isinstance(decision, Allowed) == may_change(held, path)
+    if isinstance(decision, Denied):
+        assert decision.code is Code.LEASED
+        assert decision.holding is not None
+        assert decision.holding in [(lease["holder"], lease["chain"], lease["until"]) for lease in held]
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents, agents, requests, facts, leases)
+def test_leases_only_ever_refuse(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, held: list[dict[str, Any]]
+) -> None:
+    """What is refused without them is refused with them, for the same reason; what is kept apart is nobody's."""
+    policy = compile_policy(document)
+    without = decide(policy, agent, request, known)
+    for bound in (policy.bound_by(compile_leases(held)), policy.bound_by(UNKNOWN)):
+        decision = decide(bound, agent, request, known)
+        if isinstance(without, Denied) or without.apart:
+            assert decision == without
+        else:
+            assert decision == without or (isinstance(decision, Denied) and decision.code is Code.LEASED)
+
+
+def test_what_is_not_known_may_be_anybodys() -> None:
+    for kind in Kind:
+        request = Request(Operation.SET_MODE, WorkspacePath("a"), kind)
+        decision = decide(ALLOW.bound_by(UNKNOWN), ANN, request)
+        assert isinstance(decision, Denied)
+        assert (decision.code, decision.holding) == (Code.LEASED, None)
