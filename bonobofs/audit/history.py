@@ -1,4 +1,4 @@
-"""Reading what the trails hold: entries in order, changes with their outcomes, filters, export.
+"""Reading what the trails hold: entries in order, the last of them, those that come, export.
 
 A trail may be a gigabyte: everything here streams. A line that is no entry is shown as one with the operation
 `unreadable`, because damage that a query leaves out would be hidden by it; `audit.verify` names what was done to it.
@@ -11,9 +11,9 @@ import heapq
 import json
 import os
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -25,9 +25,6 @@ from bonobofs.errors import TrailError, UsageError
 
 LONGEST_LINE: Final = 16 * 1024 * 1024
 """Bytes after which a line is taken as ended: garbage without a newline must not fill the memory."""
-
-LOOK_AHEAD: Final = 4096
-"""How many entries a change may wait for its outcome before it is shown without."""
 
 UNREADABLE: Final = "unreadable"
 
@@ -134,7 +131,7 @@ class Follower:
                     if not line.endswith(b"\n"):
                         break
                     place += len(line)
-                    found.append(_entry(line, trail.stem, found[-1].timestamp if found else EPOCH))
+                    found.append(entry_of(line, trail.stem, found[-1].timestamp if found else EPOCH))
             self._places[trail] = place
         return sorted(found, key=lambda entry: entry.timestamp)
 
@@ -149,71 +146,6 @@ class Change(NamedTuple):
     def result(self) -> str:
         """`allowed`, `denied` or `error`: what it came to."""
         return self.outcome.result if self.outcome is not None else self.entry.result
-
-
-def join(entries: Iterable[AuditEntry]) -> Iterator[Change]:
-    """Give each intent together with its outcome, in the order of the intents; other entries as they are.
-
-    An outcome that comes more than LOOK_AHEAD entries after its intent is given by itself.
-    """
-    order: OrderedDict[int, Change] = OrderedDict()
-    places: dict[tuple[str, object], int] = {}
-    for number, entry in enumerate(entries):
-        intent = entry.details.get("intent") if entry.kind == "outcome" else None
-        place = places.pop((entry.session, intent), None) if isinstance(intent, int) else None
-        if place is not None:
-            order[place] = Change(order[place].entry, entry)
-        else:
-            order[number] = Change(entry)
-        if entry.kind == "intent" and entry.result == "allowed":
-            places[entry.session, entry.seq] = number
-        while order:
-            place, change = next(iter(order.items()))
-            key = (change.entry.session, change.entry.seq)
-            if places.get(key) == place:
-                if len(order) <= LOOK_AHEAD:
-                    break
-                del places[key]
-            del order[place]
-            yield change
-    yield from order.values()
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What to look for; what is None is not asked."""
-
-    agent: str | None = None
-    """A UUID or a label."""
-    agent_id: str | None = None
-    """UUID of the living agent that the label means; None: every agent that ever had the label."""
-    path: str | None = None
-    """A path, which means all below it too, or a pattern: `*` and `?` within a name, `**` across names."""
-    operation: str | None = None
-    result: str | None = None
-    since: datetime | None = None
-
-    def select(self, changes: Iterable[Change]) -> Iterator[Change]:
-        """Give the changes that answer the query. A rename answers by either name."""
-        pattern = _path_pattern(self.path) if self.path is not None else None
-        for change in changes:
-            entry = change.entry
-            if self.since is not None and max(entry.timestamp, (change.outcome or entry).timestamp) < self.since:
-                continue
-            if self.agent is not None and not self._is_of_agent(entry):
-                continue
-            if self.operation is not None and entry.operation != self.operation:
-                continue
-            if self.result is not None and change.result != self.result:
-                continue
-            if pattern is not None and not any(pattern.fullmatch(path) for path in paths_of(entry)):
-                continue
-            yield change
-
-    def _is_of_agent(self, entry: AuditEntry) -> bool:
-        if self.agent_id is not None:
-            return entry.agent_id == self.agent_id
-        return self.agent in (entry.agent_id, entry.agent)
 
 
 def since(text: str, now: datetime) -> datetime:
@@ -279,26 +211,17 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _path_pattern(text: str) -> re.Pattern[str]:
-    """Compile a path or a pattern, anchored at the workspace's root; what it matches, it matches with all below."""
-    parts = []
-    for piece in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", text.removeprefix("./").strip("/")):
-        forms = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        parts.append(forms.get(piece, re.escape(piece)))
-    below = "(?:/.*)?" if parts else ".*"
-    return re.compile("".join(parts) + below, re.DOTALL)
-
-
 def _entries(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[AuditEntry]:
     for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
         if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
             return
-        entry = _entry(line, session, moment)
+        entry = entry_of(line, session, moment)
         moment = entry.timestamp
         yield entry
 
 
-def _entry(line: bytes, session: str, moment: datetime) -> AuditEntry:
+def entry_of(line: bytes, session: str, moment: datetime) -> AuditEntry:
+    """Read a line of a session's trail; one that is no entry is shown as one, `unreadable` at that moment."""
     try:
         entry = AuditEntry.from_line(line)
     except TrailError as error:

@@ -1,7 +1,9 @@
-"""`bonobofs audit tail|query|verify|export`."""
+"""`bonobofs audit tail|query|report|verify|export|index`."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import enum
 import itertools
 import json as jsonlib
@@ -17,11 +19,13 @@ import typer
 
 from bonobofs import session
 from bonobofs.audit import history
+from bonobofs.audit import report as reports
+from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.verify import Report, Status, look_below, verify
-from bonobofs.cli.output import document, note, say
+from bonobofs.cli.output import document, note, say, waiting
 
-app = typer.Typer(help="Read, search, verify and export the record of every change.", rich_markup_mode=None)
+app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -63,19 +67,28 @@ def tail(
         _print(wanted.of(follower.poll()), json=json)
 
 
+Agent = Annotated[str | None, typer.Option(metavar="A", help="Label or UUID of an agent.")]
+OfSession = Annotated[str | None, typer.Option("--session", metavar="UUID", help="One session.")]
+Path_ = Annotated[
+    str | None, typer.Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
+]
+Since = Annotated[str | None, typer.Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
+Until = Annotated[str | None, typer.Option(metavar="MOMENT", help="As --since: what came later is left out.")]
+
+
 @app.command("query")
 def query(
-    agent: Annotated[str | None, typer.Option(metavar="A", help="Label or UUID of an agent.")] = None,
-    path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A path with all below it, or a pattern with * and **.")
-    ] = None,
+    agent: Agent = None,
+    of_session: OfSession = None,
+    path: Path_ = None,
     operation: Annotated[
         str | None, typer.Option(metavar="OPERATION", help="Such as write_file, rename, delete_file.")
     ] = None,
+    rule: Annotated[str | None, typer.Option(metavar="RULE", help="The rule that decided.")] = None,
     result: Annotated[str | None, typer.Option(metavar="RESULT", help="allowed, denied or error.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
+    count: Annotated[By | None, typer.Option(metavar="FIELD", help=f"Count by {', '.join(By)} instead.")] = None,
     json: Json = False,
 ) -> None:
     """Search the record. Each change is shown with how it ended; in JSON that is its `outcome`.
@@ -84,24 +97,65 @@ def query(
     Examples:
       bonobofs audit query --agent alice --result denied --since 1d
       bonobofs audit query --path docs --operation delete_file --json
+      bonobofs audit query --result denied --count rule
     """
     home = session.home()
-    moment = history.since(since, datetime.now(UTC)) if since is not None else None
-    session.settle(home)
-    wanted = history.Query(
-        agent=agent,
-        agent_id=session.identity_of(home, agent) if agent is not None else None,
-        path=path,
-        operation=operation,
-        result=result,
-        since=moment,
-    )
-    found = wanted.select(history.join(history.merged(history.trails_in(home / "trails"))))
+    asked = _asked(home, agent, of_session, path, since, until)
+    wanted = dataclasses.replace(asked, operation=operation, rule=rule, result=result)
+    with _index(home) as index:
+        if count is not None:
+            _tell_counts(index.count(wanted, count), count, json=json)
+        elif json:
+            document([_plain(change) for change in index.changes(wanted)])
+        else:
+            for change in index.changes(wanted):
+                say(_line(change.entry, change.result))
+
+
+@app.command("report")
+def report(
+    agent: Agent = None,
+    of_session: OfSession = None,
+    path: Path_ = None,
+    since: Since = None,
+    until: Until = None,
+    json: Json = False,
+) -> None:
+    """Say what came of it all, in Markdown: what was changed, what was refused and what to do about it.
+
+    It is made for a pull request: it ends with the hashes by which the record behind it can be known again.
+
+    \b
+    Examples:
+      bonobofs audit report --agent alice --since 1d > report.md
+      bonobofs audit report --session 3d1fbd0c-54b4-4c5e-9a38-0f4c9b1d7a52 --json
+    """
+    home = session.home()
+    wanted = _asked(home, agent, of_session, path, since, until)
+    found = reports.Report(session.about_sessions(home))
+    with _index(home) as index:
+        found.add(index.changes(wanted))
     if json:
-        document([_plain(change) for change in found])
-        return
-    for change in found:
-        say(_line(change.entry, change.result))
+        document(found.document())
+    else:
+        print(found.markdown(), end="")
+
+
+@app.command("index")
+def index_(
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw the index away first.")] = False,
+) -> None:
+    """Bring the index up to the record. It is made from the record alone, and `query` and `report` do this themselves.
+
+    \b
+    Example:
+      bonobofs audit index --rebuild
+    """
+    home = session.home()
+    with session.open_index(home) as index, waiting("reading the record"):
+        progress = index.rebuild() if rebuild else index.catch_up()
+    _tell_redone(progress)
+    say(f"{progress.entries} entries were read")
 
 
 @app.command("verify")
@@ -158,6 +212,47 @@ def export(
     # RFC 4180 ends its lines itself.
     with open(sys.stdout.fileno(), "w", newline="", encoding="utf-8", closefd=False) as out:
         history.export_csv(entries, out)
+
+
+def _asked(
+    home: Path, agent: str | None, of_session: str | None, path: str | None, since: str | None, until: str | None
+) -> Wanted:
+    now = datetime.now(UTC)
+    return Wanted(
+        agent=agent,
+        agent_id=session.identity_of(home, agent) if agent is not None else None,
+        session=of_session,
+        path=path,
+        since=microseconds(history.since(since, now)) if since is not None else None,
+        until=microseconds(history.since(until, now)) if until is not None else None,
+    )
+
+
+@contextlib.contextmanager
+def _index(home: Path) -> Iterator[Index]:
+    """The index, with all that has been recorded until now."""
+    session.settle(home)
+    with session.open_index(home) as index:
+        with waiting("reading the record"):
+            progress = index.catch_up()
+        _tell_redone(progress)
+        yield index
+
+
+def _tell_redone(progress: Progress) -> None:
+    for name in progress.redone:
+        note(f"the trail of session {name} is not the one that was read before; look: bonobofs audit verify")
+
+
+def _tell_counts(counts: list[Count], by: By, *, json: bool) -> None:
+    if json:
+        named = [{by.value: one.value, "changes": one.changes, "times": one.times} for one in counts]
+        if by is By.AGENT:
+            named = [{**plain, "label": one.label} for plain, one in zip(named, counts, strict=True)]
+        document(named)
+        return
+    for one in counts:
+        say(f"{one.times:9}  {f'{one.label}  {one.value}' if one.label else one.value or '-'}")
 
 
 def _tell(report: Report) -> None:

@@ -7,6 +7,7 @@ listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record
 showing     `policy show`: the policy that is in force somewhere
 asking      `why`: what would be said of a change
+record      the index over all sessions, and what a report tells of each
 python      a session without a mount, for FileGuard and other Python callers
 """
 
@@ -17,6 +18,7 @@ from bonobofs.session.ending import Ended, stop
 from bonobofs.session.listing import State, Status, around, live_at, settle, statuses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
+from bonobofs.session.record import about_sessions, open_index
 from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
 from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
@@ -34,12 +36,14 @@ __all__ = [
     "State",
     "Status",
     "around",
+    "about_sessions",
     "ask",
     "choose_policy",
     "home",
     "identity_of",
     "in_force",
     "live_at",
+    "open_index",
     "open_session",
     "prepare_foreground",
     "settle",

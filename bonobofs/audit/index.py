@@ -1,0 +1,212 @@
+"""The index of the trails: kept up from a durable cursor, searched and counted.
+
+The trails are the truth. What is here is read from them, line by line, and can be thrown away and read again. Each
+trail is read by one process at a time, under `index.lock` of its state directory; the cursor moves in the transaction
+that enters what was read, so a killed process neither loses nor doubles an entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+
+from bonobofs.audit.history import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
+from bonobofs.audit.record import AuditEntry
+from bonobofs.errors import TrailError
+from bonobofs.state.index import By, Count, Cursor, Wanted, text_of
+
+if TYPE_CHECKING:
+    from bonobofs.state.index_tables import IndexTables
+
+__all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
+
+ENTRIES_AT_ONCE: Final = 4000
+BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+"""What is entered in one transaction at the most, one entry aside."""
+
+_MARKED: Final = 128
+"""Bytes before the cursor by which a trail is known again: they hold the hash of its last line."""
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class Progress(NamedTuple):
+    """What one look at the trails found."""
+
+    entries: int
+    """How many entries were read."""
+    redone: tuple[str, ...] = ()
+    """Sessions whose trail is not the one that had been read; it was read anew."""
+
+
+class Index:
+    """The index of one state directory. Several processes may use it; one at a time reads trails."""
+
+    def __init__(self, home: Path, name: str, tables: IndexTables) -> None:
+        """Stand over the tables, which may hold other state directories' trails too; `name` tells ours."""
+        self._home: Final = home
+        self._name: Final = name
+        self._tables: Final = tables
+
+    def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
+        """Read what the trails have that the index has not; StateError, TrailError.
+
+        `goes_on` is asked between transactions, so that whoever must end need not wait for a long trail.
+        """
+        with _alone(self._home):
+            known = self._tables.cursors(self._name)
+            entries, redone = 0, []
+            for path in trails_in(self._home / "trails"):
+                cursor = known.pop(path.stem, None)
+                if cursor is not None and not _is_the_same(path, cursor):
+                    redone.append(path.stem)
+                    cursor = None
+                if cursor is None:
+                    cursor = self._tables.enter_trail(self._name, path.stem)
+                count = 1
+                while count and goes_on():
+                    count, cursor = self._read(path, cursor)
+                    entries += count
+            for session in known:
+                self._tables.forget_trail(session)
+        return Progress(entries, tuple(redone))
+
+    def rebuild(self) -> Progress:
+        """Throw away what is known of this state directory's trails, and read them all."""
+        with _alone(self._home):
+            for session in self._tables.cursors(self._name):
+                self._tables.forget_trail(session)
+        return self.catch_up()
+
+    def changes(self, wanted: Wanted) -> Iterator[Change]:
+        """Give the changes that answer, by time, each trail in its own order. A rename answers by either name."""
+        for found in self._tables.find(wanted):
+            outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
+            yield Change(AuditEntry.from_line(found.line), outcome)
+
+    def count(self, wanted: Wanted, by: By, most: int | None = None) -> list[Count]:
+        """Count the changes that answer by a value, the most frequent first. Alerts and events are no changes."""
+        return self._tables.count(wanted, by, most)
+
+    def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
+        """Enter the next entries after the cursor, and give how many and the cursor after them."""
+        try:
+            if path.stat().st_size == cursor.place:
+                return 0, cursor
+            with path.open("rb") as stream:
+                batch = _Batch(cursor)
+                count = batch.take(stream)
+                after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
+        except OSError as error:
+            raise TrailError(f"the trail {path} cannot be read: {error.strerror}") from error
+        if count:
+            self._tables.advance(after, batch.rows, batch.late)
+        return count, after
+
+
+class _Batch:
+    """Entries of one trail, put together to changes."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.place = cursor.place
+        self._until = cursor.place + BYTES_AT_ONCE
+        self.moment = cursor.moment
+        self.rows: list[dict[str, Any]] = []
+        self.late: dict[int, dict[str, Any]] = {}
+        """Rows of outcomes whose intent was not in this batch, by its number."""
+        self._trail = cursor.trail
+        self._session = cursor.session
+        self._open: dict[int, dict[str, Any]] = {}
+
+    def take(self, stream: BinaryIO) -> int:
+        stream.seek(self.place)
+        count = 0
+        last = EPOCH + self.moment * _MICROSECOND
+        while count < ENTRIES_AT_ONCE and self.place < self._until:
+            line = stream.readline(LONGEST_LINE)
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                break
+            entry = entry_of(line, self._session, last)
+            self._enter(entry, line)
+            self.place += len(line)
+            last = entry.timestamp
+            count += 1
+        return count
+
+    def _enter(self, entry: AuditEntry, line: bytes) -> None:
+        moment = microseconds(entry.timestamp)
+        self.moment = max(self.moment, moment)
+        seq = _number(entry.seq)
+        text = line[:-1].decode("ascii") if seq and line.isascii() else entry.to_json()
+        details, result = entry.details, entry.result
+        intent = _number(details.get("intent")) if entry.kind == "outcome" else 0
+        if intent:
+            change = self._open.pop(intent, None)
+            if change is not None:
+                change["outcome"], change["result"] = text, result
+                change["ended"] = max(change["ended"], moment)
+                return
+        row = {
+            "trail": self._trail,
+            "seq": seq,
+            "began": self.moment,
+            "ended": moment,
+            "agent_id": text_of(entry.agent_id),
+            "agent": text_of(entry.agent),
+            "kind": text_of(entry.kind),
+            "operation": text_of(entry.operation),
+            "path": text_of(entry.path),
+            "other": next((text_of(details[key]) for key in OTHER_NAMES if isinstance(details.get(key), str)), ""),
+            "result": text_of(result),
+            "code": text_of(entry.code or ""),
+            "rule": text_of(entry.rule),
+            "times": min(_number(details.get("count")) or 1, 2**31 - 1),
+            "line": text,
+            "outcome": None,
+        }
+        if intent and result != "denied" and intent not in self.late:
+            self.late[intent] = row
+            return
+        self.rows.append(row)
+        if entry.kind == "intent" and result == "allowed":
+            self._open[seq] = row
+
+
+def microseconds(moment: datetime) -> int:
+    """A moment as the index has it: microseconds since 1970 in UTC."""
+    return ((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - EPOCH) // _MICROSECOND
+
+
+def _number(value: object) -> int:
+    """A number that counts something; 0 where it is none: what a damaged line holds may be anything."""
+    return value if type(value) is int and 0 < value < 2**62 else 0
+
+
+def _is_the_same(path: Path, cursor: Cursor) -> bool:
+    """Whether what had been read still ends where it ended. What was changed before that is for `audit.verify`."""
+    try:
+        with path.open("rb") as stream:
+            return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
+    except OSError as error:
+        raise TrailError(f"the trail {path} cannot be read: {error.strerror}") from error
+
+
+def _mark(stream: BinaryIO, place: int) -> str:
+    start = max(0, place - _MARKED)
+    stream.seek(start)
+    return sha256(stream.read(place - start)).hexdigest() if place else ""
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    handle = os.open(home / "index.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,374 @@
+"""A report of what was done, for whoever judges the work: what was changed, what was refused and what to do about it.
+
+It tells what came of many changes, not each of them: a file that was made and removed again is not in it, and one that
+was made and renamed is one file that was made. Equal refusals are one line with their number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.history import UNREADABLE, Change, shown
+from bonobofs.audit.record import AuditEntry, instant
+from bonobofs.request import Operation
+
+MOST: Final = 500
+"""Lines of one kind that are told; the rest are counted."""
+EXAMPLES: Final = 5
+"""Paths that are named with a refusal."""
+
+APART: Final = ("scratch:", "temporary")
+"""Beginnings of the rules under which bytes are held apart: what they admit never reaches the source."""
+
+
+class About(NamedTuple):
+    """What is known of a session beside its record."""
+
+    role: str = ""
+    source: str = ""
+    policy: str = ""
+    """Digest of the policy that it began with."""
+    seq: int = 0
+    """Number of the last entry of its trail, 0 where the trail is not kept here."""
+    hash: str = ""
+    """Hash of that entry: who has it can tell later that the record is still this one."""
+
+
+@dataclass(slots=True)
+class _Session:
+    agent: str
+    agent_id: str
+    first: str
+    last: str
+
+
+@dataclass(slots=True)
+class _Refusal:
+    reason: str
+    instead: str
+    times: int = 0
+    paths: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Node:
+    """One path, and the paths below it, so that a renamed directory takes them along."""
+
+    children: dict[str, _Node] = field(default_factory=dict)
+    what: str = ""
+    """created, modified, deleted, renamed; "" where nothing remains of what was done here."""
+    was: str = ""
+    """The name it had, when it was renamed."""
+    apart: bool = False
+    """Its bytes were held apart, so that it is no file of the source."""
+    changes: int = 0
+    written: int = 0
+
+
+class Report:
+    """What has been added up so far. It grows with the number of paths, not of changes."""
+
+    def __init__(self, about: Mapping[str, About]) -> None:
+        """Begin with nothing; `about` tells of the sessions, by UUID."""
+        self._about = about
+        self._sessions: dict[str, _Session] = {}
+        self._trees: dict[str, _Node] = {}
+        """By the source that the session works on."""
+        self._refusals: dict[tuple[str, str, str, str], _Refusal] = {}
+        self._failures: dict[tuple[str, str, str], int] = {}
+        self._alerts: list[AuditEntry] = []
+        self._unfinished: list[AuditEntry] = []
+        self._counts = dict.fromkeys(("changes", "refused", "failed", "alerts", "unfinished", "apart", "unreadable"), 0)
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Take changes in, in the order of time."""
+        for change in changes:
+            self._add(change)
+
+    def document(self) -> dict[str, Any]:
+        """Give it as plain data for JSON. What is left out of a list is counted as `more` of its name."""
+        changed = list(self._changed())
+        refused = sorted(self._refusals.items(), key=lambda one: -one[1].times)
+        lists: dict[str, list[dict[str, Any]]] = {
+            "changed": changed,
+            "refused": [_refused(*one) for one in refused],
+            "failed": [
+                {"operation": operation, "path": path, "reason": reason, "times": times}
+                for (operation, path, reason), times in self._failures.items()
+            ],
+            "alerts": [_noticed(entry) for entry in self._alerts],
+            "unfinished": [_noticed(entry) for entry in self._unfinished],
+        }
+        return {
+            "sessions": [self._told(name, session) for name, session in self._sessions.items()],
+            "totals": {**self._counts, "paths": len(changed)},
+            "top_denied_rules": self._top_rules(),
+            **{name: found[:MOST] for name, found in lists.items()},
+            "more": {name: len(found) - MOST for name, found in lists.items() if len(found) > MOST},
+        }
+
+    def markdown(self) -> str:
+        """Give it as Markdown, to be pasted into a pull request."""
+        return "\n".join(_markdown(self.document())) + "\n"
+
+    def _add(self, change: Change) -> None:
+        entry, counts = change.entry, self._counts
+        self._meet(entry)
+        if entry.operation == UNREADABLE:
+            counts["unreadable"] += 1
+        elif entry.kind == "alert":
+            counts["alerts"] += 1
+            self._alerts.append(entry)
+        elif entry.result == "denied":
+            self._refuse(entry)
+        elif change.result == "error":
+            counts["failed"] += 1
+            reason = (change.outcome or entry).reason or ""
+            key = (entry.operation, entry.path, reason)
+            self._failures[key] = self._failures.get(key, 0) + 1
+        elif entry.kind == "intent":
+            counts["changes"] += 1
+            if change.outcome is None:
+                counts["unfinished"] += 1
+                self._unfinished.append(entry)
+            self._change(change)
+
+    def _meet(self, entry: AuditEntry) -> None:
+        moment = instant(entry.timestamp)
+        session = self._sessions.setdefault(entry.session, _Session(entry.agent, entry.agent_id, moment, moment))
+        session.last = moment
+
+    def _refuse(self, entry: AuditEntry) -> None:
+        count = entry.details.get("count")
+        times = count if type(count) is int else 1
+        self._counts["refused"] += times
+        key = (entry.code or "", entry.rule, entry.reason or "", str(entry.details.get("instead", "")))
+        refusal = self._refusals.setdefault(key, _Refusal(key[2], key[3]))
+        refusal.times += times
+        refusal.paths.setdefault(entry.path)
+
+    def _change(self, change: Change) -> None:
+        entry = change.entry
+        source = self._about.get(entry.session, About()).source
+        tree = self._trees.setdefault(source, _Node())
+        other = entry.details.get("to")
+        if entry.operation == Operation.RENAME and isinstance(other, str):
+            self._rename(tree, entry, other)
+            return
+        node = _reach(tree, entry.path)
+        node.changes += 1
+        node.written += (change.outcome or entry).bytes
+        node.apart = entry.rule.startswith(APART)
+        if node.apart:
+            self._counts["apart"] += 1
+        if entry.action == "create":
+            node.what = "modified" if node.what == "deleted" else "created"
+        elif entry.action == "delete":
+            if node.was:
+                before = _reach(tree, node.was)
+                before.what = "modified" if before.what == "created" else "deleted"
+            node.what = "" if node.was or node.what == "created" else "deleted"
+            node.was = ""
+        elif node.what not in ("created", "renamed"):
+            node.what = "modified"
+
+    def _rename(self, tree: _Node, entry: AuditEntry, other: str) -> None:
+        if entry.details.get("exchange"):
+            for path in (entry.path, other):
+                node = _reach(tree, path)
+                node.changes += 1
+                node.what = node.what or "modified"
+            return
+        moved = _take(tree, entry.path) or _Node()
+        replaced = _reach(tree, other)
+        was_there = replaced.what in ("modified", "deleted", "renamed")
+        moved.changes += 1 + replaced.changes
+        if moved.apart or moved.what == "created":
+            # Written beside the file and put in its place, as editors do, or made under another name at first.
+            moved.what = "modified" if was_there or "by" in entry.details else "created"
+        elif moved.was == other:
+            moved.what, moved.was = "modified" if moved.written else "", ""
+        else:
+            moved.what, moved.was = "renamed", moved.was or entry.path
+        moved.apart = entry.rule.startswith(APART)
+        _put(tree, other, moved)
+
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        for source, tree in sorted(self._trees.items()):
+            for path, node in _walk(tree):
+                if node.what and not node.apart:
+                    yield {
+                        "source": source,
+                        "path": path,
+                        "what": node.what,
+                        "was": node.was or None,
+                        "changes": node.changes,
+                        "bytes": node.written,
+                    }
+
+    def _told(self, name: str, session: _Session) -> dict[str, Any]:
+        return {
+            "session": name,
+            "agent": session.agent,
+            "agent_id": session.agent_id,
+            "first": session.first,
+            "last": session.last,
+            **self._about.get(name, About())._asdict(),
+        }
+
+    def _top_rules(self) -> list[dict[str, Any]]:
+        rules: dict[tuple[str, str], int] = {}
+        for (code, rule, _, _), refusal in self._refusals.items():
+            rules[rule, code] = rules.get((rule, code), 0) + refusal.times
+        top = sorted(rules.items(), key=lambda one: (-one[1], one[0]))
+        return [{"rule": rule, "code": code, "times": times} for (rule, code), times in top[:10]]
+
+
+def _reach(tree: _Node, path: str) -> _Node:
+    node = tree
+    for name in path.split("/") if path else ():
+        node = node.children.setdefault(name, _Node())
+    return node
+
+
+def _take(tree: _Node, path: str) -> _Node | None:
+    above, _, name = path.rpartition("/")
+    return _reach(tree, above).children.pop(name, None)
+
+
+def _put(tree: _Node, path: str, node: _Node) -> None:
+    above, _, name = path.rpartition("/")
+    _reach(tree, above).children[name] = node
+
+
+def _walk(tree: _Node) -> Iterator[tuple[str, _Node]]:
+    waiting = [("", tree)]
+    while waiting:
+        above, node = waiting.pop()
+        yield above, node
+        waiting += [
+            (f"{above}/{name}" if above else name, child) for name, child in sorted(node.children.items(), reverse=True)
+        ]
+
+
+def _refused(key: tuple[str, str, str, str], refusal: _Refusal) -> dict[str, Any]:
+    code, rule, reason, instead = key
+    paths = list(refusal.paths)
+    return {
+        "code": code,
+        "rule": rule,
+        "reason": reason,
+        "instead": instead,
+        "times": refusal.times,
+        "paths": paths[:MOST],
+        "more_paths": max(0, len(paths) - MOST),
+    }
+
+
+def _noticed(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "timestamp": instant(entry.timestamp),
+        "session": entry.session,
+        "seq": entry.seq,
+        "agent": entry.agent,
+        "operation": entry.operation,
+        "path": entry.path,
+        "code": entry.code,
+        "reason": entry.reason,
+    }
+
+
+def _markdown(document: dict[str, Any]) -> Iterator[str]:
+    totals, more = document["totals"], document["more"]
+    agents = sorted({session["agent"] for session in document["sessions"]})
+    yield f"# What was done by {_listed([_plain(agent) for agent in agents]) or 'nobody'}"
+    yield ""
+    yield (
+        f"{_many(totals['paths'], 'path')} changed, {_many(totals['refused'], 'change')} refused, "
+        f"{totals['failed']} failed, {_many(totals['alerts'], 'alert')}."
+    )
+    if totals["unreadable"]:
+        yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run bonobofs audit verify.**"
+    yield from _section("Changed", document["changed"], _changed_lines, more.get("changed", 0))
+    yield from _section("Refused", document["refused"], _refused_lines, more.get("refused", 0))
+    yield from _section("Failed", document["failed"], _failed_lines, more.get("failed", 0))
+    yield from _section("Alerts", document["alerts"], _noticed_lines, more.get("alerts", 0))
+    yield from _section(
+        "Begun and not known to be ended", document["unfinished"], _noticed_lines, more.get("unfinished", 0)
+    )
+    yield from _section("Sessions", document["sessions"], _session_lines, 0)
+
+
+def _section(title: str, items: list[dict[str, Any]], lines: Any, more: int) -> Iterator[str]:
+    if not items:
+        return
+    yield from ("", f"## {title}", "")
+    yield from lines(items)
+    if more:
+        yield from ("", f"And {more} more.")
+
+
+def _changed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    yield from ("| path | | changes | bytes written |", "|---|---|---:|---:|")
+    for item in items:
+        what = f"renamed from {_code(item['was'])}" if item["was"] else item["what"]
+        yield f"| {_code(item['path'])} | {what} | {item['changes']} | {item['bytes']} |"
+
+
+def _refused_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        yield f"- **{item['code']}**, rule {_code(item['rule'])}, {_times(item['times'])}: {_plain(item['reason'])}"
+        named = [_code(path) for path in item["paths"][:EXAMPLES] if path]
+        left = len(item["paths"]) + item["more_paths"] - len(named)
+        if named:
+            yield f"  - where: {', '.join(named)}{f' and {left} more' if left > 0 else ''}"
+        if item["instead"]:
+            yield f"  - what to do: {_plain(item['instead'])}"
+
+
+def _failed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        yield f"- {item['operation']} {_code(item['path'])}, {_times(item['times'])}: {_plain(item['reason'])}"
+
+
+def _noticed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        said = f": {_plain(item['reason'])}" if item["reason"] else ""
+        yield f"- {item['timestamp']} {_plain(item['agent'])}, {item['operation']} {_code(item['path'])}{said}"
+
+
+def _session_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        role = f", role {_plain(item['role'])}" if item["role"] else ""
+        source = f" on {_code(item['source'])}" if item["source"] else ""
+        yield f"- {_plain(item['agent'])}{role}{source}, {item['first']} to {item['last']}, session {item['session']}"
+        if item["seq"]:
+            yield f"  - its record has {item['seq']} entries, the last with the hash `{item['hash']}`"
+
+
+def _code(text: str) -> str:
+    """Text as a code span that may stand in a table."""
+    safe = shown(text).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
+    pad = " " if "`" in safe else ""
+    return f"{fence}{pad}{safe}{pad}{fence}" if safe else "the root"
+
+
+def _plain(text: str) -> str:
+    """Text that is no Markdown, whatever is in it."""
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|!" else character for character in shown(text))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

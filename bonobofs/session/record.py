@@ -1,0 +1,44 @@
+"""What the record of all sessions says together: the index over their trails, and what is known beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from bonobofs.audit.index import Index
+from bonobofs.audit.report import About
+from bonobofs.audit.verify import read_head
+from bonobofs.errors import TrailError
+from bonobofs.state.home import head_path
+from bonobofs.state.sessions import load_all
+
+
+@contextlib.contextmanager
+def open_index(home: Path) -> Iterator[Index]:
+    """The index of a state directory, as it was left; `catch_up` brings it up to the trails. StateError."""
+    # Most commands need no database, and reading SQLAlchemy takes longer than they do.
+    from bonobofs.state.database import home_id  # noqa: PLC0415
+    from bonobofs.state.index_tables import open_tables  # noqa: PLC0415
+
+    tables = open_tables(home)
+    try:
+        yield Index(home, home_id(home), tables)
+    finally:
+        tables.close()
+
+
+def about_sessions(home: Path) -> dict[str, About]:
+    """What is known of each session of this state directory, by UUID."""
+    return {
+        session.session: About(session.role, session.source, session.policy.digest, *_head(home, session.session))
+        for session in load_all(home)
+    }
+
+
+def _head(home: Path, session: str) -> tuple[int, str]:
+    try:
+        head = read_head(head_path(home, session))
+    except (FileNotFoundError, TrailError):
+        return 0, ""
+    return head.seq, head.hash

@@ -1,0 +1,376 @@
+"""The index says what the trails say, however it came to be: at once, bit by bit, killed between, or built anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bonobofs.audit import index as module
+from bonobofs.audit.history import UNREADABLE, Change, read, trails_in
+from bonobofs.audit.index import By, Index, Wanted, microseconds
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.record import AuditEntry
+from bonobofs.decision import Code, Denied
+from bonobofs.errors import StateError
+from bonobofs.request import Operation, WorkspacePath
+from bonobofs.state.index import text_from, text_of
+from bonobofs.state.index_tables import CHANGES, SCHEMA, TRAILS, IndexTables, sqlite_engine
+from tests.worlds import environment
+
+DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePath("a.sh"), Operation.CREATE_FILE)
+
+
+@pytest.fixture
+def index(home: Path) -> Iterator[Index]:
+    tables = IndexTables(sqlite_engine(home / "index.db"))
+    yield Index(home, "here", tables)
+    tables.close()
+
+
+def create(home: Path, session: str = "s", agent: str = "alice") -> Trail:
+    trails = home / "trails"
+    identity = Identity(session, agent, f"id-of-{agent}")
+    return Trail.create(trails / f"{session}.jsonl", trails / f"{session}.head", identity)
+
+
+def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE, error: int = 0) -> None:
+    trail.outcome(trail.intent(operation, path, "create", "artifacts"), operation, path, error=error)
+
+
+def paths(index: Index, **wanted: Any) -> list[str]:
+    return [found.entry.path for found in index.changes(Wanted(**wanted))]
+
+
+def joined(entries: Iterable[AuditEntry]) -> list[Change]:
+    """What the index should hold of one trail, the simplest way there is: all in memory, each outcome sought."""
+    changes: list[Change] = []
+    for entry in entries:
+        if entry.kind == "outcome" and entry.result != "denied":
+            intent = entry.details.get("intent")
+            for place, known in enumerate(changes):
+                awaited = (known.entry.kind, known.entry.result) == ("intent", "allowed") and known.outcome is None
+                if awaited and known.entry.seq == intent:
+                    changes[place] = Change(known.entry, entry)
+                    break
+            else:
+                changes.append(Change(entry))
+        else:
+            changes.append(Change(entry))
+    return changes
+
+
+def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(home: Path, index: Index) -> None:
+    """An outcome may come long after its intent, and in another reading."""
+    trail = create(home)
+    first = trail.intent(Operation.WRITE_FILE, "long", "modify", "code")
+    change(trail, "short")
+    change(trail, "failed", error=28)
+    trail.flush()
+    assert index.catch_up().entries == 5
+    trail.outcome(first, Operation.WRITE_FILE, "long", bytes=9)
+    trail.intent(Operation.MKDIR, "open", "create", "code")
+    assert index.catch_up().entries == 2
+    assert [(each.entry.path, each.result, each.outcome is not None) for each in index.changes(Wanted())] == [
+        ("long", "allowed", True),
+        ("short", "allowed", True),
+        ("failed", "error", True),
+        ("open", "allowed", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("docs", ["docs/a.md", "docs/deep/b.md", "src/c.py"]),
+        ("docs/", ["docs/a.md", "docs/deep/b.md", "src/c.py"]),
+        ("./docs/deep", ["docs/deep/b.md", "src/c.py"]),
+        ("docs/*.md", ["docs/a.md"]),
+        ("docs/**/*.md", ["docs/a.md", "docs/deep/b.md"]),
+        ("**/*.py", ["src/c.py"]),
+        ("*.md", []),
+        ("*9.md", []),
+        ("?.md", []),
+        ("m/?.md", ["m/é.md", "m/\udcff.md", "m/\\.md", "m/😀.md"]),
+        ("m/*9.md", []),
+        ("m/\udcff*", ["m/\udcff.md"]),
+        ("m/\\*", ["m/\\.md"]),
+        ("doc?/a.md", ["docs/a.md"]),
+        ("docs2", ["docs2/a"]),
+        ("a+b[c]\nd", ["a+b[c]\nd"]),
+    ],
+)
+def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(
+    home: Path, index: Index, asked: str, found: list[str]
+) -> None:
+    """A character is one, however many bytes it has, and whether or not the bytes are text."""
+    trail = create(home)
+    change(trail, "docs/a.md")
+    change(trail, "docs/deep/b.md")
+    trail.intent(Operation.RENAME, "src/c.py", "modify", "code", details={"to": "docs/deep/c.py"})
+    change(trail, "docs2/a")
+    change(trail, "a+b[c]\nd")
+    for name in ("é", "\udcff", "\\", "😀"):
+        change(trail, f"m/{name}.md")
+    trail.flush()
+    index.catch_up()
+    assert paths(index, path=asked) == found
+
+
+def test_each_filter_narrows_the_answer(home: Path, index: Index) -> None:
+    """By agent, session, operation, rule, result and time, alone and together."""
+    trail, other = create(home), create(home, "t", "bob")
+    change(trail, "made")
+    change(trail, "failed", error=28)
+    change(trail, "d", Operation.MKDIR)
+    change(other, "elsewhere")
+    trail.denied(DENIED, "create")
+    trail.flush()
+    other.flush()
+    index.catch_up()
+    assert paths(index, result="error") == ["failed"]
+    assert paths(index, operation="mkdir") == ["d"]
+    assert paths(index, operation="mkdir", result="error") == []
+    assert paths(index, agent="alice") == paths(index, agent="id-of-alice") == ["made", "failed", "d", "a.sh"]
+    assert paths(index, agent="alice", agent_id="another of that name") == []
+    assert paths(index, session="t") == ["elsewhere"]
+    assert paths(index, session="of nobody") == []
+    assert paths(index, rule="artifacts", result="denied") == ["a.sh"]
+    soon, past = (microseconds(datetime.now(UTC) + timedelta(hours=hours)) for hours in (1, -1))
+    assert paths(index, since=soon) == paths(index, until=past) == []
+    assert len(paths(index, since=past, until=soon)) == 5
+
+
+def test_changes_are_counted_by_what_they_share(home: Path, index: Index) -> None:
+    """A refusal that repeats counts as often as it was asked; alerts are no changes."""
+    trail = create(home)
+    change(trail, "a.md")
+    trail.repeated(trail.denied(DENIED, "create"), DENIED, 41)
+    trail.alert("three denials", path="a.sh", code="SUFFIX")
+    trail.flush()
+    index.catch_up()
+    counted = index.count(Wanted(), By.RESULT)
+    assert [(one.value, one.changes, one.times) for one in counted] == [("denied", 2, 42), ("allowed", 1, 1)]
+    (by_rule,) = index.count(Wanted(result="denied"), By.RULE)
+    assert (by_rule.value, by_rule.times) == ("artifacts", 42)
+    (by_agent,) = index.count(Wanted(), By.AGENT)
+    assert (by_agent.value, by_agent.label) == ("id-of-alice", "alice")
+    assert index.count(Wanted(), By.SESSION)[0].value == "s"
+    assert len(index.count(Wanted(), By.PATH, most=1)) == 1
+
+
+def test_changes_come_by_time_and_each_trail_keeps_its_own_order(home: Path, index: Index) -> None:
+    """Also where a clock was set back."""
+    one, two = create(home, "one"), create(home, "two")
+    now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    for trail, seconds in ((one, 1), (one, 5), (one, 2), (two, 3), (two, 6)):
+        moment = now + timedelta(seconds=seconds)
+        trail.enter(AuditEntry(moment, "git", "note", "a", {}, "allowed", None, path=f"{trail.path.stem}{seconds}"))
+    index.catch_up()
+    assert paths(index) == ["one1", "two3", "one5", "one2", "two6"]
+
+
+def test_a_line_in_the_making_waits_for_its_end(home: Path, index: Index) -> None:
+    """It is neither shown nor passed over."""
+    trail = create(home)
+    change(trail, "a")
+    trail.flush()
+    whole = trail.path.read_bytes()
+    trail.path.write_bytes(whole[:-10])
+    assert index.catch_up().entries == 1
+    trail.path.write_bytes(whole)
+    assert index.catch_up().entries == 1
+    assert [each.outcome is not None for each in index.changes(Wanted())] == [True]
+
+
+def test_a_trail_that_was_redone_is_read_anew_and_told(home: Path, index: Index) -> None:
+    """What had been read must not stand beside what is there now; a trail that is gone is forgotten."""
+    trail, other = create(home), create(home, "t")
+    change(trail, "before")
+    change(other, "other")
+    trail.flush()
+    other.flush()
+    index.catch_up()
+    trail.path.unlink()
+    trail.path.with_suffix(".head").unlink()
+    change(anew := create(home), "after!")
+    anew.flush()
+    told = index.catch_up()
+    assert (told.redone, told.entries) == (("s",), 2)
+    assert sorted(paths(index)) == ["after!", "other"]
+    other.path.unlink()
+    assert index.catch_up().redone == ()
+    assert paths(index) == ["after!"]
+
+
+def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
+    home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage is shown as it stands, in whichever reading it comes."""
+    trail = create(home)
+    change(trail, "a")
+    trail.flush()
+    raw = trail.path.read_bytes()
+    huge = raw.replace(b'"seq":1,', b'"seq":99999999999999999999999,').replace(b'"intent":1', b'"intent":1e999')
+    trail.path.write_bytes(raw + b"{}\n\xff\x00\n" + raw + raw.replace(b'"intent":1', b'"intent":[]') + huge)
+    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 1)
+    assert index.catch_up().entries == 10
+    found = list(index.changes(Wanted()))
+    assert sum(1 + (each.outcome is not None) for each in found) == 10
+    assert sum(each.entry.operation == UNREADABLE for each in found) == 2
+
+
+_ENTRIES = st.lists(
+    st.tuples(
+        st.sampled_from(["intent", "outcome", "denied", "repeated", "alert"]),
+        st.integers(1, 30),
+        st.text("ab/é\udcff\\\n", max_size=4),
+    ),
+    max_size=30,
+)
+
+
+@given(entries=_ENTRIES, at_once=st.integers(1, 7), cuts=st.lists(st.integers(0, 30), max_size=3))
+def test_however_it_is_read_the_index_says_what_the_trail_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[tuple[str, int, str]],
+    at_once: int,
+    cuts: list[int],
+) -> None:
+    """In one reading or in many, of whichever size; and built anew it is the same."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "trails").mkdir()
+    trail = create(home)
+    for kind, number, path in entries:
+        match kind:
+            case "intent":
+                trail.intent(Operation.WRITE_FILE, path, "modify", "r")
+            case "outcome":
+                trail.outcome(number, Operation.WRITE_FILE, path, error=number % 2)
+                trail.flush()
+            case "denied":
+                trail.denied(DENIED._replace(path=WorkspacePath(path)), "create")
+            case "repeated":
+                trail.repeated(number, DENIED, number)
+            case _:
+                trail.alert("look", path=path)
+    whole = trail.path.read_bytes()
+    expected = joined(read(trail.path))
+    lines = whole.splitlines(keepends=True)
+    tables = IndexTables(sqlite_engine(home / "index.db"))
+    index = Index(home, "here", tables)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ENTRIES_AT_ONCE", at_once)
+        for cut in sorted(cuts):
+            trail.path.write_bytes(b"".join(lines[:cut]))
+            index.catch_up()
+        trail.path.write_bytes(whole)
+        index.catch_up()
+
+        def held() -> list[Change]:
+            return sorted(index.changes(Wanted()), key=lambda each: each.entry.seq)
+
+        assert held() == expected
+        index.rebuild()
+        assert held() == expected
+    tables.close()
+
+
+@given(st.text(st.characters()))
+def test_every_text_has_one_form_in_the_tables(text: str) -> None:
+    """ASCII, and it can be read back."""
+    stored = text_of(text)
+    assert stored.isascii()
+    assert "\0" not in stored
+    assert text_from(stored) == text
+
+
+def test_a_killed_reader_neither_loses_nor_doubles_an_entry(home: Path, index: Index) -> None:
+    """The cursor moves with what was read, wherever it is stopped."""
+    trail = create(home)
+    for number in range(3000):
+        change(trail, f"d{number % 7}/f{number}")
+    trail.close()
+    program = """
+import sys
+from pathlib import Path
+from bonobofs.audit import index
+from bonobofs.state.index_tables import IndexTables, sqlite_engine
+index.ENTRIES_AT_ONCE = 50
+home = Path(sys.argv[1])
+def goes_on():
+    print("on", flush=True)
+    return True
+index.Index(home, "here", IndexTables(sqlite_engine(home / "index.db"))).catch_up(goes_on)
+"""
+    for rounds in (3, 20, 9):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, home], stdout=subprocess.PIPE, env=environment(), text=True
+        ) as reader:
+            assert reader.stdout is not None
+            for _ in range(rounds):
+                reader.stdout.readline()
+            os.kill(reader.pid, signal.SIGKILL)
+    index.catch_up()
+    assert [each.entry.path for each in index.changes(Wanted())] == [
+        each.entry.path for each in joined(read(trail.path))
+    ]
+    assert index.catch_up().entries == 0
+
+
+def test_tables_of_another_version_are_made_anew(home: Path, index: Index) -> None:
+    """They are derived, so nothing is lost by it."""
+    change(trail := create(home), "a")
+    trail.flush()
+    index.catch_up()
+    engine = sqlite_engine(home / "index.db")
+    with engine.begin() as connection:
+        connection.execute(SCHEMA.update().values(version=0))
+        connection.exec_driver_sql("ALTER TABLE index_changes DROP COLUMN outcome")
+    tables = IndexTables(engine)
+    anew = Index(home, "here", tables)
+    assert paths(anew) == []
+    anew.catch_up()
+    assert paths(anew) == ["a"]
+    tables.close()
+
+
+def test_an_index_that_is_none_is_told_in_one_line(home: Path) -> None:
+    """And with what can be read without it."""
+    (home / "index.db").write_bytes(b"something else, longer than the header of a database" * 100)
+    with pytest.raises(StateError, match=r"cannot be used: .*audit tail"):
+        IndexTables(sqlite_engine(home / "index.db"))
+
+
+def test_every_column_says_what_it_holds() -> None:
+    """The schema is explained where it is made."""
+    assert all(column.comment for table in (SCHEMA, TRAILS, CHANGES) for column in table.columns)
+
+
+def test_two_state_directories_share_an_index_and_each_keeps_its_own(home: Path, index: Index, tmp_path: Path) -> None:
+    """What one forgets or builds anew is its own trails; what is asked is of both."""
+    there = tmp_path / "there"
+    (there / "trails").mkdir(parents=True)
+    tables = IndexTables(sqlite_engine(home / "index.db"))
+    other = Index(there, "there", tables)
+    change(one := create(home), "one")
+    change(two := create(there, "t"), "two")
+    one.flush()
+    two.flush()
+    index.catch_up()
+    other.catch_up()
+    index.rebuild()
+    assert sorted(paths(index)) == sorted(paths(other)) == ["one", "two"]
+    assert len(trails_in(there / "trails")) == 1
+    assert json.loads(two.path.read_bytes().splitlines()[0])["path"] == "two"
+    tables.close()
