@@ -45,6 +45,15 @@ class ForbiddenError(BonobofsError):
     exit_code = 77
 
 
+class MailError(BonobofsError):
+    """Agent Mail cannot be reached, or does not do what it is asked. What is to be carried waits."""
+
+    def __init__(self, message: str, *, carried_out: bool | None = False) -> None:
+        """`carried_out`: whether what was asked was done all the same; None where that cannot be told."""
+        super().__init__(message)
+        self.carried_out = carried_out
+
+
 class ProtocolError(BonobofsError):
     """The kernel sent what this version cannot read."""
 

@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
 from bonobofs.audit.record import AuditEntry
 from bonobofs.errors import TrailError
-from bonobofs.state.index import By, Count, Cursor, Wanted, text_of
-
-if TYPE_CHECKING:
-    from bonobofs.state.index_tables import IndexTables
+from bonobofs.state.index import By, Count, Cursor, Tables, Wanted, text_of
 
 __all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
 
@@ -47,7 +44,7 @@ class Progress(NamedTuple):
 class Index:
     """The index of one state directory. Several processes may use it; one at a time reads trails."""
 
-    def __init__(self, home: Path, name: str, tables: IndexTables) -> None:
+    def __init__(self, home: Path, name: str, tables: Tables) -> None:
         """Stand over the tables, which may hold other state directories' trails too; `name` tells ours."""
         self._home: Final = home
         self._name: Final = name

@@ -55,6 +55,8 @@ class What(enum.StrEnum):
     """The head is missing or cannot be read."""
     ORPHAN = "orphan"
     """An outcome whose intent is not there, or had its outcome before."""
+    WITNESS = "witness"
+    """The trail is not the one whose heads were posted."""
 
 
 class Status(enum.StrEnum):

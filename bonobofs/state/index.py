@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class By(enum.StrEnum):
@@ -78,3 +79,27 @@ def text_of(text: str) -> str:
 def text_from(stored: str) -> str:
     """What `text_of` was given."""
     return str(json.loads(f'"{stored}"'))
+
+
+class Tables(Protocol):
+    """What the index is written to and read from. Every call is one transaction; StateError."""
+
+    def cursors(self, home: str, /) -> dict[str, Cursor]:
+        """How far each trail of a state directory has been read, by session."""
+
+    def enter_trail(self, home: str, session: str, /) -> Cursor:
+        """Begin a trail that is new, or that another state directory had."""
+
+    def forget_trail(self, session: str, /) -> None:
+        """Take out all that there is of a trail."""
+
+    def advance(
+        self, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]], /
+    ) -> None:
+        """Enter what was read, and the cursor after it."""
+
+    def find(self, wanted: Wanted, /) -> Iterator[Found]:
+        """The changes that answer, by time."""
+
+    def count(self, wanted: Wanted, by: By, most: int | None, /) -> list[Count]:
+        """How many changes answer, by a value, the most frequent first."""

@@ -50,7 +50,9 @@ METADATA: Final = MetaData()
 SCHEMA: Final = Table(
     "index_schema",
     METADATA,
-    Column("version", Integer, primary_key=True, autoincrement=False, comment="VERSION of the code that made the tables."),
+    Column(
+        "version", Integer, primary_key=True, autoincrement=False, comment="VERSION of the code that made the tables."
+    ),
     comment="One row.",
 )
 
@@ -59,9 +61,13 @@ TRAILS: Final = Table(
     METADATA,
     Column("id", Integer, primary_key=True, comment="What index_changes calls it."),
     Column("session", _TEXT, nullable=False, unique=True, comment="UUID of the session whose trail it is."),
-    Column("home", _TEXT, nullable=False, comment="The state directory that keeps the trail; only its daemon reads it."),
+    Column(
+        "home", _TEXT, nullable=False, comment="The state directory that keeps the trail; only its daemon reads it."
+    ),
     Column("place", _BIG, nullable=False, comment="The durable cursor: bytes of the trail that are in the index."),
-    Column("mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; others: the trail was redone."),
+    Column(
+        "mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; others: the trail was redone."
+    ),
     Column("moment", _BIG, nullable=False, comment="Greatest `began` so far."),
     comment="How far each trail has been read. Changed in the same transaction as the rows that were read.",
 )
@@ -78,14 +84,18 @@ CHANGES: Final = Table(
     ),
     Column("agent_id", _TEXT, nullable=False, comment="UUID of the agent: who it was."),
     Column("agent", _TEXT, nullable=False, comment="Its label at that time, for people."),
-    Column("kind", _TEXT, nullable=False, comment="intent, alert, event; outcome: one that ends no intent, or a count."),
+    Column(
+        "kind", _TEXT, nullable=False, comment="intent, alert, event; outcome: one that ends no intent, or a count."
+    ),
     Column("operation", _TEXT, nullable=False, comment="As in the record."),
     Column("path", _TEXT, nullable=False, comment="Below the root of the session's workspace."),
     Column("other", _TEXT, nullable=False, comment="The other name of a rename, link or copy; else empty."),
     Column("result", _TEXT, nullable=False, comment="What it came to: that of the outcome, where there is one."),
     Column("code", _TEXT, nullable=False, comment="Of a refusal, else empty."),
     Column("rule", _TEXT, nullable=False, comment="The rule that decided."),
-    Column("times", Integer, nullable=False, comment="How often: more than once where an entry counts repeated refusals."),
+    Column(
+        "times", Integer, nullable=False, comment="How often: more than once where an entry counts repeated refusals."
+    ),
     Column("line", _TEXT, nullable=False, comment="The line of the trail."),
     Column("outcome", _TEXT, comment="The line of the outcome; null: none yet, or there is none to come."),
     Index("index_changes_seq", "trail", "seq"),

@@ -164,3 +164,49 @@ def test_a_reader_that_has_enough_is_no_failure(world: World) -> None:
     )
     assert piped.stdout.count("\n") == 1
     assert piped.stderr == ""
+
+
+def test_changes_are_counted_by_what_is_asked(world: World) -> None:
+    """What was refused most is one line."""
+    for _ in range(3):
+        with pytest.raises(PermissionError):
+            (world.path / "a.txt").touch()
+    said = bonobofs("audit", "query", "--result", "denied", "--count", "rule", "--json")
+    counted = {one["rule"]: one["times"] for one in json.loads(said.stdout)}
+    assert counted == {"default": 3, "artifacts": 1}
+    assert bonobofs("audit", "query", "--result", "denied", "--count", "rule").stdout.split() == [
+        "3", "default", "1", "artifacts",
+    ]  # fmt: skip
+    (one,) = json.loads(bonobofs("audit", "query", "--count", "agent", "--json").stdout)
+    assert (one["agent"], one["label"]) == (world.session.agent_id, "alice")
+
+
+def test_a_report_says_what_came_of_it(world: World) -> None:
+    """For a pull request, in Markdown; for programs, as JSON. Its hash is that of the record's head."""
+    said = bonobofs("audit", "report", "--agent", "alice")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith(
+        "# What was done by alice\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n"
+    )
+    assert "| `aidlc-docs/plan.md` | created | " in said.stdout
+    assert "what to do: Write a .md file of at most" in said.stdout
+    world.umount()
+    document = json.loads(bonobofs("audit", "report", "--session", world.session.session, "--json").stdout)
+    (session,) = document["sessions"]
+    assert json.loads(world.head.read_bytes())["hash"] == session["hash"]
+    assert (session["source"], session["role"]) == (str(world.source), world.session.role)
+    assert [one["path"] for one in document["changed"]] == ["aidlc-docs", "aidlc-docs/plan.md"]
+    assert json.loads(bonobofs("audit", "report", "--agent", "nobody", "--json").stdout)["sessions"] == []
+
+
+def test_the_index_can_be_built_anew(world: World) -> None:
+    """And then it answers as before; a trail that was redone is told."""
+    before = bonobofs("audit", "query", "--json").stdout
+    world.umount()
+    told = bonobofs("audit", "index", "--rebuild")
+    lines = world.trail.read_bytes().splitlines(keepends=True)
+    assert told.stdout == f"{len(lines)} entries were read\n"
+    after = json.loads(bonobofs("audit", "query", "--json").stdout)
+    assert after[: len(json.loads(before))] == json.loads(before)
+    world.trail.write_bytes(b"".join(lines[:-1]))
+    assert "is not the one that was read before" in bonobofs("audit", "query").stderr

@@ -1,0 +1,140 @@
+"""An MCP server over HTTP, as Agent Mail is one: requests of JSON-RPC, without a session."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+from bonobofs.errors import MailError
+
+SECONDS: Final = 15.0
+"""How long a server may take to answer."""
+LARGEST: Final = 256 * 1024 * 1024
+"""Bytes of an answer that are read."""
+
+_SCHEMES: Final[dict[str, type[http.client.HTTPConnection]]] = {
+    "http": http.client.HTTPConnection,
+    "https": http.client.HTTPSConnection,
+}
+
+
+def checked_url(url: str) -> SplitResult:
+    """Take a server's URL apart; ValueError when it cannot be one."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.username or parts.fragment:
+        raise ValueError("a server is named as http://HOST:PORT/PATH or https://…, without a user and a fragment")
+    _ = parts.port  # ValueError where it is no number
+    return parts
+
+
+class Server:
+    """One server. Every request has a connection of its own.
+
+    On one that was kept, the other side may have closed it meanwhile, and whether a request was carried out could not
+    be told.
+    """
+
+    def __init__(self, url: str, token: str, seconds: float = SECONDS) -> None:
+        """Nothing is connected yet. `token` is a bearer token, "" for none."""
+        self.url: Final = url
+        self._parts = checked_url(url)
+        self._token = token
+        self._seconds = seconds
+        self._numbers = itertools.count(1)
+
+    def tools(self) -> dict[str, frozenset[str]]:
+        """Give the tools that it offers, and of each the names of its parameters."""
+        found = self._request("tools/list", {}).get("tools")
+        if not isinstance(found, list):
+            raise MailError(f"{self.url} lists no tools; it is no Agent Mail server")
+        return {
+            str(tool.get("name")): frozenset(tool.get("inputSchema", {}).get("properties", {}))
+            for tool in found
+            if isinstance(tool, dict)
+        }
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool, and give what it answers: an object or a list.
+
+        MailError, which says whether the call may have been carried out all the same.
+        """
+        answer = self._request("tools/call", {"name": tool, "arguments": arguments})
+        texts = [part.get("text", "") for part in answer.get("content") or [] if isinstance(part, dict)]
+        if answer.get("isError"):
+            # The servers are known to fail after they have stored a message.
+            raise MailError(f"{self.url} refuses: {_line(' '.join(texts))}", carried_out=None)
+        found = answer.get("structuredContent")
+        if found is None:
+            try:
+                found = json.loads("".join(texts))
+            except ValueError:
+                raise MailError(f"{self.url} answers to {tool} what is no JSON", carried_out=None) from None
+        if isinstance(found, dict) and set(found) == {"result"}:
+            return found["result"]
+        return found
+
+    def read(self, uri: str) -> Any:
+        """Read a resource that is JSON."""
+        contents = self._request("resources/read", {"uri": uri}).get("contents") or [{}]
+        try:
+            return json.loads(contents[0]["text"])
+        except (ValueError, TypeError, KeyError):
+            raise MailError(f"{self.url} has for {uri} what is no JSON") from None
+
+    def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps({"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": params}).encode()
+        status, kind, data = self._post(body)
+        if status != http.client.OK:
+            raise MailError(
+                f"{self.url} answers {status}: {_line(data[:300].decode(errors='replace'))}",
+                carried_out=None if status >= http.client.INTERNAL_SERVER_ERROR else False,
+            )
+        try:
+            answer = json.loads(_from_events(data) if kind.startswith("text/event-stream") else data)
+            if "error" in answer:
+                raise MailError(f"{self.url} refuses: {_line(str(answer['error'].get('message')))}", carried_out=None)
+            result = answer["result"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise MailError(
+                f"{self.url} does not speak MCP; look at the url in [agent_mail]", carried_out=None
+            ) from None
+        if not isinstance(result, dict):
+            raise MailError(f"{self.url} does not speak MCP; look at the url in [agent_mail]", carried_out=None)
+        return result
+
+    def _post(self, body: bytes) -> tuple[int, str, bytes]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        parts = self._parts
+        connection = _SCHEMES[parts.scheme](parts.hostname or "", parts.port, timeout=self._seconds)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise MailError(f"{self.url} cannot be reached: {_said(error)}", carried_out=False) from error
+        try:
+            target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+            connection.request("POST", target, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get_content_type(), answer.read(LARGEST)
+        except (OSError, http.client.HTTPException) as error:
+            raise MailError(f"{self.url} broke off: {_said(error)}", carried_out=None) from error
+        finally:
+            connection.close()
+
+
+def _from_events(data: bytes) -> bytes:
+    """The message in a stream of one event."""
+    lines = data.decode(errors="replace").splitlines()
+    return "\n".join(line[5:].lstrip() for line in lines if line.startswith("data:")).encode()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

@@ -1,0 +1,47 @@
+"""The heads that were posted, compared with what the trails hold now.
+
+A trail that was rewritten whole, its head with it, agrees with itself. It does not agree with the letters that went out
+while the old one was there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bonobofs.audit.agent_mail.letters import Posted
+from bonobofs.audit.history import read
+from bonobofs.audit.verify import Finding, What
+
+
+def compare(letters: Iterable[Posted], trails: Path, home: str) -> Iterator[Finding]:
+    """Give, for each session of this state directory that was posted, the first entry that is not as it was then.
+
+    `home` is the UUID of the state directory. TrailError when a trail cannot be read.
+    """
+    heads: dict[str, dict[int, str]] = defaultdict(dict)
+    for letter in letters:
+        if letter.home == home[:8]:
+            heads[letter.session].setdefault(letter.last, letter.hash)
+    for session, known in sorted(heads.items()):
+        finding = _compare(session, known, trails / f"{session}.jsonl")
+        if finding is not None:
+            yield finding
+
+
+def _compare(session: str, known: dict[int, str], trail: Path) -> Finding | None:
+    last = max(known)
+    if not trail.exists():
+        message = f"{trail} is missing: the witness knows of it, up to entry {last}"
+        return Finding(session, What.WITNESS, None, None, message)
+    waiting = dict(known)
+    for entry in read(trail):
+        stated = waiting.pop(entry.seq, None)
+        if stated is not None and not entry.hash.startswith(stated):
+            message = f"entry {entry.seq} is another than the one that the witness knows: the trail was rewritten"
+            return Finding(session, What.WITNESS, entry.seq, None, message)
+    if waiting:
+        message = f"entry {min(waiting)} is missing: the witness knows of entries up to {last}"
+        return Finding(session, What.WITNESS, min(waiting), None, message)
+    return None
