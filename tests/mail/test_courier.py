@@ -46,6 +46,16 @@ class Kept:
         self.carried[session] = carried
 
 
+class Tokens(dict[str, str]):
+    """Tokens of senders in memory."""
+
+    def find(self, address: Address) -> str | None:
+        return self.get(address.sender)
+
+    def keep(self, address: Address, token: str) -> None:
+        self[address.sender] = token
+
+
 class Desk:
     """A courier's surroundings: trails, cursors, a mailbox; couriers come and go."""
 
@@ -53,11 +63,11 @@ class Desk:
         self.trails = home / "trails"
         self.kept = Kept()
         self.told: list[str] = []
-        self.tokens: dict[str, str] = {}
+        self.tokens = Tokens()
         self.address = Address(url, project, f"guard-{uuid.uuid4().hex[:8]}", to)
 
     def mailbox(self) -> Mailbox:
-        return Mailbox(Server(self.address.url, TOKEN, 5.0), self.address, self.tokens, self.tokens.__setitem__)
+        return Mailbox(Server(self.address.url, TOKEN, 5.0), self.address, self.tokens)
 
     def courier(self, *, only_denials: bool = False, pace: Pace = AT_ONCE) -> Courier:
         return Courier(
@@ -253,9 +263,9 @@ def test_a_letter_that_could_not_be_noted_is_not_sent_again(desk: Desk) -> None:
 def test_another_home_at_the_same_mailbox_is_not_disturbed(far_desk: Desk) -> None:
     """Two hosts may write under one name."""
     trail = far_desk.trail()
-    other = Courier("mail", far_desk.mailbox(), Kept(), str(uuid.uuid4()), pace=AT_ONCE)
     change(trail, "a")
     far_desk.run(far_desk.courier())
+    other = Courier("mail", far_desk.mailbox(), Kept(), str(uuid.uuid4()), pace=AT_ONCE)
     assert far_desk.run(other) == 1
 
 
@@ -270,10 +280,10 @@ def test_a_server_that_answers_in_events_is_understood(far_desk: Desk, original:
 
 def test_a_wrong_token_and_a_server_that_is_none_are_told(home: Path, original: Original, project: str) -> None:
     """In one line each."""
-    wrong = Mailbox(Server(original.url, "wrong"), Address(original.url, project, "a-b"), {}, lambda *_: None)
+    wrong = Mailbox(Server(original.url, "wrong"), Address(original.url, project, "a-b"), Tokens())
     with pytest.raises(MailError, match=r"answers 401: .*Unauthorized"):
         wrong.open()
-    unknown = Mailbox(Server(original.url, TOKEN), Address(original.url, "relative", "a-b"), {}, lambda *_: None)
+    unknown = Mailbox(Server(original.url, TOKEN), Address(original.url, "relative", "a-b"), Tokens())
     with pytest.raises(MailError, match=r"refuses: .*absolute"):
         unknown.open()
 

@@ -7,9 +7,8 @@ of its tools, and nothing is sent that it does not name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.agent_mail.server import Server
 from bonobofs.errors import MailError
@@ -47,17 +46,24 @@ class Reservation(NamedTuple):
     expires: datetime
 
 
+class Tokens(Protocol):
+    """Where the tokens of registered names are kept."""
+
+    def find(self, address: Address, /) -> str | None:
+        """The token of the sender there; None where it has none."""
+
+    def keep(self, address: Address, token: str, /) -> None:
+        """Keep it: it is said once only."""
+
+
 class Mailbox:
     """One sender on one server. Nothing is asked before it is used."""
 
-    def __init__(
-        self, server: Server, address: Address, tokens: Mapping[str, str], keep: Callable[[str, str], None]
-    ) -> None:
-        """`tokens` are those of registered names, and `keep` is given a name and its token to be kept."""
+    def __init__(self, server: Server, address: Address, tokens: Tokens) -> None:
+        """Nothing is sent yet."""
         self._server = server
         self._address = address
-        self._tokens = dict(tokens)
-        self._keep = keep
+        self._tokens = tokens
         self._tools: dict[str, frozenset[str]] = {}
         self._name = ""
         self._slug = ""
@@ -78,14 +84,13 @@ class Mailbox:
             "name": address.sender,
             "task_description": "Carries the record of bonobofs.",
         }
-        made = _object(self._call("register_agent", arguments, registration_token=self._tokens.get(address.sender)))
+        made = _object(self._call("register_agent", arguments, registration_token=self._token()))
         name = made.get("name")
         if not isinstance(name, str):
             raise MailError(f"{server.url} registers {address.sender} without saying its name")
         token = made.get("registration_token")
-        if isinstance(token, str) and self._tokens.get(address.sender) != token:
-            self._tokens[address.sender] = token
-            self._keep(address.sender, token)
+        if isinstance(token, str) and self._token() != token:
+            self._tokens.keep(address, token)
         self._name = name
         return name
 
@@ -160,7 +165,7 @@ class Mailbox:
             raise MailError(f"{self._server.url} lists reservations in a form of its own") from None
 
     def _token(self) -> str | None:
-        return self._tokens.get(self._address.sender)
+        return self._tokens.find(self._address)
 
     def _call(self, tool: str, arguments: dict[str, Any], **optional: Any) -> Any:
         """Call a tool with those of the optional arguments that have a value and that it has a parameter for."""
