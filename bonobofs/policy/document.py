@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -33,9 +34,10 @@ from bonobofs.policy.words import BUILT_IN_RULES
 LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""
 
-_NOT_BUILT: Final = frozenset({"ask", "git", "beads", "agent_mail"})
+_NOT_BUILT: Final = frozenset({"ask", "git", "beads"})
 _NOT_BUILT_IN_ROLES: Final = frozenset({"tools", "git", "beads"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
+_MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
 
 
@@ -105,6 +107,29 @@ def _example(path: str) -> str:
     return path
 
 
+def _server_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named or parts.username or parts.fragment or not text.isprintable() or " " in text:
+        raise _refuse(f"{text!a} is no server; write http://HOST:PORT/PATH or https://, without a user")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or not text.isprintable():
+        raise _refuse(f"{text!a} is no absolute path")
+    return text
+
+
+def _mail_name(text: str) -> str:
+    if not _MAIL_NAME.fullmatch(text):
+        raise _refuse(f"{text!a} can be no name at Agent Mail: letters, digits, dots, dashes, at most 128")
+    return text
+
+
 PathPattern = Annotated[str, AfterValidator(_pattern)]
 HiddenPattern = Annotated[str, AfterValidator(_hidden)]
 TemporaryPattern = Annotated[str, AfterValidator(_temporary)]
@@ -112,6 +137,9 @@ Suffix = Annotated[str, AfterValidator(_suffix)]
 Size = Annotated[ByteSize, BeforeValidator(_size), AfterValidator(_size_that_exists)]
 Name = Annotated[str, AfterValidator(_name)]
 RuleName = Annotated[Name, AfterValidator(_rule_name)]
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+MailName = Annotated[str, AfterValidator(_mail_name)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
 
 
@@ -157,6 +185,18 @@ class Role(_Table):
     deny: list[PathPattern] = []
 
 
+class AgentMail(_Table):
+    """[agent_mail]: where the record is carried. The project is the source by itself, the sender a name of its own."""
+
+    url: ServerUrl
+    token_file: AbsolutePath | None = None
+    project: AbsolutePath | None = None
+    sender: MailName | None = None
+    to: list[MailName] = []
+    carry: Literal["all", "denials"] = "all"
+    mirror_reservations: bool = False
+
+
 class PolicyDocument(_Table):
     """A whole policy. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
 
@@ -170,6 +210,7 @@ class PolicyDocument(_Table):
     scratch: list[Scratch] = []
     rule: list[Rule] = []
     role: dict[Name, Role] = {}
+    agent_mail: AgentMail | None = None
 
     @model_validator(mode="after")
     def _names_are_clear(self) -> PolicyDocument:

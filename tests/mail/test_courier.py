@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.agent_mail import letters
-from bonobofs.audit.agent_mail.courier import Carried, Courier, Pace
+from bonobofs.audit.agent_mail.courier import Courier, Pace
 from bonobofs.audit.agent_mail.letters import Letter, Posted, posted
 from bonobofs.audit.agent_mail.mailbox import Address, Mailbox
 from bonobofs.audit.agent_mail.server import Server
@@ -23,6 +23,7 @@ from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Code, Denied
 from bonobofs.errors import MailError, StateError
 from bonobofs.request import Operation, WorkspacePath
+from bonobofs.state.carried import Carried
 from tests.mail.servers import TOKEN, Fork, Original, running
 
 HOME = str(uuid.uuid4())

@@ -108,7 +108,7 @@ def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: s
     ("text", "place"),
     [
         *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
-        *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git", "beads", "agent_mail")],
+        *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git", "beads")],
         *[(f"[role.lead]\n{key} = ['add']", f"p.toml:2: role.lead.{key}: ") for key in ("tools", "git", "beads")],
     ],
 )

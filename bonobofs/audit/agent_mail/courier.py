@@ -17,20 +17,9 @@ from typing import Final, NamedTuple, Protocol
 from bonobofs.audit.agent_mail.letters import Letter, Posted, posted
 from bonobofs.audit.agent_mail.mailbox import Mailbox, Sent
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, entry_of
-from bonobofs.audit.record import ZERO, AuditEntry
+from bonobofs.audit.record import AuditEntry
 from bonobofs.errors import MailError, TrailError
-
-
-class Carried(NamedTuple):
-    """How far one trail has been carried."""
-
-    place: int = 0
-    """Bytes of the trail."""
-    seq: int = 0
-    """Number of the last entry, and its hash."""
-    hash: str = ZERO
-    noted: str = ""
-    """The server's moment of the letter with that entry."""
+from bonobofs.state.carried import Carried
 
 
 class Cursors(Protocol):

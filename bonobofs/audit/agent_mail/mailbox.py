@@ -168,12 +168,19 @@ class Mailbox:
         return self._tokens.find(self._address)
 
     def _call(self, tool: str, arguments: dict[str, Any], **optional: Any) -> Any:
-        """Call a tool with those of the optional arguments that have a value and that it has a parameter for."""
+        """Call a tool with those of the optional arguments that have a value and that it has a parameter for.
+
+        After a failure project and name are made sure of anew: the server may have been set up afresh.
+        """
         known = self._tools.get(tool)
         if known is None:
             raise MailError(f"{self._server.url} offers no {tool}; it is no Agent Mail server")
         more = {name: value for name, value in optional.items() if value is not None and name in known}
-        return self._server.call(tool, {**arguments, **more})
+        try:
+            return self._server.call(tool, {**arguments, **more})
+        except MailError:
+            self._name = ""
+            raise
 
 
 def _object(answer: Any) -> dict[str, Any]:

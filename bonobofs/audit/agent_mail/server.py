@@ -6,7 +6,7 @@ import http.client
 import itertools
 import json
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from bonobofs.errors import MailError
 
@@ -21,15 +21,6 @@ _SCHEMES: Final[dict[str, type[http.client.HTTPConnection]]] = {
 }
 
 
-def checked_url(url: str) -> SplitResult:
-    """Take a server's URL apart; ValueError when it cannot be one."""
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname or parts.username or parts.fragment:
-        raise ValueError("a server is named as http://HOST:PORT/PATH or https://…, without a user and a fragment")
-    _ = parts.port  # ValueError where it is no number
-    return parts
-
-
 class Server:
     """One server. Every request has a connection of its own.
 
@@ -38,9 +29,9 @@ class Server:
     """
 
     def __init__(self, url: str, token: str, seconds: float = SECONDS) -> None:
-        """Nothing is connected yet. `token` is a bearer token, "" for none."""
+        """Nothing is connected yet. `url` is as a policy has it; `token` is a bearer token, "" for none."""
         self.url: Final = url
-        self._parts = checked_url(url)
+        self._parts = urlsplit(url)
         self._token = token
         self._seconds = seconds
         self._numbers = itertools.count(1)

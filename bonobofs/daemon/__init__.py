@@ -1,0 +1,16 @@
+"""The one daemon of a state directory: it keeps up the index, carries the record, and minds what runs out.
+
+Mounts work without it, and it holds up none of them: it reads what they have written.
+
+singleton   there is one of it, by a lock that dies with its process
+parts       what it does, each part at its own pace
+process     running the parts until it is told to end
+control     starting it in the background, ending it, asking how it stands
+"""
+
+from __future__ import annotations
+
+from bonobofs.daemon.control import Standing, standing, start, stop
+from bonobofs.daemon.process import serve
+
+__all__ = ["Standing", "serve", "standing", "start", "stop"]

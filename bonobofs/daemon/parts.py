@@ -1,0 +1,151 @@
+"""What the daemon does. Each part is stepped by a thread of its own, so that none waits for another."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Final
+
+from bonobofs.audit.agent_mail.courier import Courier, Pace
+from bonobofs.audit.history import trails_in
+from bonobofs.audit.index import Index
+from bonobofs.errors import BonobofsError
+from bonobofs.session.mail import Settings, open_mailbox, settings_of
+from bonobofs.session.record import open_index
+from bonobofs.state.cursors import CourierCursors
+from bonobofs.state.database import Database, home_id
+from bonobofs.state.sessions import load
+
+GoesOn = Callable[[], bool]
+"""False: the daemon ends, and a step should soon."""
+
+
+class Part(ABC):
+    """One thing that is done again and again."""
+
+    name: ClassVar[str]
+    pause: ClassVar[float] = 0.5
+    """Seconds between two steps."""
+
+    def __init__(self, home: Path) -> None:
+        """Nothing is opened yet: what cannot be opened is tried again with the next step."""
+        self._home: Final = home
+        self._open = contextlib.ExitStack()
+
+    @abstractmethod
+    def step(self, goes_on: GoesOn) -> str:
+        """Do what there is to do, and say what stands in the way, in a sentence; "" when nothing does.
+
+        Whatever it raises is told, what it has open is closed, and it is stepped again later.
+        """
+
+    def close(self) -> None:
+        self._open.close()
+
+
+class Indexing(Part):
+    """Keeps the index up with the trails."""
+
+    name = "index"
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self._index: Index | None = None
+        self._redone: dict[str, None] = {}
+
+    def step(self, goes_on: GoesOn) -> str:
+        if self._index is None:
+            self._index = self._open.enter_context(open_index(self._home))
+        self._redone |= dict.fromkeys(self._index.catch_up(goes_on).redone)
+        if not self._redone:
+            return ""
+        return f"trails that are not those that were read before: {', '.join(self._redone)}; run bonobofs audit verify"
+
+    def close(self) -> None:
+        super().close()
+        self._index = None
+
+
+class Mailing(Part):
+    """Carries each session's record to the Agent Mail that its policy names."""
+
+    name = "mail"
+    LONGEST_WAIT: Final = 30.0
+    """Seconds after which a server that failed is tried again, at the most."""
+
+    def __init__(self, home: Path, pace: Pace = Pace()) -> None:  # noqa: B008 - a constant
+        super().__init__(home)
+        self._pace = pace
+        self._database: Database | None = None
+        self._settings: dict[str, Settings | None] = {}
+        self._rounds: dict[Settings, _Round] = {}
+
+    def step(self, goes_on: GoesOn) -> str:
+        if self._database is None:
+            self._database = self._open.enter_context(Database.open(self._home))
+        trails: dict[Settings, dict[str, Path]] = {}
+        for path in trails_in(self._home / "trails"):
+            settings = self._settings_of(path.stem)
+            if settings is not None:
+                trails.setdefault(settings, {})[path.stem] = path
+        problems = []
+        for settings, paths in trails.items():
+            if settings not in self._rounds:
+                self._rounds[settings] = _Round(self._home, settings, CourierCursors(self._database), self._pace)
+            problems.append(self._rounds[settings].go(paths, goes_on))
+        return "; ".join(filter(None, problems))
+
+    def close(self) -> None:
+        super().close()
+        self._database = None
+        self._rounds.clear()
+
+    def _settings_of(self, session: str) -> Settings | None:
+        if session not in self._settings:
+            known = load(self._home, session)
+            found = None if known is None else settings_of(self._home, home_id(self._home), known)
+            self._settings[session] = found
+        return self._settings[session]
+
+
+class _Round:
+    """One courier, and when it goes again after a failure: others do not wait for it."""
+
+    def __init__(self, home: Path, settings: Settings, cursors: CourierCursors, pace: Pace) -> None:
+        self._home = home
+        self._settings = settings
+        self._cursors = cursors
+        self._pace = pace
+        self._courier: Courier | None = None
+        self._alarms: dict[str, None] = {}
+        self._problem = ""
+        self._wait = 0.0
+        self._again_at = 0.0
+
+    def go(self, trails: dict[str, Path], goes_on: GoesOn) -> str:
+        if time.monotonic() >= self._again_at:
+            try:
+                self._run(trails, goes_on)
+            except BonobofsError as error:
+                self._problem = str(error)
+                self._wait = min(max(2 * self._wait, 0.5), Mailing.LONGEST_WAIT)
+                self._again_at = time.monotonic() + self._wait
+            else:
+                self._problem, self._wait = "", 0.0
+        return "; ".join(filter(None, (self._problem, *self._alarms)))
+
+    def _run(self, trails: dict[str, Path], goes_on: GoesOn) -> None:
+        if self._courier is None:
+            self._courier = Courier(
+                self._settings.name,
+                open_mailbox(self._home, self._settings),
+                self._cursors,
+                home_id(self._home),
+                only_denials=self._settings.only_denials,
+                pace=self._pace,
+                tell=self._alarms.setdefault,
+            )
+        self._courier.run(trails, goes_on)

@@ -1,0 +1,124 @@
+"""The daemon's process: every part in a thread, until a signal ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from bonobofs.daemon.parts import Indexing, Mailing, Part
+from bonobofs.daemon.singleton import alone
+from bonobofs.errors import BonobofsError
+from bonobofs.state.home import home, write_document
+from bonobofs.state.processes import start_time
+
+_LONGEST_PAUSE: Final = 10.0
+_SECONDS_TO_END: Final = 30.0
+
+
+def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
+    """Be the daemon of a state directory until SIGTERM or SIGINT; `ready` is called once it is.
+
+    To be called in the main thread, which takes the signals. StateError where there is a daemon already.
+    """
+    ended = threading.Event()
+    with alone(directory), _signals(ended):
+        notes = _Notes(directory)
+        threads = [
+            threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
+            for part in (Indexing(directory), Mailing(directory))
+        ]
+        for thread in threads:
+            thread.start()
+        ready()
+        ended.wait()
+        for thread in threads:
+            thread.join(_SECONDS_TO_END)
+        notes.end()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Be the daemon in the background: say `ready` on the descriptor that is named, or what is in the way."""
+    (descriptor,) = sys.argv[1:] if arguments is None else arguments
+    with os.fdopen(int(descriptor), "w", encoding="utf-8", errors="backslashreplace") as waiting:
+
+        def say(text: str) -> None:
+            # Whoever started it may have gone.
+            with contextlib.suppress(BrokenPipeError):
+                print(" ".join(text.split()), file=waiting, flush=True)
+
+        try:
+            serve(home(), lambda: say("ready"))
+        except (BonobofsError, OSError) as error:
+            say(f"error: {error}")
+            return 1
+    return 0
+
+
+class _Notes:
+    """How each part stands, in serve.json and, when it changes, as a line on standard error."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "serve.json"
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._problems: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, part: str, problem: str) -> None:
+        with self._lock:
+            if self._problems.get(part) == problem:
+                return
+            known = self._problems.get(part, "")
+            self._problems[part] = problem
+            if problem or known:
+                moment = datetime.now(UTC).isoformat(timespec="seconds")
+                print(f"{moment} {part}: {problem or 'all is well again'}", file=sys.stderr, flush=True)
+            pid = os.getpid()
+            document = {"pid": pid, "starttime": start_time(pid), "started": self._started, "parts": self._problems}
+            with contextlib.suppress(OSError):
+                write_document(self._path, document)
+
+    def end(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def _keep(part: Part, ended: threading.Event, notes: _Notes) -> None:
+    """Step a part until the end. The edge of its thread: no failure may end the others."""
+    pause = part.pause
+    while not ended.is_set():
+        try:
+            problem = part.step(lambda: not ended.is_set())
+        except BonobofsError as error:
+            problem, failed = str(error), True
+        except Exception as error:  # noqa: BLE001 - the edge: whatever was not foreseen is told, and tried again
+            traceback.print_exc(file=sys.stderr)
+            problem, failed = f"{type(error).__name__}: {error}", True
+        else:
+            failed = False
+        if failed:
+            part.close()
+        pause = min(2 * pause, _LONGEST_PAUSE) if failed else part.pause
+        notes.note(part.name, problem)
+        ended.wait(pause)
+    part.close()
+
+
+@contextlib.contextmanager
+def _signals(ended: threading.Event) -> Iterator[None]:
+    def end(_: int, __: FrameType | None) -> None:
+        ended.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+"""Agent Mail as the policies of the sessions name it: which session's record goes where, and under what name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bonobofs.audit.agent_mail.mailbox import Address, Mailbox
+from bonobofs.audit.agent_mail.server import Server
+from bonobofs.errors import MailError, StateError
+from bonobofs.state.home import read_document, session_directory, write_document
+from bonobofs.state.sessions import Session
+
+
+class Settings(NamedTuple):
+    """[agent_mail] of one policy, for one source. Sessions that share them share a courier."""
+
+    address: Address
+    token_file: str | None
+    only_denials: bool
+    mirrors: bool
+    """Reservations there are to be leases here."""
+
+    @property
+    def name(self) -> str:
+        """What the courier is called among those of this state directory."""
+        url, project, sender, _ = self.address
+        return f"{url} {project} {sender}"
+
+
+def settings_of(home: Path, home_id: str, session: Session) -> Settings | None:
+    """Where the record of a session is carried; None where its policy names no place. StateError."""
+    try:
+        policy = read_document(session_directory(home, session.session) / "policy.json")
+    except FileNotFoundError:
+        return None
+    return settings_in(policy, home_id, session.source)
+
+
+def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings | None:
+    """What a policy, as plain data, says for a source.
+
+    A sender without a name of its own gets one that no other source and no other state directory has: some servers
+    take a name from one project when another asks for it.
+    """
+    table = policy.get("agent_mail")
+    if not table:
+        return None
+    project = table["project"] or source
+    sender = (
+        table["sender"] or f"bonobo-{sha256(f'{home_id} {project}'.encode(errors='surrogateescape')).hexdigest()[:8]}"
+    )
+    address = Address(table["url"], project, sender, tuple(table["to"]))
+    return Settings(address, table["token_file"], table["carry"] == "denials", bool(table["mirror_reservations"]))
+
+
+def open_mailbox(home: Path, settings: Settings) -> Mailbox:
+    """The mailbox there; nothing is asked of the server yet. MailError when the token cannot be read."""
+    token = ""
+    if settings.token_file is not None:
+        try:
+            token = Path(settings.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise MailError(f"the token of Agent Mail in {settings.token_file} cannot be read: {reason}") from error
+    return Mailbox(Server(settings.address.url, token), settings.address, _TokensInFile(home / "agent_mail.json"))
+
+
+class _TokensInFile:
+    """Tokens of registered names in one document (0600): a server says each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find(self, address: Address) -> str | None:
+        token = self._read().get(_key(address))
+        return token if isinstance(token, str) else None
+
+    def keep(self, address: Address, token: str) -> None:
+        handle = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            write_document(self._path, {**self._read(), _key(address): token})
+        except OSError as error:
+            raise StateError(f"{self._path} cannot be written: {error.strerror}") from error
+        finally:
+            os.close(handle)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_document(self._path)
+        except FileNotFoundError:
+            return {}
+
+
+def _key(address: Address) -> str:
+    return f"{address.url} {address.project} {address.sender}"

@@ -1,0 +1,148 @@
+"""One daemon for each state directory, which does its work while mounts go on, and ends when it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bonobofs import daemon, session
+from bonobofs.audit.index import Wanted
+from bonobofs.daemon.singleton import Daemon, running
+from bonobofs.errors import StateError
+from bonobofs.state.processes import is_alive, wait_for_end
+from tests.fuse.waiting import until
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left(home: Path) -> Iterator[None]:
+    yield
+    daemon.stop(home)
+
+
+def parts(home: Path) -> dict[str, str]:
+    return daemon.standing(home).problems
+
+
+def indexed(home: Path, path: str) -> bool:
+    """Whether the index has a path, without being brought up to the trails by this look."""
+    with session.open_index(home) as index:
+        return any(True for _ in index.changes(Wanted(path=path)))
+
+
+def test_it_starts_stands_and_ends(home: Path) -> None:
+    """In the background, and nothing of it is left but its log."""
+    assert bonobofs("serve", "--status").returncode == 1
+    started = bonobofs("serve")
+    assert started.returncode == 0, started.stderr
+    found = running(home)
+    assert found is not None
+    assert started.stdout == f"serving {home}, pid {found.pid}\n"
+    assert (home / "serve.pid").read_text().split()[0] == str(found.pid)
+    until(lambda: set(parts(home)) == {"index", "mail"}, "every part has been stepped")
+    said = json.loads(bonobofs("serve", "--status", "--json").stdout)
+    assert (said["pid"], said["parts"]) == (found.pid, {"index": "", "mail": ""})
+    assert bonobofs("serve", "--stop").stdout == f"the daemon of {home} has ended\n"
+    assert not is_alive(found.pid, found.starttime)
+    assert sorted(path.name for path in home.glob("serve*")) == ["serve.lock", "serve.log"]
+    assert (home / "serve.log").read_text() == ""
+    assert bonobofs("serve", "--stop").stdout == f"no daemon serves {home}\n"
+
+
+def test_a_second_one_is_refused(home: Path) -> None:
+    """In the background, in the foreground, and where many try at once."""
+    with ThreadPoolExecutor(4) as pool:
+        tried = list(pool.map(lambda _: _tried(home), range(4)))
+    (won,) = [one for one in tried if isinstance(one, Daemon)]
+    for lost in (one for one in tried if not isinstance(one, Daemon)):
+        assert "serves" in str(lost)
+    for arguments in (["serve"], ["serve", "--foreground"]):
+        refused = bonobofs(*arguments)
+        assert refused.returncode == 1
+        assert f"already, pid {won.pid}; end that first: bonobofs serve --stop" in refused.stderr
+
+
+def _tried(home: Path) -> Daemon | StateError:
+    try:
+        return daemon.start(home)
+    except StateError as error:
+        return error
+
+
+def test_a_killed_one_leaves_no_lock(home: Path) -> None:
+    """The kernel lets go of it with the process, whatever the PID file says."""
+    first = daemon.start(home)
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait_for_end(first.pid, first.starttime, 30)
+    assert (home / "serve.pid").exists()
+    assert daemon.standing(home).daemon is None
+    second = daemon.start(home)
+    assert second.pid != first.pid
+
+
+def test_a_process_that_has_its_number_is_not_ended(home: Path) -> None:
+    """Numbers are used again; a process is its number and its start."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        (home / "serve.pid").write_text(f"{other.pid} 1\n")
+        assert daemon.stop(home) is None
+        assert other.poll() is None
+        other.kill()
+
+
+def test_it_serves_in_the_foreground_until_it_is_interrupted(home: Path) -> None:
+    """For a service manager."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "bonobofs", "serve", "--foreground"], env=environment(), stderr=subprocess.PIPE
+    ) as process:
+        until(lambda: running(home) is not None, "it serves", seconds=60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def test_it_keeps_up_the_index_while_mounts_go_on(home: Path, mounted: Mounted) -> None:
+    """Of a mount that stood before it and of one that comes later; what was open when it ended is read next time."""
+    before = mounted(policy=ALLOW_ALL)
+    (before.path / "before").touch()
+    daemon.start(home)
+    until(lambda: indexed(home, "before"), "the index has what was before", seconds=60)
+    later = mounted(policy=ALLOW_ALL)
+    (later.path / "later").touch()
+    until(lambda: indexed(home, "later"), "the index has what came later", seconds=60)
+    daemon.stop(home)
+    (later.path / "after").touch()
+    session.settle(home)
+    assert not indexed(home, "after")
+    daemon.start(home)
+    until(lambda: indexed(home, "after"), "the index has what came meanwhile", seconds=60)
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mounted) -> None:
+    """And it goes on by itself when what was in its way is gone."""
+    (home / "index.db").mkdir()
+    daemon.start(home)
+    until(lambda: "cannot be used" in parts(home).get("index", ""), "the trouble is told", seconds=60)
+    until(lambda: parts(home).get("mail") == "", "the other part is well", seconds=60)
+    told = bonobofs("serve", "--status")
+    assert told.returncode == 0
+    assert "index: the index in" in told.stderr
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "file").touch()
+    (home / "index.db").rmdir()
+    until(lambda: parts(home)["index"] == "", "it is well again", seconds=60)
+    until(lambda: indexed(home, "file"), "and keeps up", seconds=60)
+    assert "all is well again" in (home / "serve.log").read_text()
+
+
+def test_what_cannot_be_meant_is_a_usage_error(home: Path) -> None:
+    """Starting and ending at once, for instance."""
+    for arguments in (["--stop", "--foreground"], ["--json"], ["--stop", "--status"]):
+        assert bonobofs("serve", *arguments).returncode == 2
