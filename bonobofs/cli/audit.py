@@ -22,7 +22,7 @@ from bonobofs.audit import history
 from bonobofs.audit import report as reports
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
 from bonobofs.audit.record import AuditEntry
-from bonobofs.audit.verify import Report, Status, look_below, verify
+from bonobofs.audit.verify import Finding, Report, Status, look_below, verify
 from bonobofs.cli.output import document, note, say, waiting
 
 app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
@@ -159,15 +159,23 @@ def index_(
 
 
 @app.command("verify")
-def verify_(json: Json = False) -> int:
+def verify_(
+    witness: Annotated[
+        bool, typer.Option("--witness", help="Compare with the heads that were posted to Agent Mail too.")
+    ] = False,
+    json: Json = False,
+) -> int:
     """Say whether the record is what was written; exit 1 when anything was changed, moved, added or is missing.
 
     A session that was killed is reported as crashed, with what it had begun and what the source shows there now; that
     is no finding.
 
+    A whole record that was rewritten with its heads agrees with itself: that is found by --witness alone.
+
     \b
-    Example:
+    Examples:
       bonobofs audit verify
+      bonobofs audit verify --witness
     """
     home = session.home()
     session.settle(home)
@@ -180,6 +188,8 @@ def verify_(json: Json = False) -> int:
             expected=[name for name, one in known.items() if one.session.pid is not None],
         )
     )
+    if witness:
+        _add(session.ask_witnesses(home), reports)
     if json:
         document([_report(report) for report in reports])
     else:
@@ -253,6 +263,16 @@ def _tell_counts(counts: list[Count], by: By, *, json: bool) -> None:
         return
     for one in counts:
         say(f"{one.times:9}  {f'{one.label}  {one.value}' if one.label else one.value or '-'}")
+
+
+def _add(findings: list[Finding], reports: list[Report]) -> None:
+    """Put what the witnesses know beside what the trails show; a session may be known to them alone."""
+    known = {report.session: report for report in reports}
+    for finding in findings:
+        if finding.session not in known:
+            known[finding.session] = Report(finding.session, Status.GONE)
+            reports.append(known[finding.session])
+        known[finding.session].findings.append(finding)
 
 
 def _tell(report: Report) -> None:

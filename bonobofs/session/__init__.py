@@ -3,6 +3,7 @@
 setup       whose it is, in which role, under which policy
 transports  which of them serves a mount
 mounting    from `mount` to a mount that answers; `launch` starts the serving process
+mail        where each session's record is carried, and asking there what it was
 listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record
 showing     `policy show`: the policy that is in force somewhere
@@ -16,6 +17,7 @@ from __future__ import annotations
 from bonobofs.session.asking import ask
 from bonobofs.session.ending import Ended, stop
 from bonobofs.session.listing import State, Status, around, live_at, settle, statuses
+from bonobofs.session.mail import ask_witnesses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
 from bonobofs.session.record import about_sessions, open_index
@@ -38,6 +40,7 @@ __all__ = [
     "around",
     "about_sessions",
     "ask",
+    "ask_witnesses",
     "choose_policy",
     "home",
     "identity_of",

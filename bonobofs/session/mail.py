@@ -8,11 +8,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bonobofs.audit.agent_mail.letters import posted
 from bonobofs.audit.agent_mail.mailbox import Address, Mailbox
 from bonobofs.audit.agent_mail.server import Server
-from bonobofs.errors import MailError, StateError
+from bonobofs.audit.agent_mail.witness import compare
+from bonobofs.audit.verify import Finding
+from bonobofs.errors import MailError, StateError, UsageError
+from bonobofs.session.setup import choose_policy
 from bonobofs.state.home import read_document, session_directory, write_document
-from bonobofs.state.sessions import Session
+from bonobofs.state.sessions import Session, load_all
 
 
 class Settings(NamedTuple):
@@ -55,6 +59,32 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
     )
     address = Address(table["url"], project, sender, tuple(table["to"]))
     return Settings(address, table["token_file"], table["carry"] == "denials", bool(table["mirror_reservations"]))
+
+
+def ask_witnesses(home: Path) -> list[Finding]:
+    """Where the trails are not those whose heads were posted, in every mailbox to which they may have gone.
+
+    Asked are those that the sessions' policies name, and those that the policy in force names for the same sources: the
+    sessions' own documents may have been changed with the trails. UsageError when there is none, MailError when one
+    cannot be asked, StateError, TrailError.
+    """
+    from bonobofs.state.database import home_id  # noqa: PLC0415 - most commands need no database
+
+    mine = home_id(home)
+    sessions = load_all(home)
+    found = [settings_of(home, mine, session) for session in sessions]
+    policy = choose_policy(home, None).plain
+    found += [settings_in(policy, mine, source) for source in {session.source for session in sessions} or {""}]
+    witnesses = {one.name: one for one in found if one is not None}
+    if not witnesses:
+        raise UsageError("no policy names a witness; give the server of Agent Mail in [agent_mail]")
+    letters = [
+        letter
+        for settings in witnesses.values()
+        for sent in open_mailbox(home, settings).sent()
+        if (letter := posted(sent.subject)) is not None
+    ]
+    return list(compare(letters, home / "trails", mine))
 
 
 def open_mailbox(home: Path, settings: Settings) -> Mailbox:

@@ -1,0 +1,188 @@
+"""From a mount to the thread and back: the whole way, with the daemon as a process and the server as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs import daemon, session
+from bonobofs.audit.agent_mail.letters import Posted, posted
+from bonobofs.audit.log import Identity, Trail
+from bonobofs.session.mail import Settings, open_mailbox, settings_of
+from bonobofs.state.database import home_id
+from bonobofs.state.processes import wait_for_end
+from tests.fuse.waiting import until
+from tests.mail.servers import TOKEN, Fork, Original, running
+from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs
+
+
+@pytest.fixture(autouse=True)
+def _no_daemon_is_left(home: Path) -> Iterator[None]:
+    yield
+    daemon.stop(home)
+
+
+def policy(server: Fork | Original, tmp_path: Path, more: str = "") -> str:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return (
+        f'{ALLOW_ALL}[[protect]]\npaths = ["kept"]\n[agent_mail]\nurl = "{server.url}"\n'
+        f'token_file = "{tmp_path}/token"\nproject = "/srv/{uuid.uuid4()}"\n{more}'
+    )
+
+
+def settings(world: World) -> Settings:
+    found = settings_of(world.home, home_id(world.home), world.session)
+    assert found is not None
+    return found
+
+
+def letters(world: World) -> list[Posted]:
+    found = [posted(sent.subject) for sent in open_mailbox(world.home, settings(world)).sent()]
+    return [one for one in found if one is not None and one.session == world.session.session]
+
+
+def refuse(world: World) -> None:
+    with pytest.raises(OSError, match="Read-only"):
+        (world.path / "kept").touch()
+
+
+def all_is_posted(world: World) -> bool:
+    """Whether the last letter names the last entry."""
+    return [one.last for one in letters(world)][-1:] == [len(world.trail.read_bytes().splitlines())]
+
+
+def assert_whole(world: World) -> None:
+    """Each entry of the trail is in one letter, to its end."""
+    found = letters(world)
+    assert [one.first for one in found] == [1, *(one.last + 1 for one in found[:-1])]
+    assert all_is_posted(world)
+
+
+def test_a_refusal_in_a_mount_is_in_the_thread_at_once(
+    home: Path, mounted: Mounted, server: Fork | Original, tmp_path: Path
+) -> None:
+    """And at the end of the session all of its record is; in both dialects."""
+    world = mounted(policy=policy(server, tmp_path))
+    daemon.start(home)
+    (world.path / "file").write_text("text")
+    refuse(world)
+    until(lambda: letters(world), "the refusal is posted", seconds=30)
+    world.umount()
+    until(
+        lambda: letters(world)[-1].last == len(world.trail.read_bytes().splitlines()), "the end is posted", seconds=30
+    )
+    assert_whole(world)
+    assert bonobofs("audit", "verify", "--witness").returncode == 0
+
+
+def test_while_the_server_is_down_mounts_go_on_and_later_all_is_carried_once(
+    home: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    """The daemon says what is in the way, and is killed besides."""
+    server = Original()
+    world = mounted(policy=policy(server, tmp_path))
+    first = daemon.start(home)
+    refuse(world)
+    until(lambda: "cannot be reached" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    (world.path / "file").write_text("text")
+    with running(server):
+        until(lambda: letters(world), "the server has a letter", seconds=60)
+        refuse(world)
+        os.kill(first.pid, signal.SIGKILL)
+        assert wait_for_end(first.pid, first.starttime, 30)
+        server.silent_after = 0
+        daemon.start(home)
+        world.umount()
+        until(
+            lambda: letters(world)[-1].last == len(world.trail.read_bytes().splitlines()), "all is posted", seconds=60
+        )
+        assert_whole(world)
+
+
+def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
+    home: Path, mounted: Mounted, server: Fork | Original, tmp_path: Path
+) -> None:
+    """Nothing in the state directory tells, and the letters do; so they do of a session of which nothing is left."""
+    text = policy(server, tmp_path)
+    (home / "policy.toml").write_text(text)
+    worlds = [mounted(policy=text), mounted(policy=text), mounted(policy=text)]
+    daemon.start(home)
+    for world in worlds:
+        refuse(world)
+        world.umount()
+    kept, redone, gone = worlds
+    until(lambda: all(all_is_posted(world) for world in worlds), "all is posted", seconds=60)
+    daemon.stop(home)
+    rewrite(redone)
+    assert bonobofs("audit", "verify").returncode == 0
+    for path in (gone.trail, gone.head):
+        path.unlink()
+    shutil.rmtree(home / "sessions" / gone.session.session)
+    assert bonobofs("audit", "verify").returncode == 0
+    told = bonobofs("audit", "verify", "--witness", "--json")
+    assert told.returncode == 1
+    found = {report["session"]: [one["what"] for one in report["findings"]] for report in json.loads(told.stdout)}
+    assert found == {
+        kept.session.session: [],
+        redone.session.session: ["witness"],
+        gone.session.session: ["witness"],
+    }
+
+
+def rewrite(world: World) -> None:
+    """What whoever owns the state directory can do: another history, with its chain and its head."""
+    identity = Identity(world.session.session, world.session.agent, world.session.agent_id)
+    count = len(world.trail.read_bytes().splitlines())
+    world.trail.unlink()
+    world.head.unlink()
+    trail = Trail.create(world.trail, world.head, identity)
+    for _ in range(count - 1):
+        trail.event("nothing")
+    trail.close()
+
+
+def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:
+    """That is a mistake of whoever asks, not a finding."""
+    world = mounted(policy=ALLOW_ALL)
+    world.umount()
+    told = bonobofs("audit", "verify", "--witness")
+    assert told.returncode == 2
+    assert "[agent_mail]" in told.stderr
+    assert session.statuses(home) == []
+
+
+def test_a_witness_that_cannot_be_asked_is_a_failure(home: Path, mounted: Mounted, tmp_path: Path) -> None:
+    """And not taken for one that agrees."""
+    world = mounted(policy=policy(Original(), tmp_path))
+    world.umount()
+    told = bonobofs("audit", "verify", "--witness")
+    assert told.returncode == 1
+    assert "cannot be reached" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('url = "ftp://host/"', "is no server"),
+        ('url = "http://user@host/"', "without a user"),
+        ('url = "http://host/"\ntoken_file = "token"', "no absolute path"),
+        ('url = "http://host/"\nsender = "#ops"', "no name at Agent Mail"),
+        ('url = "http://host/"\ncarry = "some"', "'all' or 'denials'"),
+        ('url = "http://host/"\ncolour = "red"', "unknown key"),
+        ("carry = 'all'", "agent_mail.url: is missing"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path, line: str, said: str) -> None:
+    """When the policy is read, with the key."""
+    file = tmp_path / "policy.toml"
+    file.write_text(f"[agent_mail]\n{line}\n")
+    told = bonobofs("policy", "check", file)
+    assert told.returncode == 1
+    assert said in told.stderr
