@@ -14,6 +14,7 @@ import pytest
 from bonobofs import session
 from bonobofs.state import mounts
 from bonobofs.state.database import Database
+from tests.postgres import Postgres
 from tests.worlds import Mounted, OrdinaryUser, World
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
@@ -118,3 +119,13 @@ def mounted(home: Path, source: Path, tmp_path: Path) -> Iterator[Mounted]:
     yield mount
     wrong = [line for world in reversed(worlds) for line in world.clear()]
     assert not wrong, "; ".join(wrong)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server of the tests' own, started for the first that asks for it."""
+    # Not in tmp_path: the path of a socket is short, and its user may not enter there.
+    with tempfile.TemporaryDirectory(prefix="bonobofs-pg-") as name:
+        server = Postgres(Path(name))
+        yield server
+        server.stop()

@@ -225,7 +225,7 @@ def revision_of(connection: Connection) -> str | None:
 def _sqlite(where: URL) -> Engine:
     engine = create_engine(where, connect_args={"isolation_level": None, "timeout": _BUSY_SECONDS})
     event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "begin", begin_sqlite)
     return engine
 
 
@@ -258,6 +258,7 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def begin_sqlite(connection: Connection) -> None:
+    """Begin a transaction as the execution option BEGIN says."""
     # The driver would begin by itself, too late: a transaction that reads before it writes could then fail as busy.
     connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))

@@ -23,7 +23,7 @@ from sqlalchemy.schema import Column
 from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
 
 from bonobofs.errors import StateError
-from bonobofs.state.database import Database, url
+from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
 from bonobofs.state.index import By, Count, Cursor, Found, Wanted, text_from, text_of
 
 VERSION: Final = 1
@@ -37,6 +37,8 @@ _ONE_CHARACTER: Final = (
     r"(?:[^/\\]|\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u[0-9a-f]{4}|\\[^u])"  # a surrogate pair is one character
 )
 
+_MAKING: Final = 0x626F6E6F6278
+"""The advisory lock of PostgreSQL under which the tables are made."""
 _SQLITE: Final = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
@@ -113,8 +115,10 @@ _REFUSED: Final = Index(
 
 def sqlite_engine(path: Path) -> Engine:
     """A database of the index's own in one file."""
-    engine = sqlalchemy.create_engine(sqlalchemy.URL.create("sqlite", database=str(path)))
+    where = sqlalchemy.URL.create("sqlite", database=str(path))
+    engine = sqlalchemy.create_engine(where, connect_args={"isolation_level": None})
     event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", begin_sqlite)
     return engine
 
 
@@ -130,23 +134,20 @@ class IndexTables:
 
     def __init__(self, engine: Engine) -> None:
         """Make the tables where they are missing; drop and make those of another version. StateError."""
-        self._engine = engine
-        with _begun(self._engine) as connection:
-            inspected = sqlalchemy.inspect(connection)
-            if inspected.has_table(SCHEMA.name):
-                if connection.execute(select(SCHEMA.c.version)).scalars().all() == [VERSION]:
-                    return
-                METADATA.drop_all(connection)
-            METADATA.create_all(connection)
-            connection.execute(insert(SCHEMA).values(version=VERSION))
+        self.engine: Final = engine
+        try:
+            self._prepare()
+        except BaseException:
+            engine.dispose()
+            raise
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def cursors(self, home: str) -> dict[str, Cursor]:
         """How far each trail of a state directory has been read, by session."""
         asked = select(TRAILS).where(TRAILS.c.home == text_of(home))
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             return {
                 row.session: Cursor(row.id, row.session, row.place, row.mark, row.moment)
                 for row in connection.execute(asked)
@@ -154,7 +155,7 @@ class IndexTables:
 
     def enter_trail(self, home: str, session: str) -> Cursor:
         """A trail that is new to the index, or that another state directory had: read from its beginning."""
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             self._forget(connection, session)
             row = {"session": session, "home": text_of(home), "place": 0, "mark": "", "moment": 0}
             made = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
@@ -162,7 +163,7 @@ class IndexTables:
 
     def forget_trail(self, session: str) -> None:
         """Take out all that the index has of a trail."""
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             self._forget(connection, session)
 
     def advance(self, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]) -> None:
@@ -171,7 +172,7 @@ class IndexTables:
         `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was entered
         before; one that ends none stands by itself.
         """
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             ends = self._ends(connection, cursor.trail, late)
             added = [*rows, *(row for intent, row in late.items() if intent not in ends)]
             if added:
@@ -193,7 +194,7 @@ class IndexTables:
             .where(*self._conditions(wanted))
             .order_by(CHANGES.c.began, CHANGES.c.trail, CHANGES.c.id)
         )
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             for row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(asked):
                 yield Found(row.line, row.outcome)
 
@@ -215,8 +216,20 @@ class IndexTables:
             .order_by(times.desc(), value)
             .limit(most)
         )
-        with _begun(self._engine) as connection:
+        with _begun(self.engine) as connection:
             return [Count(text_from(row[0]), row[1], row[2], text_from(row[3])) for row in connection.execute(asked)]
+
+    def _prepare(self) -> None:
+        with _begun(self.engine) as connection:
+            if _version(connection) == VERSION:
+                return
+        with _begun(self.engine, "BEGIN IMMEDIATE") as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+            if _version(connection) != VERSION:
+                METADATA.drop_all(connection)
+                METADATA.create_all(connection)
+                connection.execute(insert(SCHEMA).values(version=VERSION))
 
     def _forget(self, connection: Connection, session: str) -> None:
         known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == session)).scalar()
@@ -274,11 +287,17 @@ class IndexTables:
         return found
 
 
+def _version(connection: Connection) -> int | None:
+    if not sqlalchemy.inspect(connection).has_table(SCHEMA.name):
+        return None
+    return connection.execute(select(SCHEMA.c.version)).scalar()
+
+
 @contextlib.contextmanager
-def _begun(engine: Engine) -> Iterator[Connection]:
+def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
     """A transaction, whose failures are told as ours."""
     try:
-        with engine.begin() as connection:
+        with engine.execution_options(**{BEGIN: begin}).begin() as connection:
             yield connection
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]

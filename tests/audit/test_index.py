@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,27 @@ from bonobofs.decision import Code, Denied
 from bonobofs.errors import StateError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.index import text_from, text_of
-from bonobofs.state.index_tables import CHANGES, SCHEMA, TRAILS, IndexTables, sqlite_engine
+from bonobofs.state.index_tables import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
+from tests.postgres import Postgres
 from tests.worlds import environment
 
 DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePath("a.sh"), Operation.CREATE_FILE)
 
 
-@pytest.fixture
-def index(home: Path) -> Iterator[Index]:
-    tables = IndexTables(sqlite_engine(home / "index.db"))
-    yield Index(home, "here", tables)
+@pytest.fixture(params=["sqlite", "postgresql"])
+def tables(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexTables]:
+    """An index in its own file, or in the database that hosts share."""
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        monkeypatch.setenv("BONOBOFS_DATABASE", server.make_database())
+    tables = open_tables(home)
+    yield tables
     tables.close()
+
+
+@pytest.fixture
+def index(home: Path, tables: IndexTables) -> Index:
+    return Index(home, "here", tables)
 
 
 def create(home: Path, session: str = "s", agent: str = "alice") -> Trail:
@@ -305,13 +316,13 @@ def test_a_killed_reader_neither_loses_nor_doubles_an_entry(home: Path, index: I
 import sys
 from pathlib import Path
 from bonobofs.audit import index
-from bonobofs.state.index_tables import IndexTables, sqlite_engine
+from bonobofs.state.index_tables import open_tables
 index.ENTRIES_AT_ONCE = 50
 home = Path(sys.argv[1])
 def goes_on():
     print("on", flush=True)
     return True
-index.Index(home, "here", IndexTables(sqlite_engine(home / "index.db"))).catch_up(goes_on)
+index.Index(home, "here", open_tables(home)).catch_up(goes_on)
 """
     for rounds in (3, 20, 9):
         with subprocess.Popen(
@@ -328,21 +339,29 @@ index.Index(home, "here", IndexTables(sqlite_engine(home / "index.db"))).catch_u
     assert index.catch_up().entries == 0
 
 
-def test_tables_of_another_version_are_made_anew(home: Path, index: Index) -> None:
+def test_tables_of_another_version_are_made_anew(home: Path, index: Index, tables: IndexTables) -> None:
     """They are derived, so nothing is lost by it."""
     change(trail := create(home), "a")
     trail.flush()
     index.catch_up()
-    engine = sqlite_engine(home / "index.db")
-    with engine.begin() as connection:
+    with tables.engine.begin() as connection:
         connection.execute(SCHEMA.update().values(version=0))
         connection.exec_driver_sql("ALTER TABLE index_changes DROP COLUMN outcome")
-    tables = IndexTables(engine)
+    tables = IndexTables(tables.engine)
     anew = Index(home, "here", tables)
     assert paths(anew) == []
     anew.catch_up()
     assert paths(anew) == ["a"]
-    tables.close()
+
+
+def test_several_may_make_the_tables_at_once(home: Path, tables: IndexTables) -> None:
+    """A daemon and a query, for instance, on a state directory that is new."""
+    with tables.engine.begin() as connection:
+        METADATA.drop_all(connection)
+    with ThreadPoolExecutor(8) as pool:
+        for made in pool.map(lambda _: open_tables(home), range(8)):
+            made.close()
+    assert Index(home, "here", tables).catch_up().entries == 0
 
 
 def test_an_index_that_is_none_is_told_in_one_line(home: Path) -> None:
@@ -357,11 +376,12 @@ def test_every_column_says_what_it_holds() -> None:
     assert all(column.comment for table in (SCHEMA, TRAILS, CHANGES) for column in table.columns)
 
 
-def test_two_state_directories_share_an_index_and_each_keeps_its_own(home: Path, index: Index, tmp_path: Path) -> None:
+def test_two_state_directories_share_an_index_and_each_keeps_its_own(
+    home: Path, index: Index, tables: IndexTables, tmp_path: Path
+) -> None:
     """What one forgets or builds anew is its own trails; what is asked is of both."""
     there = tmp_path / "there"
     (there / "trails").mkdir(parents=True)
-    tables = IndexTables(sqlite_engine(home / "index.db"))
     other = Index(there, "there", tables)
     change(one := create(home), "one")
     change(two := create(there, "t"), "two")
@@ -373,4 +393,3 @@ def test_two_state_directories_share_an_index_and_each_keeps_its_own(home: Path,
     assert sorted(paths(index)) == sorted(paths(other)) == ["one", "two"]
     assert len(trails_in(there / "trails")) == 1
     assert json.loads(two.path.read_bytes().splitlines()[0])["path"] == "two"
-    tables.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,15 +9,6 @@ import pytest
 
 from bonobofs.state.database import Database
 from tests.postgres import Postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    # Not in tmp_path: the path of a socket is short, and its user may not enter there.
-    with tempfile.TemporaryDirectory(prefix="bonobofs-pg-") as name:
-        server = Postgres(Path(name))
-        yield server
-        server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
