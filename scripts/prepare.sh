@@ -63,6 +63,15 @@ find_python() {
     return 1
 }
 
+# need_mail: a server of Agent Mail, which goes with other versions of libraries than ours, in an environment of its own.
+need_mail() {
+    export BONOBOFS_MAIL_VENV=${BONOBOFS_MAIL_VENV:-$VENV-mail}
+    [ -e "$BONOBOFS_MAIL_VENV/installed" ] && return 0
+    "$(find_python)" -m venv --clear "$BONOBOFS_MAIL_VENV"
+    "$BONOBOFS_MAIL_VENV/bin/python" -m pip install --quiet --disable-pip-version-check mcp-agent-mail==0.1.0 >&2
+    touch "$BONOBOFS_MAIL_VENV/installed"
+}
+
 # need_venv [EXTRA]: a virtual environment with bonobofs installed in place, renewed when pyproject.toml has changed.
 need_venv() {
     local extra=${1:-} python mark

@@ -51,26 +51,29 @@ class Index:
         self._tables: Final = tables
 
     def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
-        """Read what the trails have that the index has not; StateError, TrailError.
+        """Read what the trails have that the index has not.
 
-        `goes_on` is asked between transactions, so that whoever must end need not wait for a long trail.
+        `goes_on` is asked between transactions, so that whoever must end need not wait for a long trail. StateError;
+        TrailError for the first trail that cannot be read, when the others have been.
         """
+        entries, redone, gone, failed = 0, [], [], []
         with _alone(self._home):
             known = self._tables.cursors(self._name)
-            entries, redone = 0, []
             for path in trails_in(self._home / "trails"):
                 cursor = known.pop(path.stem, None)
-                if cursor is not None and not _is_the_same(path, cursor):
-                    redone.append(path.stem)
-                    cursor = None
-                if cursor is None:
-                    cursor = self._tables.enter_trail(self._name, path.stem)
-                count = 1
-                while count and goes_on():
-                    count, cursor = self._read(path, cursor)
-                    entries += count
-            for session in known:
+                try:
+                    if cursor is not None and not _is_the_same(path, cursor):
+                        redone.append(path.stem)
+                        cursor = None
+                    entries += self._follow(path, cursor or self._tables.enter_trail(self._name, path.stem), goes_on)
+                except FileNotFoundError:
+                    gone.append(path.stem)  # it has gone this moment
+                except OSError as error:
+                    failed.append(TrailError(f"the trail {path} cannot be read: {error.strerror}"))
+            for session in (*known, *gone):
                 self._tables.forget_trail(session)
+        if failed:
+            raise failed[0]
         return Progress(entries, tuple(redone))
 
     def rebuild(self) -> Progress:
@@ -90,17 +93,24 @@ class Index:
         """Count the changes that answer by a value, the most frequent first. Alerts and events are no changes."""
         return self._tables.count(wanted, by, most)
 
+    def _follow(self, path: Path, cursor: Cursor, goes_on: Callable[[], bool]) -> int:
+        """Enter all that a trail has after the cursor, and give how many entries that were. OSError."""
+        entries = 0
+        while goes_on():
+            count, cursor = self._read(path, cursor)
+            entries += count
+            if not count:
+                break
+        return entries
+
     def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
         """Enter the next entries after the cursor, and give how many and the cursor after them."""
-        try:
-            if path.stat().st_size == cursor.place:
-                return 0, cursor
-            with path.open("rb") as stream:
-                batch = _Batch(cursor)
-                count = batch.take(stream)
-                after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
-        except OSError as error:
-            raise TrailError(f"the trail {path} cannot be read: {error.strerror}") from error
+        if path.stat().st_size == cursor.place:
+            return 0, cursor
+        with path.open("rb") as stream:
+            batch = _Batch(cursor)
+            count = batch.take(stream)
+            after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
         if count:
             self._tables.advance(after, batch.rows, batch.late)
         return count, after
@@ -186,11 +196,8 @@ def _number(value: object) -> int:
 
 def _is_the_same(path: Path, cursor: Cursor) -> bool:
     """Whether what had been read still ends where it ended. What was changed before that is for `audit.verify`."""
-    try:
-        with path.open("rb") as stream:
-            return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
-    except OSError as error:
-        raise TrailError(f"the trail {path} cannot be read: {error.strerror}") from error
+    with path.open("rb") as stream:
+        return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
 
 
 def _mark(stream: BinaryIO, place: int) -> str:

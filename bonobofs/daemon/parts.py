@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from bonobofs.audit.agent_mail.courier import Courier, Pace
 from bonobofs.audit.history import trails_in
 from bonobofs.audit.index import Index
-from bonobofs.errors import BonobofsError
+from bonobofs.errors import BonobofsError, StateError
 from bonobofs.session.mail import Settings, open_mailbox, settings_of
 from bonobofs.session.record import open_index
 from bonobofs.state.cursors import CourierCursors
@@ -87,11 +87,15 @@ class Mailing(Part):
         if self._database is None:
             self._database = self._open.enter_context(Database.open(self._home))
         trails: dict[Settings, dict[str, Path]] = {}
+        problems = []
         for path in trails_in(self._home / "trails"):
-            settings = self._settings_of(path.stem)
+            try:
+                settings = self._settings_of(path.stem)
+            except StateError as error:
+                problems.append(str(error))
+                continue
             if settings is not None:
                 trails.setdefault(settings, {})[path.stem] = path
-        problems = []
         for settings, paths in trails.items():
             if settings not in self._rounds:
                 self._rounds[settings] = _Round(self._home, settings, CourierCursors(self._database), self._pace)

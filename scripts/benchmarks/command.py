@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=PURPOSE)
     add = parser.add_argument
     add("--rounds", type=int, default=3, metavar="N", help="rounds over all workloads and worlds (3)")
-    add("--only", default="", metavar="ROW,…", help="rows or workloads, see --list; also decision, log, memory")
+    add("--only", default="", metavar="ROW,…", help="rows or workloads, see --list; also decision, log, index, memory")
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
     add("--user", action="append", metavar="USER", help="measure as this user, name or uid; repeatable (yourself)")

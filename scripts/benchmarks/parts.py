@@ -1,6 +1,7 @@
-"""Single parts of bonobofs by themselves, as a program: one decision, one change in the log, the server's memory.
+"""Single parts of bonobofs by themselves, as a program: one decision, one change in the log, the index, the memory.
 
-Usage: python -m benchmarks.parts decision|log|memory, with the plan as JSON on standard input. It prints one number.
+Usage: python -m benchmarks.parts decision|log|index|memory, with the plan as JSON on standard input.
+It prints one number.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
-from benchmarks.plan import RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks.plan import INDEXED, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import bonobofs
+from bonobofs.audit.index import Index
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.state.index_tables import IndexTables, sqlite_engine
 
 PASSES = 5
 PATHS_PER_RULE = 10
@@ -80,6 +83,34 @@ def log(plan: Plan) -> float:
     return statistics.median(passes)
 
 
+def index(plan: Plan) -> float:
+    """Entries a second that the index takes in from one trail, of changes at many paths."""
+    home = Path(plan.base, "index")
+    shutil.rmtree(home, ignore_errors=True)
+    (home / "trails").mkdir(parents=True)
+    session = str(uuid.uuid4())
+    paths = home / "trails" / f"{session}.jsonl", home / "trails" / f"{session}.head"
+    trail = Trail.create(*paths, Identity(session, "bench", str(uuid.uuid4())))
+    for number in range(plan.count(INDEXED) // 2):
+        path = f"tree/package{number % 50}/directory{number % 377}/file_{number}.md"
+        trail.outcome(
+            trail.intent("create_file", path, "create", "work", tool="python3", details={"pid": 4711, "uid": 1000}),
+            "create_file",
+            path,
+            action="create",
+        )
+    trail.close()
+    passes = []
+    for turn in range(PASSES):
+        tables = IndexTables(sqlite_engine(home / f"index-{turn}.db"))
+        started = perf_counter_ns()
+        progress = Index(home, "bench", tables).catch_up()
+        passes.append(progress.entries / (perf_counter_ns() - started) * 1e9)
+        tables.close()
+    shutil.rmtree(home)
+    return statistics.median(passes)
+
+
 def memory(plan: Plan) -> float:
     """Resident megabytes of the serving process after a walk over 100,000 files."""
     many = plan.source / "many"
@@ -102,7 +133,7 @@ def memory(plan: Plan) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
 
 
-PARTS: dict[str, Callable[[Plan], float]] = {"decision": decision, "log": log, "memory": memory}
+PARTS: dict[str, Callable[[Plan], float]] = {"decision": decision, "log": log, "index": index, "memory": memory}
 
 if __name__ == "__main__":
     print(PARTS[sys.argv[1]](Plan.from_json(sys.stdin.read())))

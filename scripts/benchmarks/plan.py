@@ -13,6 +13,7 @@ READ_BYTES = 1 << 30
 WALKED_FILES = 100_000
 RULES = 1_000
 RECORDS = 20_000
+INDEXED = 200_000
 
 
 @dataclass(frozen=True, slots=True)

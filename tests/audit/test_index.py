@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.audit import index as module
@@ -23,7 +23,7 @@ from bonobofs.audit.index import By, Index, Wanted, microseconds
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Code, Denied
-from bonobofs.errors import StateError
+from bonobofs.errors import StateError, TrailError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.index import text_from, text_of
 from bonobofs.state.index_tables import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
@@ -224,6 +224,16 @@ def test_a_trail_that_was_redone_is_read_anew_and_told(home: Path, index: Index)
     assert paths(index) == ["after!"]
 
 
+def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(home: Path, index: Index) -> None:
+    """It is told when they have been read."""
+    (home / "trails" / "a.jsonl").mkdir()
+    change(trail := create(home, "b"), "read")
+    trail.flush()
+    with pytest.raises(TrailError, match=r"a\.jsonl cannot be read: Is a directory"):
+        index.catch_up()
+    assert paths(index) == ["read"]
+
+
 def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
     home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +261,7 @@ _ENTRIES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(entries=_ENTRIES, at_once=st.integers(1, 7), cuts=st.lists(st.integers(0, 30), max_size=3))
 def test_however_it_is_read_the_index_says_what_the_trail_says(
     tmp_path_factory: pytest.TempPathFactory,
@@ -297,6 +308,7 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
     tables.close()
 
 
+@settings(deadline=None)
 @given(st.text(st.characters()))
 def test_every_text_has_one_form_in_the_tables(text: str) -> None:
     """ASCII, and it can be read back."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.audit.agent_mail import letters
@@ -322,9 +322,21 @@ def test_a_trail_that_changed_under_the_courier_is_told(far_desk: Desk) -> None:
     assert far_desk.told == [f"the trail of session {trail.identity.session} is shorter than what was carried of it"]
 
 
+def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) -> None:
+    """It is told; one that is gone is not there."""
+    (far_desk.trails / "a.jsonl").symlink_to("a.jsonl")
+    (far_desk.trails / "b.jsonl").symlink_to("nothing")
+    change(trail := far_desk.trail(), "a")
+    assert far_desk.run(far_desk.courier()) == 1
+    assert_each_entry_once(far_desk, trail)
+    (told,) = far_desk.told
+    assert "a.jsonl cannot be read: Too many levels" in told
+
+
 _TEXT = st.text(st.characters(), max_size=40)
 
 
+@settings(deadline=None)
 @given(agent=_TEXT, path=_TEXT, reason=_TEXT, seq=st.integers(1, 10**12))
 def test_a_subject_is_read_back_whatever_the_entries_hold(agent: str, path: str, reason: str, seq: int) -> None:
     """It is one line of less than 200 characters, and the block of a body ends where it should."""

@@ -8,7 +8,6 @@ one that the server has after the last noted moment.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from bonobofs.audit.agent_mail.letters import Letter, Posted, posted
 from bonobofs.audit.agent_mail.mailbox import Mailbox, Sent
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, entry_of
 from bonobofs.audit.record import AuditEntry
-from bonobofs.errors import MailError, TrailError
+from bonobofs.errors import MailError
 from bonobofs.state.carried import Carried
 
 
@@ -71,19 +70,24 @@ class Courier:
     def run(self, trails: Mapping[str, Path], goes_on: Callable[[], bool] = lambda: True) -> int:
         """Carry what is due of these trails, by session, and give how many letters went.
 
-        MailError, StateError, TrailError: what was not carried stays due; come again later.
+        MailError, StateError: what was not carried stays due; come again later. Of a trail that cannot be read is told.
         """
         if self._known is None:
             self._known = dict(self._cursors.load(self._name))
         self._note()
         count = 0
         for session, trail in trails.items():
-            while goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
-                if self._certain:
-                    self._send(pile)
-                    count += 1
-                else:
-                    self._read_back(trails)
+            try:
+                while goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
+                    if self._certain:
+                        self._send(pile)
+                        count += 1
+                    else:
+                        self._read_back(trails)
+            except FileNotFoundError:
+                self._piles.pop(session, None)
+            except OSError as error:
+                self._tell(f"the trail {trail} cannot be read: {error.strerror}")
         return count
 
     def _pile(self, session: str, trail: Path) -> _Pile:
@@ -165,7 +169,7 @@ class _Pile:
 
     def gather(self) -> bool:
         """Take in what the trail has since the last time, until the letter is full; False: it has less than before."""
-        size = _size(self._trail)
+        size = self._trail.stat().st_size
         if self.letter.is_full() or size <= self.place:
             return size >= self.place
         for line, entry in _entries(self._trail, self.place):
@@ -188,21 +192,11 @@ class _Pile:
 def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
     """The whole lines of a trail from a place on."""
     moment = EPOCH
-    try:
-        with trail.open("rb") as stream:
-            stream.seek(place)
-            for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
-                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                    return
-                entry = entry_of(line, trail.stem, moment)
-                moment = entry.timestamp
-                yield line, entry
-    except OSError as error:
-        raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
-
-
-def _size(trail: Path) -> int:
-    try:
-        return os.stat(trail).st_size
-    except OSError as error:
-        raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
+    with trail.open("rb") as stream:
+        stream.seek(place)
+        for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                return
+            entry = entry_of(line, trail.stem, moment)
+            moment = entry.timestamp
+            yield line, entry
