@@ -3,7 +3,8 @@
 Mounts work without it, and it holds up none of them: it reads what they have written.
 
 singleton   there is one of it, by a lock that dies with its process
-parts       what it does, each part at its own pace
+parts       the index and the couriers, each part at its own pace
+mirror      reservations of Agent Mail as leases, and leases that have ended
 process     running the parts until it is told to end
 control     starting it in the background, ending it, asking how it stands
 """

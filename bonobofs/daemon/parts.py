@@ -36,7 +36,7 @@ class Part(ABC):
         self._open = contextlib.ExitStack()
 
     @abstractmethod
-    def step(self, goes_on: GoesOn) -> str:
+    def step(self, goes_on: GoesOn, /) -> str:
         """Do what there is to do, and say what stands in the way, in a sentence; "" when nothing does.
 
         Whatever it raises is told, what it has open is closed, and it is stepped again later.

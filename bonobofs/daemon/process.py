@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from bonobofs.daemon.mirror import Expiring, Mirroring
 from bonobofs.daemon.parts import Indexing, Mailing, Part
 from bonobofs.daemon.singleton import alone
 from bonobofs.errors import BonobofsError
@@ -34,7 +35,7 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
         notes = _Notes(directory)
         threads = [
             threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
-            for part in (Indexing(directory), Mailing(directory))
+            for part in (Indexing(directory), Mailing(directory), Mirroring(directory), Expiring(directory))
         ]
         for thread in threads:
             thread.start()
