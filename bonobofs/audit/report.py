@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.history import UNREADABLE, Change, shown
-from bonobofs.audit.record import AuditEntry, instant
+from bonobofs.audit.record import APART, AuditEntry, instant
+from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.request import Operation
 
 MOST: Final = 500
@@ -20,8 +21,8 @@ MOST: Final = 500
 EXAMPLES: Final = 5
 """Paths that are named with a refusal."""
 
-APART: Final = ("scratch:", "temporary")
-"""Beginnings of the rules under which bytes are held apart: what they admit never reaches the source."""
+
+_COUNTED: Final = ("changes", "refused", "failed", "alerts", "out_of_band", "unfinished", "apart", "unreadable")
 
 
 class About(NamedTuple):
@@ -80,8 +81,9 @@ class Report:
         self._refusals: dict[tuple[str, str, str, str], _Refusal] = {}
         self._failures: dict[tuple[str, str, str], int] = {}
         self._alerts: list[AuditEntry] = []
+        self._behind: list[AuditEntry] = []
         self._unfinished: list[AuditEntry] = []
-        self._counts = dict.fromkeys(("changes", "refused", "failed", "alerts", "unfinished", "apart", "unreadable"), 0)
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     def add(self, changes: Iterable[Change]) -> None:
         """Take changes in, in the order of time."""
@@ -100,6 +102,9 @@ class Report:
                 for (operation, path, reason), times in self._failures.items()
             ],
             "alerts": [_noticed(entry) for entry in self._alerts],
+            "out_of_band": [
+                {**_noticed(entry), "what": str(entry.details.get("what", ""))} for entry in self._behind if entry.path
+            ],
             "unfinished": [_noticed(entry) for entry in self._unfinished],
         }
         return {
@@ -119,6 +124,10 @@ class Report:
         self._meet(entry)
         if entry.operation == UNREADABLE:
             counts["unreadable"] += 1
+        elif entry.operation == OUT_OF_BAND and entry.kind == "event":
+            self._behind.append(entry)
+            more = entry.details.get("more")
+            counts["out_of_band"] += more if type(more) is int else 1
         elif entry.kind == "alert":
             counts["alerts"] += 1
             self._alerts.append(entry)
@@ -158,10 +167,15 @@ class Report:
         if entry.operation == Operation.RENAME and isinstance(other, str):
             self._rename(tree, entry, other)
             return
+        held = entry.details.get("from") if entry.operation == Operation.RENAME else None
         node = _reach(tree, entry.path)
         node.changes += 1
         node.written += (change.outcome or entry).bytes
-        node.apart = entry.rule.startswith(APART)
+        if isinstance(held, str):
+            # Written under a temporary name, which was held apart, and put in its place when it was whole.
+            before = _take(tree, held)
+            node.written += before.written if before is not None else 0
+        node.apart = bool(entry.details.get(APART))
         if node.apart:
             self._counts["apart"] += 1
         if entry.action == "create":
@@ -186,14 +200,14 @@ class Report:
         replaced = _reach(tree, other)
         was_there = replaced.what in ("modified", "deleted", "renamed")
         moved.changes += 1 + replaced.changes
-        if moved.apart or moved.what == "created":
-            # Written beside the file and put in its place, as editors do, or made under another name at first.
-            moved.what = "modified" if was_there or "by" in entry.details else "created"
+        if moved.what == "created":
+            # Written beside the file and put in its place, or made under another name at first.
+            moved.what = "modified" if was_there else "created"
         elif moved.was == other:
             moved.what, moved.was = "modified" if moved.written else "", ""
         else:
             moved.what, moved.was = "renamed", moved.was or entry.path
-        moved.apart = entry.rule.startswith(APART)
+        moved.apart = bool(entry.details.get(APART))
         _put(tree, other, moved)
 
     def _changed(self) -> Iterator[dict[str, Any]]:
@@ -290,12 +304,16 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
         f"{_many(totals['paths'], 'path')} changed, {_many(totals['refused'], 'change')} refused, "
         f"{totals['failed']} failed, {_many(totals['alerts'], 'alert')}."
     )
+    if totals["out_of_band"]:
+        yield f"{_many(totals['out_of_band'], 'path')} changed behind the mount."
     if totals["unreadable"]:
         yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run bonobofs audit verify.**"
     yield from _section("Changed", document["changed"], _changed_lines, more.get("changed", 0))
     yield from _section("Refused", document["refused"], _refused_lines, more.get("refused", 0))
     yield from _section("Failed", document["failed"], _failed_lines, more.get("failed", 0))
     yield from _section("Alerts", document["alerts"], _noticed_lines, more.get("alerts", 0))
+    behind = totals["out_of_band"] - len(document["out_of_band"])
+    yield from _section("Changed behind the mount", document["out_of_band"], _behind_lines, behind)
     yield from _section(
         "Begun and not known to be ended", document["unfinished"], _noticed_lines, more.get("unfinished", 0)
     )
@@ -338,6 +356,11 @@ def _noticed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
     for item in items:
         said = f": {_plain(item['reason'])}" if item["reason"] else ""
         yield f"- {item['timestamp']} {_plain(item['agent'])}, {item['operation']} {_code(item['path'])}{said}"
+
+
+def _behind_lines(items: list[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        yield f"- {item['timestamp']} {_code(item['path'])} {_plain(item['what'])}"
 
 
 def _session_lines(items: list[dict[str, Any]]) -> Iterator[str]:

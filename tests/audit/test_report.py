@@ -12,6 +12,7 @@ from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.report import MOST, About, Report
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+FROM: dict[str, Any] = {"from": ".t"}
 ACTIONS = {"create_file": "create", "mkdir": "create", "delete_file": "delete", "rmdir": "delete"}
 
 
@@ -67,8 +68,9 @@ def changed(*changes: Change) -> dict[str, str]:
         ([change("write_file", "b"), change("create_file", "t"), change("rename", "t", to="b")], {"b": "modified"}),
         ([change("create_file", "d/x"), change("rename", "d", to="e")], {"e": "renamed from d", "e/x": "created"}),
         ([change("rename", "a", to="b", exchange=True)], {"a": "modified", "b": "modified"}),
-        ([change("create_file", "s", rule="scratch:build/")], {}),
-        ([change("create_file", ".t", rule="temporary"), change("rename", ".t", to="a")], {"a": "created"}),
+        ([change("create_file", "s", apart="scratch")], {}),
+        ([change("create_file", ".t", apart="temporary"), change("rename", "a", **FROM)], {"a": "modified"}),
+        ([change("create_file", ".t", apart="temporary"), change("rename", ".t", to=".u", apart="temporary")], {}),
         ([change("create_file", "a", result="error")], {}),
     ],
 )
@@ -91,6 +93,22 @@ def test_what_failed_and_what_was_not_ended_is_told() -> None:
     assert [(one["path"], one["reason"]) for one in document["failed"]] == [("d", "EIO: it broke")]
     assert [one["path"] for one in document["unfinished"]] == ["open"]
     assert document["totals"]["failed"] == document["totals"]["unfinished"] == 1
+
+
+def test_what_changed_behind_the_mount_is_told_apart() -> None:
+    """Nobody is said to have done it; what was counted only is counted here."""
+    given: dict[str, Any] = {"kind": "event", "session": "s"}
+    behind = AuditEntry(
+        NOW, "file", "out_of_band", "alice", {"what": "holds 7 bytes"}, "allowed", None, path="b", **given
+    )
+    more = AuditEntry(NOW, "file", "out_of_band", "alice", {"more": 40}, "allowed", None, **given)
+    report = Report({})
+    report.add([Change(behind), Change(more)])
+    document = report.document()
+    assert [(one["path"], one["what"]) for one in document["out_of_band"]] == [("b", "holds 7 bytes")]
+    assert document["totals"]["out_of_band"] == 41
+    text = report.markdown()
+    assert "## Changed behind the mount\n\n- 2026-01-31T12:00:00.000000+00:00 `b` holds 7 bytes\n\nAnd 40 more." in text
 
 
 def test_long_lists_are_cut_and_counted() -> None:
