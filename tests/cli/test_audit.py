@@ -8,10 +8,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bonobofs.guards import FileGuard
+from bonobofs.session import open_session
+from tests.postgres import Postgres
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs, environment
 
 
@@ -210,3 +214,22 @@ def test_the_index_can_be_built_anew(world: World) -> None:
     assert after[: len(json.loads(before))] == json.loads(before)
     world.trail.write_bytes(b"".join(lines[:-1]))
     assert "is not the one that was read before" in bonobofs("audit", "query").stderr
+
+
+def test_hosts_that_share_a_database_share_their_history(
+    home: Path, source: Path, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has recorded and taken in, the other finds; each reads the trails of its own state directory."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
+    (tmp_path / "policy.toml").write_text(ALLOW_ALL)
+    for name in ("here", "there"):
+        monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / name))
+        with open_session(source, agent=name, policy=tmp_path / "policy.toml") as session:
+            FileGuard(session).write_file(f"{name}.txt", "text", agent=name)
+        assert bonobofs("audit", "index").returncode == 0
+    for name in ("here", "there"):
+        monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / name))
+        found = json.loads(bonobofs("audit", "query", "--operation", "write_file", "--json").stdout)
+        assert [one["path"] for one in found] == ["here.txt", "there.txt"]
+        (one,) = json.loads(bonobofs("audit", "report", "--agent", "here", "--json").stdout)["changed"]
+        assert one["path"] == "here.txt"

@@ -142,6 +142,17 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mou
     assert "all is well again" in (home / "serve.log").read_text()
 
 
+def test_it_waits_for_a_database_that_is_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and is there when the database is."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", f"postgresql://nobody@/nothing?host={home}")
+    daemon.start(home)
+    parts_ = ("index", "leases", "mail", "reservations")
+    until(
+        lambda: all("cannot be used" in parts(home).get(part, "") for part in parts_), "each part says so", seconds=60
+    )
+    assert daemon.standing(home).daemon is not None
+
+
 def test_what_cannot_be_meant_is_a_usage_error(home: Path) -> None:
     """Starting and ending at once, for instance."""
     for arguments in (["--stop", "--foreground"], ["--json"], ["--stop", "--status"]):

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -90,6 +90,8 @@ class Original:
         self.refusals: list[str] = []
         self.silent_after = -2
         """How many more messages are answered; then one is stored and the connection closed. Below zero: all are."""
+        self.when_stored: Callable[[], None] | None = None
+        """Called when the next message is stored, which then is not answered."""
         self.events = False
         self.status = 200
         self._lock = threading.Lock()
@@ -193,6 +195,10 @@ class Original:
         }
         self.messages.append(message)
         self.silent_after -= 1
+        if self.when_stored is not None:
+            strike, self.when_stored = self.when_stored, None
+            strike()
+            return None
         if self.silent_after == -1:
             return None
         return {"deliveries": [{"project": given["project_key"], "payload": message}], "count": 1}

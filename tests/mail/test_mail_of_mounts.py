@@ -8,6 +8,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,25 +86,54 @@ def test_a_refusal_in_a_mount_is_in_the_thread_at_once(
 def test_while_the_server_is_down_mounts_go_on_and_later_all_is_carried_once(
     home: Path, mounted: Mounted, tmp_path: Path
 ) -> None:
-    """The daemon says what is in the way, and is killed besides."""
+    """The daemon says what is in the way, and goes on by itself."""
     server = Original()
     world = mounted(policy=policy(server, tmp_path))
-    first = daemon.start(home)
+    daemon.start(home)
     refuse(world)
     until(lambda: "cannot be reached" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
     (world.path / "file").write_text("text")
     with running(server):
-        until(lambda: letters(world), "the server has a letter", seconds=60)
-        refuse(world)
-        os.kill(first.pid, signal.SIGKILL)
-        assert wait_for_end(first.pid, first.starttime, 30)
-        server.silent_after = 0
-        daemon.start(home)
         world.umount()
-        until(
-            lambda: letters(world)[-1].last == len(world.trail.read_bytes().splitlines()), "all is posted", seconds=60
-        )
+        until(lambda: all_is_posted(world), "all is posted", seconds=60)
         assert_whole(world)
+
+
+def test_a_courier_that_is_killed_between_sending_and_noting_sends_nothing_twice(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """The letter is in the thread, and nobody here knows of it but by reading it back."""
+    world = mounted(policy=policy(original, tmp_path))
+    for number in range(3):
+        found = daemon.start(home)
+        original.when_stored = partial(os.kill, found.pid, signal.SIGKILL)
+        refuse(world)
+        assert wait_for_end(found.pid, found.starttime, 60)
+        assert len(letters(world)) == number + 1
+    daemon.start(home)
+    world.umount()
+    until(lambda: all_is_posted(world), "all is posted", seconds=60)
+    assert_whole(world)
+
+
+def test_a_courier_that_is_killed_at_any_moment_sends_each_entry_once(
+    home: Path, mounted: Mounted, fork: Fork, tmp_path: Path
+) -> None:
+    """To the real server, while changes go on."""
+    world = mounted(policy=policy(fork, tmp_path))
+    for number in range(4):
+        (world.path / f"file-{number}").write_text("text")
+        refuse(world)
+        found = daemon.start(home)
+        before = len(letters(world))
+        until(lambda before=before: len(letters(world)) > before, "a letter arrives", seconds=60)  # type: ignore[misc]
+        refuse(world)
+        os.kill(found.pid, signal.SIGKILL)
+        assert wait_for_end(found.pid, found.starttime, 30)
+    daemon.start(home)
+    world.umount()
+    until(lambda: all_is_posted(world), "all is posted", seconds=60)
+    assert_whole(world)
 
 
 def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
