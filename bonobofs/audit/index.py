@@ -151,7 +151,8 @@ class _Batch:
         seq = _number(entry.seq)
         text = line[:-1].decode("ascii") if seq and line.isascii() else entry.to_json()
         details, result = entry.details, entry.result
-        intent = _number(details.get("intent")) if entry.kind == "outcome" else 0
+        # An outcome that is denied counts refusals, and ends nothing.
+        intent = _number(details.get("intent")) if entry.kind == "outcome" and result != "denied" else 0
         if intent:
             change = self._open.pop(intent, None)
             if change is not None:
@@ -176,7 +177,7 @@ class _Batch:
             "line": text,
             "outcome": None,
         }
-        if intent and result != "denied" and intent not in self.late:
+        if intent and intent not in self.late:
             self.late[intent] = row
             return
         self.rows.append(row)

@@ -21,6 +21,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Index, Int
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.schema import Column
 from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.sql.selectable import ScalarSelect
 
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
@@ -102,15 +103,13 @@ CHANGES: Final = Table(
     Column("outcome", _TEXT, comment="The line of the outcome; null: none yet, or there is none to come."),
     Index("index_changes_seq", "trail", "seq"),
     Index("index_changes_began", "began"),
+    Index("index_changes_ended", "ended", "began"),
     Index("index_changes_path", "path"),
     comment="One row for each change: an intent with its outcome. What is neither stands by itself.",
 )
-_REFUSED: Final = Index(
-    "index_changes_refused",
-    CHANGES.c.began,
-    sqlite_where=CHANGES.c.result != "allowed",
-    postgresql_where=CHANGES.c.result != "allowed",
-)
+_IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
+"""Refused or failed, in the words of the index over such changes: it serves only who says just this."""
+Index("index_changes_refused", CHANGES.c.began, sqlite_where=_IS_REFUSED, postgresql_where=_IS_REFUSED)
 
 
 def sqlite_engine(path: Path) -> Engine:
@@ -276,8 +275,10 @@ class IndexTables:
             for name in ("operation", "rule", "result")
             if (value := getattr(wanted, name)) is not None
         ]
+        if wanted.result not in (None, "allowed"):
+            found.append(_IS_REFUSED)
         if wanted.since is not None:
-            found.append(CHANGES.c.ended >= wanted.since)
+            found += [CHANGES.c.ended >= wanted.since, CHANGES.c.began >= _first_since(wanted.since)]
         if wanted.until is not None:
             found.append(CHANGES.c.began <= wanted.until)
         if wanted.path is not None:
@@ -313,6 +314,14 @@ def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
     for setting in _SQLITE:
         cursor.execute(f"PRAGMA {setting}")
     cursor.close()
+
+
+def _first_since(moment: int) -> ScalarSelect[int]:
+    """When the first change began that ended since a moment: from there on the order of time need be walked only.
+
+    It is found by the index on `ended`; the sum keeps SQLite from seeking it by the one on `began`.
+    """
+    return select(func.min(CHANGES.c.began + 0)).where(CHANGES.c.ended >= moment).scalar_subquery()
 
 
 def _pieces(asked: str) -> list[str]:
