@@ -116,6 +116,28 @@ def test_what_is_reserved_is_a_lease_until_it_is_released(
     soon(lambda: len(leases.list_leases(database)) == 1, "the released one is none")
 
 
+def test_what_is_reserved_there_is_refused_in_the_mount(home: Path, world: World, reserving: Reserving) -> None:
+    """Within seconds, and allowed again when it is released."""
+    (world.path / "docs").mkdir()
+    daemon.start(home)
+    until(lambda: "reservations" in daemon.standing(home).problems, "the daemon looks", seconds=30)
+    rival = f"Rival{uuid.uuid4().hex[:8]}"
+    number = reserving.reserve(rival, "docs/**")
+    soon(lambda: not writes(world, "docs/plan.md"), "it is refused")
+    assert writes(world, "src.py")
+    assert {entry.code for entry in world.entries() if entry.result == "denied"} == {"LEASED"}
+    reserving.release(rival, number)
+    soon(lambda: writes(world, "docs/plan.md"), "it is allowed")
+
+
+def writes(world: World, name: str) -> bool:
+    try:
+        (world.path / name).write_text("text")
+    except PermissionError:
+        return False
+    return True
+
+
 def test_one_that_conflicts_is_told_once_and_is_no_lease(
     home: Path, world: World, database: Database, reserving: Reserving
 ) -> None:
