@@ -17,6 +17,7 @@ from bonobofs.session.mail import Settings, open_mailbox, settings_of
 from bonobofs.session.record import open_index
 from bonobofs.state.cursors import CourierCursors
 from bonobofs.state.database import Database, home_id
+from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import load
 
 GoesOn = Callable[[], bool]
@@ -80,7 +81,8 @@ class Mailing(Part):
         super().__init__(home)
         self._pace = pace
         self._database: Database | None = None
-        self._settings: dict[str, Settings | None] = {}
+        self._settings: dict[str, tuple[int, Settings | None]] = {}
+        """By session, as its policy.json of that time has them."""
         self._rounds: dict[Settings, _Round] = {}
 
     def step(self, goes_on: GoesOn) -> str:
@@ -108,11 +110,17 @@ class Mailing(Part):
         self._rounds.clear()
 
     def _settings_of(self, session: str) -> Settings | None:
-        if session not in self._settings:
-            known = load(self._home, session)
-            found = None if known is None else settings_of(self._home, home_id(self._home), known)
-            self._settings[session] = found
-        return self._settings[session]
+        """What the session's policy says, which may be loaded anew while it lives."""
+        try:
+            written = (session_directory(self._home, session) / "policy.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        known = self._settings.get(session)
+        if known is None or known[0] != written:
+            entered = load(self._home, session)
+            found = None if entered is None else settings_of(self._home, home_id(self._home), entered)
+            known = self._settings[session] = (written, found)
+        return known[1]
 
 
 class _Round:
@@ -134,6 +142,8 @@ class _Round:
             try:
                 self._run(trails, goes_on)
             except BonobofsError as error:
+                # The next one begins with what is on record here and there, and reads the token anew.
+                self._courier = None
                 self._problem = str(error)
                 self._wait = min(max(2 * self._wait, 0.5), Mailing.LONGEST_WAIT)
                 self._again_at = time.monotonic() + self._wait

@@ -178,6 +178,18 @@ def rewrite(world: World) -> None:
     trail.close()
 
 
+def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
+    """Without a new start."""
+    text = policy(original, tmp_path)
+    (tmp_path / "token").write_text("another")
+    world = mounted(policy=text)
+    daemon.start(home)
+    refuse(world)
+    until(lambda: "answers 401" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    (tmp_path / "token").write_text(TOKEN)
+    until(lambda: letters(world), "the refusal is posted", seconds=60)
+
+
 def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:
     """That is a mistake of whoever asks, not a finding."""
     world = mounted(policy=ALLOW_ALL)
