@@ -53,7 +53,7 @@ def test_what_was_not_foreseen_is_one_line_and_a_diagnostic(home: Path) -> None:
 
 
 COMMANDS = ["mount", "umount", "status", "why", "policy", "audit", "audit tail"]
-COMMANDS += ["agent", "team", "lease", "db", "doctor"]
+COMMANDS += ["agent", "team", "lease", "serve", "db", "doctor"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
