@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import inf
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
@@ -148,6 +148,40 @@ class Admission:
         if error is not None:
             failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
         self._end(_Outcome(self._seq, self._request, self._action, failed, self.written, self.details))
+
+
+class Door(Protocol):
+    """What the file guard, the tools and the gates ask of a door, be it of their own process or of the one that mounts.
+
+    A change that touches more names than those of the request and its parts says which in the details, as TOUCHES.
+    """
+
+    @property
+    def agent(self) -> Agent: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+        """What the engine says, with nothing recorded."""
+
+    def admit(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *parts: Part,
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        action: str = "",
+    ) -> Admission:
+        """Leave for a change of the source, as of `Guard.admit`; raises Refused as that does."""
+
+    def refuse(self, denied: Denied, caller: Caller = NOBODY) -> Refused:
+        """Enter a refusal, and give the exception to raise."""
+
+    def sync(self) -> None:
+        """Bring the record to the disk. TrailError."""
 
 
 class Guard:
@@ -353,6 +387,10 @@ class Guard:
         for mark in list(self._repeats):
             self._settle_repeat(mark)
         self.trail.flush()
+
+    def sync(self) -> None:
+        """Bring the record to the disk. TrailError."""
+        self.trail.sync()
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY) -> Refused:
         """Enter a refusal, or count it where it repeats, and give the exception to raise."""

@@ -29,6 +29,8 @@ BY: Final = "by"
 """Key in the details of an intent: the name, beside the one that changes, by way of which new content comes there."""
 INODE: Final = "inode"
 """Key in the details of an intent with BY: the number of the inode that is to get the name, where it is known."""
+TOUCHES: Final = "touches"
+"""Key in the details of an intent: further paths that the change touches; one that ends in `/` is all below it."""
 
 
 Line = bytes

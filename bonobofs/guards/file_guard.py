@@ -16,11 +16,9 @@ entered with result `error` and raised by both.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from types import TracebackType
 from typing import Final, NoReturn, Protocol, Self
 
@@ -29,12 +27,11 @@ from bonobofs.audit.log import AuditLog
 from bonobofs.audit.record import BY
 from bonobofs.decision import Allowed, Code, Decision, Denied, Refused
 from bonobofs.errors import TrailError, UsageError
-from bonobofs.guard import QUIET, Caller, Guard, unrecorded
+from bonobofs.guard import Caller, Door, unrecorded
 from bonobofs.guards.beneath import Place, Workspace
 from bonobofs.guards.content import MODE, put
 from bonobofs.policy.engine import allowed_directories
 from bonobofs.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
-from bonobofs.state.home import home
 
 PathLike = str | os.PathLike[str]
 
@@ -90,27 +87,25 @@ class GuardedSession(Protocol):
     @property
     def session(self) -> _Recorded: ...
     @property
-    def guard(self) -> Guard: ...
+    def guard(self) -> Door: ...
     @property
     def log(self) -> AuditLog: ...
     @property
-    def turn(self) -> AbstractContextManager[object]: ...
+    def turn(self) -> AbstractContextManager[object]:
+        """Held for each change, from its intent to its outcome; left, all of it is in the record."""
 
 
 class FileGuard:
     """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession) -> None:
-        """Stand on an open session; what a killed session of this workspace left half done is taken away first."""
+        """Stand on an open session."""
         self.audit: Final = session.log
-        self._guard: Final = session.guard
+        self._guard: Final[Door] = session.guard
         self._workspace: Final = Workspace(Path(session.session.source))
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
         # session's, so that whoever holds it knows that no change is under way.
-        self._one_at_a_time: Final = session.turn
-        self._settled = monotonic()
-        left = strays.left_in(home(), self._workspace.root)
-        strays.remove(self._workspace.descriptor, session.guard.trail, left)
+        self._turn: Final = session.turn
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +117,7 @@ class FileGuard:
 
     def close(self) -> None:
         """Let go of the workspace's directory, which else is held as long as this guard; the session goes on."""
-        with self._one_at_a_time:
+        with self._turn:
             self._workspace.close()
 
     def validate_path(self, path: PathLike, operation: str = Operation.WRITE_FILE) -> ValidationResult:
@@ -133,7 +128,7 @@ class FileGuard:
         """
         asked = _operation(operation)
         caller = Caller("validate_path")
-        with self._turn():
+        with self._turn:
             named = self._workspace.named(path)
             request = Request(asked, named, _MADE.get(asked, Kind.FILE))
             try:
@@ -163,7 +158,7 @@ class FileGuard:
     def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
         """`write_file`, with Refused (a PermissionError) on denial."""
         caller = Caller("write_file", {"overwrite": overwrite})
-        with self._turn():
+        with self._turn:
             named = self._entered(path, agent, Operation.WRITE_FILE, caller)
             request = Request(Operation.WRITE_FILE, named)
             try:
@@ -192,7 +187,7 @@ class FileGuard:
     def guarded_delete_file(self, path: PathLike, agent: str) -> None:
         """`delete_file`, with Refused (a PermissionError) on denial."""
         caller = Caller("delete_file")
-        with self._turn():
+        with self._turn:
             named = self._entered(path, agent, Operation.DELETE_FILE, caller)
             request = Request(Operation.DELETE_FILE, named)
             try:
@@ -209,21 +204,6 @@ class FileGuard:
     def list_allowed_directories(self) -> list[str]:
         """Where the agent may write, and what: strings like `aidlc-docs/ (.md, 1 MB)`."""
         return allowed_directories(self._guard.policy, self._guard.agent.role)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One change at a time, and all of it in the record before the caller goes on."""
-        with self._one_at_a_time:
-            try:
-                yield
-            finally:
-                # What cannot be written now waits for the next change, which is refused if it cannot be either.
-                with suppress(TrailError):
-                    now = monotonic()
-                    if now - self._settled >= QUIET:
-                        self._settled = now
-                        self._guard.settle_quiet(now)
-                    self._guard.trail.flush()
 
     def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
         """The path as it was named, if the agent is who it says it is."""
@@ -301,7 +281,7 @@ class FileGuard:
     def _sync(self, request: Request, caller: Caller) -> None:
         """Bring the record to the disk before what it tells of."""
         try:
-            self._guard.trail.sync()
+            self._guard.sync()
         except TrailError as error:
             raise self._guard.refuse(unrecorded(request), caller) from error
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from time import monotonic
 from typing import Final
 
-from bonobofs.errors import StateError
-from bonobofs.guard import Guard
+from bonobofs.errors import StateError, TrailError
+from bonobofs.guard import QUIET, Guard
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
 from bonobofs.state.database import Database
@@ -26,6 +27,7 @@ class Turn:
         self._guard: Final = guard
         self._lock: Final = threading.Lock()
         self._renewed: Final = threading.Condition()
+        self._settled = monotonic()
 
     def __enter__(self) -> None:
         if self._guard.is_forgetting():
@@ -36,7 +38,20 @@ class Turn:
         self._guard.forget_in_time()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        try:
+            self._settle()
+        finally:
+            self._lock.release()
+
+    def _settle(self) -> None:
+        """Have all of the change in the record before the caller goes on."""
+        # What cannot be written now waits for the next change, which is refused if it cannot be either.
+        with contextlib.suppress(TrailError):
+            now = monotonic()
+            if now - self._settled >= QUIET:
+                self._settled = now
+                self._guard.settle_quiet(now)
+            self._guard.trail.flush()
 
     def bind(self, seen: Seen, follower: Follower) -> None:
         """Bind the guard by what was seen, once no change is under way. StateError."""

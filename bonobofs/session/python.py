@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bonobofs.audit import strays
 from bonobofs.audit.log import AuditLog, Identity, Trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.guard import Guard
@@ -43,6 +44,7 @@ def open_session(
 ) -> Iterator[OpenSession]:
     """A session on `source` for the length of a `with` block; its record is closed at the end.
 
+    What a killed session of this source left half done is taken away first.
     Agent, role and policy are chosen as by `mount`. Raises MountError for a source that cannot be guarded, and
     PolicyError, UsageError, StateError and TrailError as they come.
     """
@@ -67,6 +69,7 @@ def open_session(
     keeper = threading.Thread(target=_keep_synced, args=(trail, ended), name="bonobofs-trail", daemon=True)
     try:
         keeper.start()
+        _tidy(state, root, trail)
         guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
         with Database.open(state) as database, following(database, session, guard) as turn:
             log = AuditLog(trail, lambda label: registry.identity_of(database, label))
@@ -77,6 +80,14 @@ def open_session(
         trail.close()
         with contextlib.suppress(StateError, OSError):
             note_ends(state, [name])
+
+
+def _tidy(state: Path, root: Path, trail: Trail) -> None:
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        strays.remove(directory, trail, strays.left_in(state, root))
+    finally:
+        os.close(directory)
 
 
 def _keep_synced(trail: Trail, ended: threading.Event) -> None:

@@ -65,8 +65,12 @@ def test_the_next_mount_takes_away_what_was_left_and_says_so(program: Program, m
     for name in NAMES[:3]:
         (source / "a" / name).write_text("half done")
     (source / "a/plan.md").write_text("whole")
-    killed(program, source, ("rename", "x.tmp", {"to": "a/plan.md", "by": NAMES[0]}))
-    killed(program, source, ("write_file", "a/plan.md", {"by": NAMES[1]}))
+    killed(
+        program,
+        source,
+        ("rename", "x.tmp", {"to": "a/plan.md", "by": NAMES[0]}),
+        ("write_file", "a/plan.md", {"by": NAMES[1]}),
+    )
     world = mounted(policy=ALLOW_ALL, source=source)
     assert sorted(os.listdir(world.path / "a")) == sorted([NAMES[2], "plan.md"])
     assert sorted(os.listdir(source / "a")) == sorted([NAMES[2], "plan.md"])
