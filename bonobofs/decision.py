@@ -27,6 +27,8 @@ class Code(enum.StrEnum):
     LEASED = "LEASED"
     ASK = "ASK"
     IDENTITY = "IDENTITY"
+    GIT = "GIT"
+    BEADS = "BEADS"
     UNRECORDED = "UNRECORDED"
 
 
@@ -69,6 +71,8 @@ ERRNO: Final[dict[Code, int]] = {
     Code.LEASED: errno.EACCES,
     Code.ASK: errno.EACCES,
     Code.IDENTITY: errno.EACCES,
+    Code.GIT: errno.EACCES,
+    Code.BEADS: errno.EACCES,
     Code.UNRECORDED: errno.EIO,
 }
 

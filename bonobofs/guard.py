@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
-from bonobofs.decision import Allowed, Apart, Code, Denied, Refused, as_document
+from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
 from bonobofs.errors import TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
@@ -44,7 +44,18 @@ ACTIONS: Final[dict[Operation, str]] = {
     Operation.LINK: "create",
     Operation.DELETE_FILE: "delete",
     Operation.RMDIR: "delete",
+    Operation.READ_FILE: "",
+    Operation.LIST_FILES: "",
+    Operation.SEARCH_FILES: "",
+    Operation.CREATE_BRANCH: "create",
+    Operation.DELETE_BRANCH: "delete",
+    Operation.TAG: "create",
+    Operation.CREATE_WORKTREE: "create",
+    Operation.REMOVE_WORKTREE: "delete",
+    Operation.CREATE_ISSUE: "create",
+    Operation.CREATE_EPIC: "create",
 }
+"""What becomes of the thing where the operation's name alone tells; modify is what is not here."""
 
 
 class Caller(NamedTuple):
@@ -102,10 +113,11 @@ class Run:
 class _Repeat:
     """A refusal that has been entered once and is counted until it falls quiet."""
 
-    __slots__ = ("count", "denied", "last", "seq")
+    __slots__ = ("count", "denied", "guard", "last", "seq")
 
-    def __init__(self, denied: Denied, seq: int, now: float) -> None:
+    def __init__(self, denied: Denied, guard: str, seq: int, now: float) -> None:
         self.denied = denied
+        self.guard = guard
         self.seq = seq
         self.last = now
         self.count = 0
@@ -120,17 +132,19 @@ class _Outcome(NamedTuple):
     error: int
     written: int
     details: dict[str, Any] | None
+    guard: str = "file"
 
 
 class Admission:
     """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
 
-    __slots__ = ("_action", "_end", "_request", "_seq", "details", "leave", "written")
+    __slots__ = ("_action", "_end", "_guard", "_request", "_seq", "details", "leave", "written")
 
     def __init__(
-        self, end: Callable[[_Outcome], None], request: Request, leave: Allowed, seq: int, action: str
+        self, end: Callable[[_Outcome], None], request: Request, leave: Allowed, seq: int, action: str, guard: str
     ) -> None:
         self._end = end
+        self._guard = guard
         self._request = request
         self._seq = seq
         self._action = action
@@ -147,7 +161,7 @@ class Admission:
         failed = 0
         if error is not None:
             failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
-        self._end(_Outcome(self._seq, self._request, self._action, failed, self.written, self.details))
+        self._end(_Outcome(self._seq, self._request, self._action, failed, self.written, self.details, self._guard))
 
 
 class Door(Protocol):
@@ -174,10 +188,24 @@ class Door(Protocol):
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
+        guard: str = "file",
     ) -> Admission:
         """Leave for a change of the source, as of `Guard.admit`; raises Refused as that does."""
 
-    def refuse(self, denied: Denied, caller: Caller = NOBODY) -> Refused:
+    def note(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *,
+        guard: str = "file",
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        error: int = 0,
+    ) -> None:
+        """Enter a call that changed nothing, as `Guard.note`; raises Refused as that does."""
+
+    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """Enter a refusal, and give the exception to raise."""
 
     def sync(self) -> None:
@@ -193,7 +221,6 @@ class Guard:
         agent: Agent,
         trail: Trail,
         *,
-        name: str = "file",
         outcomes_later: bool = False,
         holds_apart: bool = False,
     ) -> None:
@@ -207,10 +234,9 @@ class Guard:
         self.trail: Final = trail
         self.denials: Final[deque[dict[str, Any]]] = deque(maxlen=SHOWN_DENIALS)
         self.denials_seen = 0
-        self._name: Final = name
         self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
-        self._repeats: dict[tuple[Operation, str, Code], _Repeat] = {}
+        self._repeats: dict[tuple[Operation, str, Code, str], _Repeat] = {}
         self._ended: Final[list[_Outcome]] = []
         self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
@@ -270,7 +296,7 @@ class Guard:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
         return self._judged(request, facts)
 
-    def admit(
+    def admit(  # noqa: PLR0913 - what is judged, and what the record tells
         self,
         request: Request,
         facts: Facts = NO_FACTS,
@@ -280,23 +306,25 @@ class Guard:
         size: int = 0,
         action: str = "",
         apart: Apart | None = Apart.NO,
+        guard: str = "file",
     ) -> Admission:
         """Leave for the change that `request` and all `parts` describe together; `size` is its bytes, for the record.
 
         `action` is create, modify or delete, where the operation's name alone does not tell. `apart` is where the
-        effect will go, None where the caller goes by what the leave says.
+        effect will go, None where the caller goes by what the leave says. `guard` is file, git or beads: the entrance
+        that the record names.
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
         Elsewhere, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
         leave = self._judged(request, facts)
         if isinstance(leave, Denied):
-            raise self.refuse(leave, caller)
+            raise self.refuse(leave, caller, guard=guard)
         elsewhere = leave if apart is not None and leave.apart is not apart else None
         leaves_source = leave.apart
         for part in parts:
             other = self._judged(part.request, part.facts)
             if isinstance(other, Denied):
-                raise self.refuse(other, caller)
+                raise self.refuse(other, caller, guard=guard)
             if part.apart is not None and other.apart is not part.apart:
                 elsewhere = other
             leaves_source = leaves_source and other.apart
@@ -305,8 +333,42 @@ class Guard:
         if leaves_source:
             details = {**(details or {}), APART: leaves_source.value}
         action = action or ACTIONS.get(request.operation, "modify")
-        seq = self._intend(request, leave, caller, details, size, action)
-        return Admission(self._end, request, leave, seq, action)
+        seq = self._intend(request, leave, caller, details, size, action, guard)
+        return Admission(self._end, request, leave, seq, action, guard)
+
+    def note(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *,
+        guard: str = "file",
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        error: int = 0,
+    ) -> None:
+        """Enter, in one entry, a call that changed nothing; `size` is the bytes that it is to give, `error` an errno.
+
+        Whoever asked gets nothing before this has returned. Raises Refused, once the refusal is entered, when the
+        engine denies the call or the trail cannot be written.
+        """
+        leave = self._judged(request, facts)
+        if isinstance(leave, Denied):
+            raise self.refuse(leave, caller, guard=guard)
+        try:
+            self.trail.called(
+                request.operation,
+                request.path,
+                leave.rule,
+                guard=guard,
+                tool=caller.tool,
+                bytes=size,
+                lock=self._seen_lock(request.path),
+                details={**caller.details, **(details or {})},
+                error=error,
+            )
+        except TrailError as failure:
+            raise self.refuse(unrecorded(request), caller, guard=guard) from failure
 
     def begin(
         self,
@@ -360,12 +422,12 @@ class Guard:
         self._ended.clear()
 
     def _enter(self, outcome: _Outcome) -> None:
-        seq, request, action, error, written, details = outcome
+        seq, request, action, error, written, details, guard = outcome
         self.trail.outcome(
             seq,
             request.operation,
             request.path,
-            guard=self._name,
+            guard=guard,
             action=action,
             error=error,
             bytes=written,
@@ -392,10 +454,10 @@ class Guard:
         """Bring the record to the disk. TrailError."""
         self.trail.sync()
 
-    def refuse(self, denied: Denied, caller: Caller = NOBODY) -> Refused:
+    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """Enter a refusal, or count it where it repeats, and give the exception to raise."""
         now = monotonic()
-        mark = (denied.operation, denied.path, denied.code)
+        mark = (denied.operation, denied.path, denied.code, guard)
         repeat = self._repeats.get(mark)
         try:
             if repeat is not None:
@@ -405,15 +467,14 @@ class Guard:
                 action = ACTIONS.get(denied.operation, "modify")
                 details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
                 seq = self.trail.denied(
-                    denied, action, guard=self._name, tool=caller.tool, lock=_lock(denied), details=details
+                    denied, action, guard=guard, tool=caller.tool, lock=_lock(denied.holding), details=details
                 )
                 if denied.code is Code.OUTSIDE or denied.code is Code.IDENTITY:
-                    self._alert(
-                        denied, "an attempt to leave the workspace" if denied.code is Code.OUTSIDE else denied.reason
-                    )
-                self._repeats[mark] = _Repeat(denied, seq, now)
+                    left = denied.code is Code.OUTSIDE
+                    self._alert(denied, guard, "an attempt to leave the workspace" if left else denied.reason)
+                self._repeats[mark] = _Repeat(denied, guard, seq, now)
             if not _is_done_without(denied.path):
-                self._count_denial(denied, now)
+                self._count_denial(denied, guard, now)
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
         self.denials.append(as_document(denied, denied.path, denied.operation))
@@ -421,7 +482,14 @@ class Guard:
         return Refused(denied)
 
     def _intend(
-        self, request: Request, leave: Allowed, caller: Caller, details: dict[str, Any] | None, size: int, action: str
+        self,
+        request: Request,
+        leave: Allowed,
+        caller: Caller,
+        details: dict[str, Any] | None,
+        size: int,
+        action: str,
+        guard: str = "file",
     ) -> int:
         if self._ended:
             self.enter_outcomes()
@@ -435,7 +503,7 @@ class Guard:
                 request.path,
                 action,
                 leave.rule,
-                guard=self._name,
+                guard=guard,
                 tool=caller.tool,
                 bytes=size,
                 details=details,
@@ -443,34 +511,42 @@ class Guard:
                 lock="own" if own else "none",
             )
         except TrailError as error:
-            raise self.refuse(unrecorded(request), caller) from error
+            raise self.refuse(unrecorded(request), caller, guard=guard) from error
 
-    def _settle_repeat(self, mark: tuple[Operation, str, Code]) -> None:
+    def _seen_lock(self, path: str) -> str:
+        """Whose lock a path is under that is only looked at, as records have it."""
+        leases = self.policy.leases
+        if leases is None or not leases.held:
+            return "none"
+        parts = path.split("/")
+        return "own" if leases.owns(parts) else _lock(leases.against(parts))
+
+    def _settle_repeat(self, mark: tuple[Operation, str, Code, str]) -> None:
         repeat = self._repeats.pop(mark)
         if repeat.count:
             try:
-                self.trail.repeated(repeat.seq, repeat.denied, repeat.count, guard=self._name)
+                self.trail.repeated(repeat.seq, repeat.denied, repeat.count, guard=repeat.guard)
             except TrailError:
                 self._repeats[mark] = repeat
                 raise
 
-    def _count_denial(self, denied: Denied, now: float) -> None:
+    def _count_denial(self, denied: Denied, guard: str, now: float) -> None:
         self._denied_at.append(now)
         if (
             len(self._denied_at) == ALERT_DENIALS
             and now - self._denied_at[0] <= ALERT_WINDOW
             and now - self._alerted >= ALERT_WINDOW
         ):
-            self._alert(denied, "three denials of one agent within five minutes")
+            self._alert(denied, guard, "three denials of one agent within five minutes")
             self._alerted = now
 
-    def _alert(self, denied: Denied, reason: str) -> None:
-        self.trail.alert(reason, operation=denied.operation, guard=self._name, path=denied.path, code=denied.code)
+    def _alert(self, denied: Denied, guard: str, reason: str) -> None:
+        self.trail.alert(reason, operation=denied.operation, guard=guard, path=denied.path, code=denied.code)
 
 
-def _lock(denied: Denied) -> str:
-    """Whose lock a refusal tells of, as records have it."""
-    return "none" if denied.holding is None else denied.holding.chain or denied.holding.holder
+def _lock(holding: Holding | None) -> str:
+    """Whose lock it is, as records have it."""
+    return "none" if holding is None else holding.chain or holding.holder
 
 
 def unrecorded(request: Request) -> Denied:

@@ -30,7 +30,7 @@ HEAD_BYTES: Final = 8
 
 @at_hand
 class Operation(enum.StrEnum):
-    """Every change there is a word for: in the engine, in `--op` and in records."""
+    """Everything there is a word for: in the engine, in `--op` and in records."""
 
     __hash__ = str.__hash__  # an Enum's own is written in Python, and each change looks things up by it four times
 
@@ -51,6 +51,36 @@ class Operation(enum.StrEnum):
     SET_TIMES = "set_times"
     SET_XATTR = "set_xattr"
     REMOVE_XATTR = "remove_xattr"
+
+    # Tools that read. Reading in a mount is free, and no operation.
+    READ_FILE = "read_file"
+    LIST_FILES = "list_files"
+    SEARCH_FILES = "search_files"
+
+    ADD = "add"
+    COMMIT = "commit"
+    RM = "rm"
+    MV = "mv"
+    RESTORE = "restore"
+    CREATE_BRANCH = "create_branch"
+    DELETE_BRANCH = "delete_branch"
+    CHECKOUT_BRANCH = "checkout_branch"
+    MERGE = "merge"
+    STASH = "stash"
+    RESET = "reset"
+    TAG = "tag"
+    CREATE_WORKTREE = "create_worktree"
+    REMOVE_WORKTREE = "remove_worktree"
+
+    CREATE_ISSUE = "create_issue"
+    CREATE_EPIC = "create_epic"
+    UPDATE_ISSUE = "update_issue"
+    CLOSE_ISSUE = "close_issue"
+    REOPEN_ISSUE = "reopen_issue"
+    ADD_DEPENDENCY = "add_dependency"
+    REMOVE_DEPENDENCY = "remove_dependency"
+    LABEL_ISSUE = "label_issue"
+    COMMENT_ISSUE = "comment_issue"
 
 
 @at_hand
@@ -101,6 +131,8 @@ class Facts(NamedTuple):
     """The serving process runs as root, so that devices could be made at all."""
     in_source: bool = False
     """What stands under the name, or comes to stand there, is a file of the source: a temporary name is not held."""
+    tool: bool = False
+    """It is asked through the tool of the operation's name, which the role must have too."""
 
 
 NO_FACTS: Final = Facts()

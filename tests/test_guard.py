@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bonobofs.audit.log import Identity, Trail
 from bonobofs.decision import Apart, Code, Denied, Refused
 from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
+from bonobofs.policy.leases import compile_leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.worlds import environment
 
@@ -251,3 +253,69 @@ def test_only_the_engine_makes_a_leave() -> None:
         if "Allowed(" in path.read_text(encoding="utf-8")
     }
     assert makers == {"decision.py", "policy/compiled.py"}
+
+
+# The entrances beside the mount
+
+
+def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Guard, trail: Trail) -> None:
+    note = WorkspacePath("notes/a.md")
+    with guard.admit(Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, Part(create(note)), guard="git"):
+        pass
+    for _ in range(3):
+        with pytest.raises(Refused):
+            guard.admit(Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, Part(create("x.sh")), guard="git")
+    with pytest.raises(Refused):
+        guard.admit(create("x.sh"))
+    with pytest.raises(Refused):
+        guard.admit(Request(Operation.CREATE_EPIC, WorkspacePath("")), guard="beads")
+    guard.settle_all()
+    found = [(entry["kind"], entry["guard"], entry["operation"], entry["result"]) for entry in entries(trail)]
+    assert found == [
+        ("intent", "git", "commit", "allowed"),
+        ("outcome", "git", "commit", "allowed"),
+        ("intent", "git", "create_file", "denied"),
+        ("alert", "git", "create_file", "denied"),
+        ("intent", "file", "create_file", "denied"),
+        ("intent", "beads", "create_epic", "denied"),
+        ("outcome", "git", "create_file", "denied"),
+    ]
+
+
+def test_a_call_that_only_reads_is_one_entry(guard: Guard, trail: Trail) -> None:
+    request = Request(Operation.READ_FILE, WorkspacePath(".git/config"))
+    guard.note(request, caller=Caller("read_file", {"offset": 3}), size=120)
+    guard.note(request, error=errno.ENOENT)
+    with pytest.raises(Refused):
+        guard.note(request._replace(path=WorkspacePath("../x")))
+    read, failed, refused, _ = entries(trail)
+    assert (read["kind"], read["operation"], read["path"], read["bytes"]) == (
+        "event",
+        "read_file",
+        ".git/config",
+        120,
+    )
+    assert (read["tool"], read["rule"], read["details"]) == ("read_file", "role:agent:tools:read_file", {"offset": 3})
+    assert (read["governance"], read["lock"], read["result"], read["action"]) == ("pass", "none", "allowed", "")
+    assert (failed["result"], "ENOENT" in failed["reason"]) == ("error", True)
+    assert (refused["governance"], refused["code"], refused["operation"]) == ("deny", "OUTSIDE", "read_file")
+
+
+def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Guard, trail: Trail) -> None:
+    lease = {"shared": False, "until": "2030-01-01T00:00:00+00:00"}
+    held = [
+        {**lease, "patterns": ["notes/mine/"], "own": True, "holder": "alice", "chain": None},
+        {**lease, "patterns": ["notes/bob/"], "own": False, "holder": "bob", "chain": None},
+        {**lease, "patterns": ["notes/chain/"], "own": False, "holder": "bob", "chain": "CHAIN-1"},
+    ]
+    guard.follow(inf, compile_leases(held))
+    for name in ("mine", "bob", "chain", "free"):
+        guard.note(Request(Operation.READ_FILE, WorkspacePath(f"notes/{name}/a.md")))
+    assert [entry["lock"] for entry in entries(trail)] == ["own", "bob", "CHAIN-1", "none"]
+
+
+def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Guard, trail: Trail) -> None:
+    trail.close()
+    with pytest.raises(Refused) as refused:
+        guard.note(Request(Operation.READ_FILE, WorkspacePath("a")))
+    assert refused.value.decision.code is Code.UNRECORDED

@@ -186,6 +186,29 @@ class Trail:
         with self._writing:
             self._queue(body)
 
+    def called(  # noqa: PLR0913 - the fields of a record
+        self,
+        operation: str,
+        path: str,
+        rule: str,
+        *,
+        guard: str = "file",
+        tool: str = "",
+        bytes: int = 0,  # noqa: A002 - the record's name for it
+        lock: str = "none",
+        details: dict[str, Any] | None = None,
+        error: int = 0,
+    ) -> int:
+        """Enter a call that changed nothing, and give its `seq`; `error` is an errno, 0 when it succeeded.
+
+        TrailError: it could not be entered.
+        """
+        entry = self._entry("event", operation, guard, details, path=path, tool=tool)
+        entry.rule, entry.lock, entry.bytes = rule, lock, bytes
+        if error:
+            entry.result, entry.reason = "error", reason_of(error)
+        return self._append(body_of(entry))
+
     def denied(
         self,
         denied: Denied,

@@ -95,8 +95,8 @@ class _Record:
     def play(self, entries: Iterator[AuditEntry]) -> None:
         for entry in entries:
             if entry.kind == "intent" and entry.result == "allowed":
-                if APART in entry.details:
-                    continue  # its outcome finds no intent, and the source was left as it is
+                if APART in entry.details or entry.guard != "file":
+                    continue  # its outcome finds no intent; the source was left as it is, or the path is no file's
                 self._open[entry.session, entry.seq] = entry
                 if entry.operation not in KEEPS_CONTENT:
                     self._node(entry.path).content_by = (entry.session, entry.seq)

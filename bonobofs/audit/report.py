@@ -161,6 +161,8 @@ class Report:
 
     def _change(self, change: Change) -> None:
         entry = change.entry
+        if entry.guard != "file":
+            return  # its path is no file's
         source = self._about.get(entry.session, About()).source
         tree = self._trees.setdefault(source, _Node())
         other = entry.details.get("to")

@@ -11,6 +11,7 @@ from typing import Any, Final
 from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
+from bonobofs.policy.calls import BUILT_IN, CALLS, FAMILIES
 from bonobofs.policy.leases import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
@@ -24,10 +25,11 @@ from bonobofs.policy.pattern import (
     may_begin_with,
     parse,
 )
+from bonobofs.request import Operation
 
 EVERYTHING: Final = "**"
 DEFAULT_ROLE: Final = "agent"
-"""The role that exists, and writes everywhere, unless the policy defines it."""
+"""The role that exists unless the policy defines it. It writes everywhere."""
 _ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
 """Names as people give them. Whatever holds one of these does not tell temporary names from others."""
 
@@ -58,6 +60,8 @@ class Role:
     write: Matcher[bool] | None
     elsewhere: words.Refusal
     default: words.Refusal
+    calls: Mapping[Operation, Allowed | words.Refusal]
+    """The verdict of every operation that a role's lists name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
     keep = [parse(text) for table in document.get("keep", ()) for text in table["paths"]]
     rules = _rules(document.get("rule", ()))
     offers = tuple(rule.offer for rule in sorted(rules, key=lambda rule: rule.order))
-    roles = {DEFAULT_ROLE: {"write": [EVERYTHING]}, **document.get("role", {})}
+    roles = defined_roles(document)
     return Policy(
         document=document,
         digest=digest(document),
@@ -183,11 +187,16 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         hidden=_hidden(document.get("hidden", ())),
         rules=Matcher((pattern, rule) for rule in rules for pattern in rule.offer.patterns),
         offers=offers,
-        roles={name: _role(name, table, offers) for name, table in roles.items()},
+        roles={name: _role(name, roles, offers) for name in roles},
         unknown_role=words.unknown_role(sorted(roles)),
         default=Allowed("default") if document.get("default", "deny") == "allow" else None,
         judges_content=any(not offer.executable for offer in offers),
     )
+
+
+def defined_roles(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Every role that there is, by its name, as [role.NAME] has it."""
+    return {DEFAULT_ROLE: {"write": [EVERYTHING], **BUILT_IN}, **document.get("role", {})}
 
 
 def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, words.Refusal]]:
@@ -285,7 +294,8 @@ def _rule(offer: words.Offer, order: int, rank: int) -> Rule:
     )
 
 
-def _role(name: str, table: Mapping[str, Any], offers: Sequence[words.Offer]) -> Role:
+def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[words.Offer]) -> Role:
+    table = roles[name]
     write = [parse(text) for text in table.get("write", ())]
     deny = [parse(text) for text in table.get("deny", ())]
     everywhere = any(not pattern.components for pattern in write)
@@ -296,7 +306,24 @@ def _role(name: str, table: Mapping[str, Any], offers: Sequence[words.Offer]) ->
         write=None if everywhere else Matcher((pattern, True) for pattern in write),
         elsewhere=words.role_writes_elsewhere(name, write),
         default=words.default(usable),
+        calls=_calls(name, roles),
     )
+
+
+def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Allowed | words.Refusal]:
+    verdicts: dict[Operation, Allowed | words.Refusal] = {}
+    for operation, (family, spellings) in CALLS.items():
+        own = roles[name].get(family, ())
+        word = next((each for each in spellings if each in own), None)
+        if word is not None:
+            verdicts[operation] = Allowed(words.call_rule(name, family, word))
+        elif not spellings:
+            verdicts[operation] = words.OPERATORS_ALONE
+        else:
+            others = sorted(other for other, table in roles.items() if {*spellings} & {*table.get(family, ())})
+            listed = [each for each in FAMILIES[family] if each in own]
+            verdicts[operation] = words.role_lacks(name, family, spellings[0], listed, others)
+    return verdicts
 
 
 def meet(some: Sequence[Pattern], others: Sequence[Pattern]) -> bool:

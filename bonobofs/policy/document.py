@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
+from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.lines import Place, positions
 from bonobofs.policy.words import BUILT_IN_RULES
@@ -35,7 +36,6 @@ LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""
 
 _NOT_BUILT: Final = frozenset({"ask", "git", "beads"})
-_NOT_BUILT_IN_ROLES: Final = frozenset({"tools", "git", "beads"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
@@ -105,6 +105,15 @@ def _example(path: str) -> str:
     if not path:
         raise _refuse("an example is a path from the workspace's root")
     return path
+
+
+def _word(family: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if text not in FAMILIES[family]:
+            raise _refuse(f"{text!a} is no word for {family}: {', '.join(FAMILIES[family])}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _server_url(text: str) -> str:
@@ -179,10 +188,13 @@ class Rule(_Table):
 
 
 class Role(_Table):
-    """[role.NAME]: where the role writes, and where it does not although it would."""
+    """[role.NAME]: where the role writes, where it does not although it would, and what it may call at the gates."""
 
     write: list[PathPattern] = []
     deny: list[PathPattern] = []
+    tools: list[Annotated[str, _word("tools")]] = []
+    git: list[Annotated[str, _word("git")]] = []
+    beads: list[Annotated[str, _word("beads")]] = []
 
 
 class AgentMail(_Table):
@@ -307,8 +319,7 @@ def _problem(lines: dict[Place, int], details: ErrorDetails) -> tuple[int, str, 
 
 
 def _unknown_key(place: Place) -> str:
-    in_role = len(place) == 3 and place[0] == "role" and place[2] in _NOT_BUILT_IN_ROLES
-    if in_role or (len(place) == 1 and place[0] in _NOT_BUILT):
+    if len(place) == 1 and place[0] in _NOT_BUILT:
         return "not built yet, and no rule is accepted that is not enforced; remove it"
     return "unknown key; remove it or correct its spelling"
 

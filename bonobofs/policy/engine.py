@@ -4,6 +4,8 @@ The order is that of the contracts: outside, devices, protect, the role's `deny`
 the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the path; last,
 what would be allowed is still refused for a file that has names beyond those that are known, and for a path that
 somebody else has leased. What is refused earlier is never looked at again, so nothing later can widen it.
+
+An operation of a gate is no change of a path: the role has it or has it not, and its files are judged as they change.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from typing import Final
 
 from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy import words
+from bonobofs.policy.calls import OF_A_GATE
 from bonobofs.policy.compiled import Policy, Rule, Scratch, compile_policy, digest
 from bonobofs.policy.description import allowed_directories, describe
 from bonobofs.policy.pattern import NO_CHARACTER
+from bonobofs.policy.words import Refusal
 from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
 
 __all__ = ["Policy", "allowed_directories", "compile_policy", "decide", "decide_in_source", "describe", "digest"]
@@ -42,8 +46,10 @@ _SCRATCH: Final = Apart.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
 _REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
+_NOT_PLAIN: Final = _REMOVALS | OF_A_GATE.keys()
 _OF_THE_ROOT: Final = frozenset(
     {
+        *OF_A_GATE,
         Operation.SET_MODE,
         Operation.SET_OWNER,
         Operation.SET_TIMES,
@@ -51,7 +57,7 @@ _OF_THE_ROOT: Final = frozenset(
         Operation.REMOVE_XATTR,
     }
 )
-"""What may be done to the root directory itself; everything else would make, remove or replace it."""
+"""What may be done to the root directory itself, or names no path; everything else would make, remove or replace it."""
 _OF_THE_INODE: Final = frozenset(
     {
         Operation.WRITE_FILE,
@@ -80,21 +86,33 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     operation, path, kind = request
     parts = path.split("/") if path else []
     dotted = "/." in path or path[:1] == "."
-    leaves = facts.leaves or operation in _REMOVALS
+    leaves = facts.leaves
+    if operation in _NOT_PLAIN:
+        if operation in OF_A_GATE:
+            return _by_lists(policy, agent, request, _not_a_place(path, parts, operation, dotted, leaves=False))
+        leaves = True
     refusal = _not_a_place(path, parts, operation, dotted, leaves)
     if refusal is None and facts.target is not None and not leaves:
         refusal = _leads_out(policy, parts, facts.target)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
         refusal = words.DEVICE
+    if refusal is None and facts.tool:
+        refusal = _lacks(policy, agent, operation)
     if refusal is None:
-        may_be_held = not facts.in_source and (kind is _FILE or kind is _SYMLINK) and parts != []
-        verdict = _before_rules(policy, agent.role, parts, may_be_held, dotted, leaves)
+        verdict = _before_rules(
+            policy,
+            agent.role,
+            parts,
+            not facts.in_source and (kind is _FILE or kind is _SYMLINK) and parts != [],
+            dotted,
+            leaves,
+        )
         if verdict is None:
             matched = policy.rules.find(parts)
             verdict = _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default
         if verdict is None:
             refusal = policy.roles[agent.role].default
-        elif isinstance(verdict, words.Refusal):
+        elif isinstance(verdict, Refusal):
             refusal = verdict
         elif (
             facts.foreign_names > 0
@@ -116,6 +134,25 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     return tuple.__new__(Denied, (*refusal, path, operation, None))
 
 
+def _by_lists(policy: Policy, agent: Agent, request: Request, refusal: Refusal | None) -> Decision:
+    """What the role's lists say of an operation of a gate, if its path is one."""
+    refusal = refusal or _lacks(policy, agent, request.operation)
+    if refusal is not None:
+        return Denied(*refusal, request.path, request.operation)
+    verdict = policy.roles[agent.role].calls[request.operation]
+    assert isinstance(verdict, Allowed)
+    return verdict
+
+
+def _lacks(policy: Policy, agent: Agent, operation: Operation) -> Refusal | None:
+    """Why the role may not call this; None: it may."""
+    role = policy.roles.get(agent.role)
+    if role is None:
+        return policy.unknown_role
+    verdict = role.calls.get(operation, words.NO_TOOL)
+    return None if isinstance(verdict, Allowed) else verdict
+
+
 def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
     """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
     decision = decide(policy, agent, request, facts)
@@ -125,7 +162,7 @@ def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Fact
     return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
-def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> words.Refusal | None:
+def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
     if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
         return words.BAD_PATH
     if not path and (leaves or operation not in _OF_THE_ROOT):
@@ -135,7 +172,7 @@ def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool
     return None
 
 
-def _leads_out(policy: Policy, parts: list[str], target: str) -> words.Refusal | None:
+def _leads_out(policy: Policy, parts: list[str], target: str) -> Refusal | None:
     """A symlink's text, read from the directory that holds it.
 
     A `..` that follows a name is refused: the name may be a symlink, now or later, and then the place above it is not
@@ -154,12 +191,12 @@ def _leads_out(policy: Policy, parts: list[str], target: str) -> words.Refusal |
 
 def _before_rules(  # noqa: PLR0911 - the order of the contracts, one step after the other
     policy: Policy, role_name: str, parts: list[str], may_be_held: bool, dotted: bool, leaves: bool
-) -> Allowed | words.Refusal | None:
+) -> Allowed | Refusal | None:
     """What decides about a path before any rule is asked."""
     found = policy.protect_and_scratch.find(parts)
     if found:
         for one in found:
-            if isinstance(one, words.Refusal):
+            if isinstance(one, Refusal):
                 return one
     role = policy.roles.get(role_name)
     if role is None:
@@ -179,11 +216,11 @@ def _before_rules(  # noqa: PLR0911 - the order of the contracts, one step after
     return None
 
 
-def _first_scratch(found: list[words.Refusal | Scratch]) -> Allowed:
+def _first_scratch(found: list[Refusal | Scratch]) -> Allowed:
     return min((one for one in found if isinstance(one, Scratch)), key=_order).leave
 
 
-def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | words.Refusal:
+def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | Refusal:
     """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
     if len(matched) > 1:
         matched.sort(key=_rank)
@@ -192,7 +229,7 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
     stem, _, extension = parts[-1].rpartition(".") if parts else ("", "", "")
     if not stem.strip("."):
         extension = ""
-    closest: tuple[int, int, words.Refusal] | None = None
+    closest: tuple[int, int, Refusal] | None = None
     for rule in matched:
         if rule.extensions is not None and extension not in rule.extensions:
             fault = (2, rule.order, rule.wrong_suffix)

@@ -145,6 +145,15 @@ ONLY_IN_A_MOUNT: Final = {
 }
 """Reason and instead where nothing can be held apart."""
 NO_ROLE_RULE: Final = "role"
+NO_TOOL: Final = Refusal(
+    Code.ROLE, "role:tools", "There is no such tool.", "Use read_file, write_file, list_files or search_files."
+)
+OPERATORS_ALONE: Final = Refusal(
+    Code.ROLE,
+    "role:operator",
+    "Worktrees are made and removed by the operator alone.",
+    "Ask the operator: bonobofs worktree add and remove do it.",
+)
 
 BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", "temporary", NO_ROLE_RULE})
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
@@ -191,7 +200,7 @@ def hidden(allowed: Sequence[str]) -> Refusal:
 
 def unknown_role(defined: Sequence[str]) -> Refusal:
     """The refusal of everything to a role that the policy does not define."""
-    reason = "The policy does not define this role, so it may change nothing."
+    reason = "The policy does not define this role, so it may do nothing."
     return Refusal(Code.ROLE, NO_ROLE_RULE, reason, f"Work in a role that is defined: {listed(defined)}.")
 
 
@@ -204,6 +213,21 @@ def role_denies(name: str, pattern: Pattern, write: Sequence[Pattern]) -> Refusa
 def role_writes_elsewhere(name: str, write: Sequence[Pattern]) -> Refusal:
     """The refusal outside a role's `write`."""
     return Refusal(Code.ROLE, f"role:{name}", f"The role {name} does not write here.", _role_instead(name, write))
+
+
+def call_rule(role: str, family: str, word: str) -> str:
+    """What decides about one word of a role's lists: `role:worker:git:commit`."""
+    return f"role:{role}:{family}:{word}"
+
+
+def role_lacks(role: str, family: str, word: str, own: Sequence[str], others: Sequence[str]) -> Refusal:
+    """The refusal of an operation that the role's list lacks. `own` is that list, `others` the roles that have it."""
+    call = {"tools": f"the tool {word}", "git": f"git {word}", "beads": f"{word} at the Beads gate"}[family]
+    ways = [f"use what this role has there: {listed(own, 'and')}"] if own else []
+    ways += [f"work in a role that has it: {listed(others)}"] if others else []
+    told = "; or ".join(ways) or "Ask the operator; no role of this policy has it"
+    reason = f"The role {role} does not have {call}."
+    return Refusal(Code.ROLE, call_rule(role, family, word), reason, f"{told[:1].upper()}{told[1:]}.")
 
 
 def _role_instead(name: str, write: Sequence[Pattern]) -> str:

@@ -43,18 +43,19 @@ class Past:
         result: str = "allowed",
         size: int | None = None,
         details: dict[str, str | bool] | None = None,
+        guard: str = "file",
     ) -> None:
         """Enter a change and its outcome `took` seconds later; None: it has none."""
         moment = datetime.now(UTC) + timedelta(seconds=at)
         intent = AuditEntry(
-            moment, "file", operation, "alice", dict(details or {}), "allowed", None, "intent", path=path
+            moment, guard, operation, "alice", dict(details or {}), "allowed", None, "intent", path=path
         )
         intent.action = action
         seq = self.trail.enter(intent)
         if took is not None:
             ended = moment + timedelta(seconds=took)
             more = {} if size is None else {"size": size}
-            outcome = AuditEntry(ended, "file", operation, "alice", {"intent": seq} | more, result, None, "outcome")
+            outcome = AuditEntry(ended, guard, operation, "alice", {"intent": seq} | more, result, None, "outcome")
             outcome.path = path
             self.trail.enter(outcome)
 
@@ -115,6 +116,16 @@ def test_a_recorded_change_explains_its_path_and_its_directory(past: Past) -> No
     (past.source / "d/file").write_text("12345")
     past.enter(Operation.MKDIR, "d", "create")
     past.enter(Operation.CREATE_FILE, "d/file", "create", size=5)
+    assert past.differences() == {}
+
+
+def test_what_a_gate_did_to_no_file_explains_no_file(past: Past) -> None:
+    """Nor does the end of a worktree take the root with it."""
+    (past.source / "file").write_text("12345")
+    past.enter(Operation.CREATE_FILE, "file", "create", size=5)
+    past.enter(Operation.CREATE_WORKTREE, "", "create", guard="git")
+    past.enter(Operation.REMOVE_WORKTREE, "", "delete", guard="git")
+    past.enter(Operation.COMMIT, "", "modify", took=None, guard="git")
     assert past.differences() == {}
 
 

@@ -79,6 +79,13 @@ def test_it_tells_what_is_left_of_the_changes(changes: list[Change], left: dict[
     assert changed(*changes) == left
 
 
+def test_what_a_gate_did_counts_as_a_change_and_is_no_file() -> None:
+    commit = change("commit", "")
+    commit.entry.guard = "git"
+    document = told(change("create_file", "a"), commit)
+    assert (document["totals"]["changes"], [one["path"] for one in document["changed"]]) == (2, ["a"])
+
+
 def test_equal_refusals_are_one_with_their_number_and_the_way_out() -> None:
     """However often and wherever it was asked."""
     (one,) = told(refusal("a.sh"), refusal("a.sh", times=40), refusal("b.sh"))["refused"]

@@ -18,6 +18,42 @@ EXECUTABLE = [
 ON_THE_ROOT = ["set_mode", "set_owner", "set_times", "set_xattr", "remove_xattr"]
 ON_THE_INODE = [*ON_THE_ROOT, "write_file", "create_file", "truncate", "allocate", "copy_range"]
 
+WORDS_OF_CALLS = {
+    "read_file": ("tools", ["read_file"]),
+    "list_files": ("tools", ["list_files"]),
+    "search_files": ("tools", ["search_files"]),
+    "add": ("git", ["add"]),
+    "commit": ("git", ["commit"]),
+    "rm": ("git", ["rm"]),
+    "mv": ("git", ["mv"]),
+    "restore": ("git", ["restore"]),
+    "create_branch": ("git", ["branch"]),
+    "delete_branch": ("git", ["branch"]),
+    "checkout_branch": ("git", ["checkout", "switch"]),
+    "merge": ("git", ["merge"]),
+    "stash": ("git", ["stash"]),
+    "reset": ("git", ["reset"]),
+    "tag": ("git", ["tag"]),
+    "create_worktree": ("git", []),
+    "remove_worktree": ("git", []),
+    "create_issue": ("beads", ["create"]),
+    "create_epic": ("beads", ["epic"]),
+    "update_issue": ("beads", ["update"]),
+    "close_issue": ("beads", ["close"]),
+    "reopen_issue": ("beads", ["reopen"]),
+    "add_dependency": ("beads", ["dep"]),
+    "remove_dependency": ("beads", ["dep"]),
+    "label_issue": ("beads", ["label"]),
+    "comment_issue": ("beads", ["comment"]),
+}
+UNDEFINED_AGENT = {
+    "write": ["**"],
+    "deny": [],
+    "tools": ["read_file", "write_file", "list_files", "search_files"],
+    "git": ["add", "commit", "rm", "mv", "restore", "branch", "checkout", "switch", "merge", "stash", "reset", "tag"],
+    "beads": ["create", "update", "close", "dep", "label", "comment"],
+}
+
 
 def name_matches(glob: str, name: str) -> bool:
     if not glob:
@@ -134,12 +170,14 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
     protect = [".bonobofs/", *(pattern for table in document["protect"] for pattern in table["paths"])]
     keep = [pattern for table in document["keep"] for pattern in table["paths"]]
-    role = document["role"].get(agent.role, {"write": ["**"], "deny": []} if agent.role == "agent" else None)
+    role = document["role"].get(agent.role, UNDEFINED_AGENT if agent.role == "agent" else None)
 
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         return {Code.OUTSIDE}
     if any("\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff" for character in request.path):
         return {Code.OUTSIDE}
+    if operation.value in WORDS_OF_CALLS:
+        return Apart.NO if role is not None and may_call(role, operation.value) else {Code.ROLE}
     if not parts and (leaves or operation.value not in ON_THE_ROOT):
         return {Code.OUTSIDE}
     if facts.target is not None and not leaves and not target_is_inside(protect, parts, facts.target):
@@ -147,6 +185,8 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     makes_device = operation is Operation.MKNOD and request.kind is Kind.DEVICE
     if makes_device and not (document["devices"] and facts.privileged):
         return {Code.DEVICE}
+    if facts.tool and (role is None or operation.value not in role["tools"]):
+        return {Code.ROLE}
     if any_matches(protect, parts):
         return {Code.PROTECTED}
     if role is None or any_matches(role["deny"], parts):
@@ -168,6 +208,11 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}
     return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO
+
+
+def may_call(role: dict[str, Any], operation: str) -> bool:
+    family, words = WORDS_OF_CALLS[operation]
+    return any(word in role[family] for word in words)
 
 
 def has_foreign_names(request: Request, facts: Facts) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
+from bonobofs.policy.calls import FAMILIES, OF_A_GATE
 from bonobofs.policy.compiled import parse_hidden, parse_temporary
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
@@ -16,6 +17,8 @@ NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", 
 NAMES += ["sedAb1", ".a.swp", "x.md~", "4913"]
 STRANGE = [*NAMES, "\udcff", "a\nb", "[a]", "*", "", ".", "..", "\0", "\ud800", " a", "a" * 300]
 TEMPORARY = ["**/sed???", "**/.*.sw[a-p]", "**/[!A-Z]*[~p]", "a/sed*", "**/a", "a/**/x.*", "**/[0-9]*[0-9]", "*/?b"]
+CHANGES = [operation for operation in Operation if operation not in OF_A_GATE]
+"""Operations that rules for paths speak of."""
 GLOBS = ["*", "?", "a*", "*b", "*.md", "x.*", "[ab]", "[!a]*", "[a-x].py", ".*", ".?*", "*.*", "?b", "*a*b*", "[.]git"]
 
 
@@ -77,7 +80,13 @@ scratch_tables = st.lists(
     max_size=2,
 )
 write = mostly(st.just(["**"]), st.lists(wide, max_size=3))
-roles = st.fixed_dictionaries({"write": write, "deny": st.lists(patterns, max_size=2)})
+roles = st.fixed_dictionaries(
+    {
+        "write": write,
+        "deny": st.lists(patterns, max_size=2),
+        **{family: st.lists(st.sampled_from(words), max_size=6) for family, words in FAMILIES.items()},
+    }
+)
 
 
 def _named(tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,12 +108,19 @@ documents = st.fixed_dictionaries(
     }
 )
 agents = st.sampled_from([*["agent"] * 6, *["writer"] * 3, "nobody"]).map(lambda role: Agent("alice", "1", role))
-requests = st.builds(
-    lambda operation, path, kind: Request(operation, WorkspacePath(path), kind),
-    st.sampled_from(Operation),
-    paths,
-    st.sampled_from([*[Kind.FILE] * 6, *Kind]),
-)
+
+
+def _requests(operations: st.SearchStrategy[Operation]) -> st.SearchStrategy[Request]:
+    return st.builds(
+        lambda operation, path, kind: Request(operation, WorkspacePath(path), kind),
+        operations,
+        paths,
+        st.sampled_from([*[Kind.FILE] * 6, *Kind]),
+    )
+
+
+changes = _requests(st.sampled_from(CHANGES))
+requests = _requests(mostly(st.sampled_from(CHANGES), st.sampled_from(Operation)))
 heads = st.sampled_from(
     [b"", b"text", b"#!/bin/s", b"\x7fELF", b"MZ", b"\xca\xfe\xba\xbe", b"\0asm", b"#", b"\xfe\xed"]
 )
@@ -124,6 +140,7 @@ facts = st.builds(
     in_source=st.booleans(),
     foreign_names=st.sampled_from([0, 0, 0, 1]),
     privileged=st.booleans(),
+    tool=st.sampled_from([False, False, False, True]),
 )
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
+from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.document import PolicyDocument, load, packaged_default, parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.lines import Place, positions
@@ -109,13 +110,21 @@ def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: s
     [
         *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
         *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git", "beads")],
-        *[(f"[role.lead]\n{key} = ['add']", f"p.toml:2: role.lead.{key}: ") for key in ("tools", "git", "beads")],
     ],
 )
 def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> None:
     message = refusal(text)
     assert message.startswith(place)
     assert "not built yet" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "word"), [("tools", "write"), ("git", "push"), ("git", "worktree"), ("beads", "delete"), ("tools", "")]
+)
+def test_a_word_that_no_gate_knows_is_refused_with_its_line_and_those_that_are_known(key: str, word: str) -> None:
+    message = refusal(f"[role.lead]\n{key} = [\n  '{FAMILIES[key][0]}',\n  '{word}',\n]")
+    assert message.startswith(f"p.toml:4: role.lead.{key}[1]: {word!r} is no word for {key}: ")
+    assert message.endswith(", ".join(FAMILIES[key]))
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""What a role may call at the gates: exactly what its lists name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from bonobofs.decision import Allowed, Code, Denied
+from bonobofs.policy.calls import BEADS, CALLS, FAMILIES, GIT, OF_A_GATE, TOOLS
+from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from tests.policy.random_policies import documents, facts
+
+ALICE = Agent("alice", "1", "agent")
+ROOT = WorkspacePath("")
+
+
+def code(document: dict[str, Any], role: str, operation: Operation, path: str = "", known: Facts = NO_FACTS) -> str:
+    request = Request(operation, WorkspacePath(path))
+    decision = decide(compile_policy(document), ALICE._replace(role=role), request, known)
+    return decision.code.value if isinstance(decision, Denied) else "allowed"
+
+
+def test_every_word_of_a_list_allows_an_operation_and_every_operation_has_a_list() -> None:
+    files = {"write_file", "create_file", "delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
+    files |= {"truncate", "allocate", "copy_range", "set_mode", "set_owner", "set_times", "set_xattr", "remove_xattr"}
+    assert {operation.value for operation in Operation} == files | {operation.value for operation in OF_A_GATE}
+    for family, words in FAMILIES.items():
+        assert {word for call in CALLS.values() if call.family == family for word in call.words} == {*words}
+
+
+@pytest.mark.parametrize(("family", "word"), [(family, word) for family, words in FAMILIES.items() for word in words])
+def test_a_word_allows_its_operations_and_no_other(family: str, word: str) -> None:
+    document = {"role": {"r": {family: [word]}}}
+    for operation, call in OF_A_GATE.items():
+        expected = "allowed" if call.family == family and word in call.words else "ROLE"
+        assert code(document, "r", operation) == expected, operation
+
+
+def test_a_role_without_lists_may_call_nothing_and_the_role_that_is_built_in_all_that_agents_need() -> None:
+    policy = {"role": {"r": {"write": ["**"]}}, "default": "allow"}
+    assert {code(policy, "r", operation) for operation in OF_A_GATE} == {"ROLE"}
+    refused = {operation for operation in OF_A_GATE if code(policy, "agent", operation) != "allowed"}
+    worktrees = {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE}
+    assert refused == {*worktrees, Operation.CREATE_EPIC, Operation.REOPEN_ISSUE}
+    defined = {"role": {"agent": {"write": ["**"]}}}
+    assert {code(defined, "agent", operation) for operation in OF_A_GATE} == {"ROLE"}
+
+
+def test_no_list_lets_an_agent_make_or_remove_a_worktree() -> None:
+    everything = {"role": {"r": {"tools": [*TOOLS], "git": [*GIT], "beads": [*BEADS]}}}
+    refused = {operation for operation in OF_A_GATE if code(everything, "r", operation) != "allowed"}
+    assert refused == {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE}
+
+
+@settings(deadline=None)
+@given(documents, facts)
+def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, Any], known: Facts) -> None:
+    """Reading is free, and what a commit brings along is judged file by file."""
+    bare = {"role": document["role"]}
+    for role in ("agent", "writer", "nobody"):
+        for operation in (Operation.READ_FILE, Operation.COMMIT, Operation.UPDATE_ISSUE):
+            for path in ("", ".git/config", "a/x.md"):
+                assert code(document, role, operation, path, known) == code(bare, role, operation, path)
+
+
+@pytest.mark.parametrize("path", ["..", "a/../b", "/etc/passwd", "a//b", "./a", "a\0b", "\ud800"])
+def test_a_tool_that_reads_is_given_no_path_that_leads_out(path: str) -> None:
+    for operation in (Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES):
+        assert code({}, "agent", operation, path) == "OUTSIDE"
+
+
+def test_writing_through_the_tool_needs_the_tool_and_all_that_writing_needs() -> None:
+    document = {
+        "protect": [{"paths": ["locked/"]}],
+        "rule": [{"name": "r", "paths": ["docs/", "locked/"]}],
+        "role": {
+            "impl": {"write": ["**"], "tools": ["write_file"]},
+            "mounted": {"write": ["**"]},
+            "control": {"tools": ["write_file"]},
+        },
+    }
+    through = Facts(size=1, tool=True)
+    assert code(document, "impl", Operation.WRITE_FILE, "docs/a", through) == "allowed"
+    assert code(document, "impl", Operation.WRITE_FILE, "src/a", through) == "DEFAULT"
+    assert code(document, "impl", Operation.WRITE_FILE, "locked/a", through) == "PROTECTED"
+    assert code(document, "impl", Operation.WRITE_FILE, "docs/../a", through) == "OUTSIDE"
+    assert code(document, "mounted", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
+    assert code(document, "mounted", Operation.WRITE_FILE, "docs/a", Facts(size=1)) == "allowed"
+    assert code(document, "control", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
+    assert code(document, "nobody", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
+    assert code(document, "impl", Operation.DELETE_FILE, "docs/a", through) == "ROLE"
+
+
+def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() -> None:
+    document = {
+        "role": {
+            "control": {"tools": ["search_files", "read_file"]},
+            "impl": {"tools": [*TOOLS], "git": ["add"]},
+            "lead": {"git": ["merge", "add"]},
+        }
+    }
+    policy = compile_policy(document)
+
+    def told(role: str, operation: Operation, known: Facts = NO_FACTS) -> tuple[Code, str, str, str]:
+        decision = decide(policy, ALICE._replace(role=role), Request(operation, WorkspacePath("a")), known)
+        assert isinstance(decision, Denied)
+        return decision.code, decision.rule, decision.reason, decision.instead
+
+    assert told("control", Operation.WRITE_FILE, Facts(tool=True)) == (
+        Code.ROLE,
+        "role:control:tools:write_file",
+        "The role control does not have the tool write_file.",
+        "Use what this role has there: read_file and search_files; or work in a role that has it: agent or impl.",
+    )
+    assert told("impl", Operation.MERGE)[2:] == (
+        "The role impl does not have git merge.",
+        "Use what this role has there: add; or work in a role that has it: agent or lead.",
+    )
+    assert told("impl", Operation.CREATE_EPIC)[2:] == (
+        "The role impl does not have epic at the Beads gate.",
+        "Ask the operator; no role of this policy has it.",
+    )
+    assert told("lead", Operation.CREATE_ISSUE)[3] == "Work in a role that has it: agent."
+    assert told("nobody", Operation.READ_FILE)[2] == "The policy does not define this role, so it may do nothing."
+
+
+def test_the_leave_names_the_role_and_the_word_that_gave_it() -> None:
+    policy = compile_policy({"role": {"r": {"git": ["switch"], "beads": ["dep"]}}})
+    agent = ALICE._replace(role="r")
+    assert decide(policy, agent, Request(Operation.CHECKOUT_BRANCH, ROOT)) == Allowed("role:r:git:switch")
+    assert decide(policy, agent, Request(Operation.REMOVE_DEPENDENCY, ROOT)) == Allowed("role:r:beads:dep")
