@@ -30,17 +30,13 @@ from bonobofs.audit.history import (
     since,
     trails_in,
 )
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.log import Trail
 from bonobofs.audit.record import FIELDS, AuditEntry
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.request import Operation
+from tests.audit.conftest import Create, creating
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
-
-
-def create(directory: Path, session: str = "s", agent: str = "alice") -> Trail:
-    identity = Identity(session, agent, f"id-of-{agent}")
-    return Trail.create(directory / f"{session}.jsonl", directory / f"{session}.head", identity)
 
 
 def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE, error: int = 0) -> None:
@@ -63,7 +59,7 @@ def trails(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_damaged_line_is_shown_and_hides_nothing_else(trails: Path) -> None:
+def test_a_damaged_line_is_shown_and_hides_nothing_else(create: Create, trails: Path) -> None:
     trail = create(trails)
     note(trail, 0, "before")
     with trail.path.open("ab") as stream:
@@ -77,7 +73,7 @@ def test_a_damaged_line_is_shown_and_hides_nothing_else(trails: Path) -> None:
     assert entries[1].details == {"line": '\x1b[2J{"timestamp":\n'}
 
 
-def test_a_line_that_is_being_written_is_not_read(trails: Path) -> None:
+def test_a_line_that_is_being_written_is_not_read(create: Create, trails: Path) -> None:
     trail = create(trails)
     note(trail, 0, "whole")
     with trail.path.open("ab") as stream:
@@ -92,7 +88,7 @@ def test_a_trail_that_is_not_there_is_a_trail_error(trails: Path) -> None:
             call()
 
 
-def test_trails_are_merged_by_time_and_each_keeps_its_own_order(trails: Path) -> None:
+def test_trails_are_merged_by_time_and_each_keeps_its_own_order(create: Create, trails: Path) -> None:
     one, two = create(trails, "one"), create(trails, "two", "bob")
     for trail, seconds, text in (
         (one, 0, "a"),
@@ -106,7 +102,7 @@ def test_trails_are_merged_by_time_and_each_keeps_its_own_order(trails: Path) ->
     assert texts(merged(trails_in(trails))) == ["a", "b", "c", "d", "d, the clock set back", "e"]
 
 
-def test_more_trails_than_descriptors_are_merged(trails: Path) -> None:
+def test_more_trails_than_descriptors_are_merged(create: Create, trails: Path) -> None:
     for number in range(120):
         trail = create(trails, f"s{number}")
         note(trail, number, str(number))
@@ -122,7 +118,7 @@ def test_more_trails_than_descriptors_are_merged(trails: Path) -> None:
     assert found == [str(number) for number in range(120)]
 
 
-def test_the_last_entries_are_those_that_reading_it_all_would_give(trails: Path) -> None:
+def test_the_last_entries_are_those_that_reading_it_all_would_give(create: Create, trails: Path) -> None:
     trail = create(trails)
     for number in range(500):
         note(trail, number, "x" * (number % 7 * 100))
@@ -134,7 +130,7 @@ def test_the_last_entries_are_those_that_reading_it_all_would_give(trails: Path)
     assert is_closed(trail.path)
 
 
-def test_a_follower_gives_what_is_added_and_new_trails_whole(trails: Path) -> None:
+def test_a_follower_gives_what_is_added_and_new_trails_whole(create: Create, trails: Path) -> None:
     one = create(trails, "one")
     note(one, 0, "old")
     follower = Follower(trails)
@@ -158,7 +154,7 @@ def test_a_moment_is_given_back_from_now_or_in_iso_form() -> None:
             since(wrong, NOW)
 
 
-def test_exported_json_lines_are_the_lines_of_the_trail(trails: Path) -> None:
+def test_exported_json_lines_are_the_lines_of_the_trail(create: Create, trails: Path) -> None:
     trail = create(trails)
     change(trail, "a\n\udcff€", error=5)
     note(trail, 1, "x")
@@ -172,10 +168,10 @@ def test_exported_json_lines_are_the_lines_of_the_trail(trails: Path) -> None:
 def test_an_exported_table_has_a_row_an_entry_and_no_cell_that_runs(
     tmp_path_factory: pytest.TempPathFactory, path: str
 ) -> None:
-    trail = create(tmp_path_factory.mktemp("trails"))
-    change(trail, path)
-    change(trail, f"={path}")
-    trail.close()
+    with creating() as create:
+        trail = create(tmp_path_factory.mktemp("trails"))
+        change(trail, path)
+        change(trail, f"={path}")
     out = io.StringIO(newline="")
     export_csv(read(trail.path), out)
     out.getvalue().encode()
@@ -195,7 +191,7 @@ def test_what_is_shown_is_one_line_and_cannot_steer_a_terminal() -> None:
     assert shown("plain/name.md") == "plain/name.md"
 
 
-def test_a_long_trail_is_read_in_little_memory(trails: Path) -> None:
+def test_a_long_trail_is_read_in_little_memory(create: Create, trails: Path) -> None:
     trail = create(trails)
     for number in range(5_000):
         change(trail, f"d{number}")

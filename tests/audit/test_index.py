@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from bonobofs.audit import index as module
 from bonobofs.audit.history import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.index import By, Index, Wanted, microseconds
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.log import Trail
 from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Code, Denied
 from bonobofs.errors import StateError, TrailError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.index import text_from, text_of
 from bonobofs.state.index_tables import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
+from tests.audit.conftest import Create, creating
 from tests.postgres import Postgres
 from tests.worlds import environment
 
@@ -47,12 +48,6 @@ def tables(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def index(home: Path, tables: IndexTables) -> Index:
     return Index(home, "here", tables)
-
-
-def create(home: Path, session: str = "s", agent: str = "alice") -> Trail:
-    trails = home / "trails"
-    identity = Identity(session, agent, f"id-of-{agent}")
-    return Trail.create(trails / f"{session}.jsonl", trails / f"{session}.head", identity)
 
 
 def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE, error: int = 0) -> None:
@@ -81,9 +76,9 @@ def joined(entries: Iterable[AuditEntry]) -> list[Change]:
     return changes
 
 
-def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(home: Path, index: Index) -> None:
+def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Create, home: Path, index: Index) -> None:
     """An outcome may come long after its intent, and in another reading."""
-    trail = create(home)
+    trail = create(home / "trails")
     first = trail.intent(Operation.WRITE_FILE, "long", "modify", "code")
     change(trail, "short")
     change(trail, "failed", error=28)
@@ -122,10 +117,10 @@ def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(home: Path, 
     ],
 )
 def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(
-    home: Path, index: Index, asked: str, found: list[str]
+    create: Create, home: Path, index: Index, asked: str, found: list[str]
 ) -> None:
     """A character is one, however many bytes it has, and whether or not the bytes are text."""
-    trail = create(home)
+    trail = create(home / "trails")
     change(trail, "docs/a.md")
     change(trail, "docs/deep/b.md")
     trail.intent(Operation.RENAME, "src/c.py", "modify", "code", details={"to": "docs/deep/c.py"})
@@ -138,9 +133,9 @@ def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(
     assert paths(index, path=asked) == found
 
 
-def test_each_filter_narrows_the_answer(home: Path, index: Index) -> None:
+def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index) -> None:
     """By agent, session, operation, rule, result and time, alone and together."""
-    trail, other = create(home), create(home, "t", "bob")
+    trail, other = create(home / "trails"), create(home / "trails", "t", "bob")
     change(trail, "made")
     change(trail, "failed", error=28)
     change(trail, "d", Operation.MKDIR)
@@ -162,9 +157,9 @@ def test_each_filter_narrows_the_answer(home: Path, index: Index) -> None:
     assert len(paths(index, since=past, until=soon)) == 5
 
 
-def test_changes_are_counted_by_what_they_share(home: Path, index: Index) -> None:
+def test_changes_are_counted_by_what_they_share(create: Create, home: Path, index: Index) -> None:
     """A refusal that repeats counts as often as it was asked; alerts are no changes."""
-    trail = create(home)
+    trail = create(home / "trails")
     change(trail, "a.md")
     trail.repeated(trail.denied(DENIED, "create"), DENIED, 41)
     trail.alert("three denials", path="a.sh", code="SUFFIX")
@@ -180,9 +175,9 @@ def test_changes_are_counted_by_what_they_share(home: Path, index: Index) -> Non
     assert len(index.count(Wanted(), By.PATH, most=1)) == 1
 
 
-def test_changes_come_by_time_and_each_trail_keeps_its_own_order(home: Path, index: Index) -> None:
+def test_changes_come_by_time_and_each_trail_keeps_its_own_order(create: Create, home: Path, index: Index) -> None:
     """Also where a clock was set back."""
-    one, two = create(home, "one"), create(home, "two")
+    one, two = create(home / "trails", "one"), create(home / "trails", "two")
     now = datetime(2026, 1, 31, 12, tzinfo=UTC)
     for trail, seconds in ((one, 1), (one, 5), (one, 2), (two, 3), (two, 6)):
         moment = now + timedelta(seconds=seconds)
@@ -191,9 +186,9 @@ def test_changes_come_by_time_and_each_trail_keeps_its_own_order(home: Path, ind
     assert paths(index) == ["one1", "two3", "one5", "one2", "two6"]
 
 
-def test_a_line_in_the_making_waits_for_its_end(home: Path, index: Index) -> None:
+def test_a_line_in_the_making_waits_for_its_end(create: Create, home: Path, index: Index) -> None:
     """It is neither shown nor passed over."""
-    trail = create(home)
+    trail = create(home / "trails")
     change(trail, "a")
     trail.flush()
     whole = trail.path.read_bytes()
@@ -204,9 +199,9 @@ def test_a_line_in_the_making_waits_for_its_end(home: Path, index: Index) -> Non
     assert [each.outcome is not None for each in index.changes(Wanted())] == [True]
 
 
-def test_a_trail_that_was_redone_is_read_anew_and_told(home: Path, index: Index) -> None:
+def test_a_trail_that_was_redone_is_read_anew_and_told(create: Create, home: Path, index: Index) -> None:
     """What had been read must not stand beside what is there now; a trail that is gone is forgotten."""
-    trail, other = create(home), create(home, "t")
+    trail, other = create(home / "trails"), create(home / "trails", "t")
     change(trail, "before")
     change(other, "other")
     trail.flush()
@@ -214,7 +209,7 @@ def test_a_trail_that_was_redone_is_read_anew_and_told(home: Path, index: Index)
     index.catch_up()
     trail.path.unlink()
     trail.path.with_suffix(".head").unlink()
-    change(anew := create(home), "after!")
+    change(anew := create(home / "trails"), "after!")
     anew.flush()
     told = index.catch_up()
     assert (told.redone, told.entries) == (("s",), 2)
@@ -224,10 +219,10 @@ def test_a_trail_that_was_redone_is_read_anew_and_told(home: Path, index: Index)
     assert paths(index) == ["after!"]
 
 
-def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(home: Path, index: Index) -> None:
+def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(create: Create, home: Path, index: Index) -> None:
     """It is told when they have been read."""
     (home / "trails" / "a.jsonl").mkdir()
-    change(trail := create(home, "b"), "read")
+    change(trail := create(home / "trails", "b"), "read")
     trail.flush()
     with pytest.raises(TrailError, match=r"a\.jsonl cannot be read: Is a directory"):
         index.catch_up()
@@ -235,10 +230,10 @@ def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(home: Path, in
 
 
 def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
-    home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+    create: Create, home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Damage is shown as it stands, in whichever reading it comes."""
-    trail = create(home)
+    trail = create(home / "trails")
     change(trail, "a")
     trail.flush()
     raw = trail.path.read_bytes()
@@ -272,20 +267,21 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
     """In one reading or in many, of whichever size; and built anew it is the same."""
     home = tmp_path_factory.mktemp("home")
     (home / "trails").mkdir()
-    trail = create(home)
-    for kind, number, path in entries:
-        match kind:
-            case "intent":
-                trail.intent(Operation.WRITE_FILE, path, "modify", "r")
-            case "outcome":
-                trail.outcome(number, Operation.WRITE_FILE, path, error=number % 2)
-                trail.flush()
-            case "denied":
-                trail.denied(DENIED._replace(path=WorkspacePath(path)), "create")
-            case "repeated":
-                trail.repeated(number, DENIED, number)
-            case _:
-                trail.alert("look", path=path)
+    with creating() as create:
+        trail = create(home / "trails")
+        for kind, number, path in entries:
+            match kind:
+                case "intent":
+                    trail.intent(Operation.WRITE_FILE, path, "modify", "r")
+                case "outcome":
+                    trail.outcome(number, Operation.WRITE_FILE, path, error=number % 2)
+                    trail.flush()
+                case "denied":
+                    trail.denied(DENIED._replace(path=WorkspacePath(path)), "create")
+                case "repeated":
+                    trail.repeated(number, DENIED, number)
+                case _:
+                    trail.alert("look", path=path)
     whole = trail.path.read_bytes()
     expected = joined(read(trail.path))
     lines = whole.splitlines(keepends=True)
@@ -318,9 +314,9 @@ def test_every_text_has_one_form_in_the_tables(text: str) -> None:
     assert text_from(stored) == text
 
 
-def test_a_killed_reader_neither_loses_nor_doubles_an_entry(home: Path, index: Index) -> None:
+def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: Index) -> None:
     """The cursor moves with what was read, wherever it is stopped."""
-    trail = create(home)
+    trail = create(home / "trails")
     for number in range(3000):
         change(trail, f"d{number % 7}/f{number}")
     trail.close()
@@ -351,9 +347,9 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
     assert index.catch_up().entries == 0
 
 
-def test_tables_of_another_version_are_made_anew(home: Path, index: Index, tables: IndexTables) -> None:
+def test_tables_of_another_version_are_made_anew(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
     """They are derived, so nothing is lost by it."""
-    change(trail := create(home), "a")
+    change(trail := create(home / "trails"), "a")
     trail.flush()
     index.catch_up()
     with tables.engine.begin() as connection:
@@ -389,14 +385,14 @@ def test_every_column_says_what_it_holds() -> None:
 
 
 def test_two_state_directories_share_an_index_and_each_keeps_its_own(
-    home: Path, index: Index, tables: IndexTables, tmp_path: Path
+    create: Create, home: Path, index: Index, tables: IndexTables, tmp_path: Path
 ) -> None:
     """What one forgets or builds anew is its own trails; what is asked is of both."""
     there = tmp_path / "there"
     (there / "trails").mkdir(parents=True)
     other = Index(there, "there", tables)
-    change(one := create(home), "one")
-    change(two := create(there, "t"), "two")
+    change(one := create(home / "trails"), "one")
+    change(two := create(there / "trails", "t"), "two")
     one.flush()
     two.flush()
     index.catch_up()
