@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Self
 
 from bonobofs.decision import Allowed
 from bonobofs.request import Kind, WorkspacePath
+from bonobofs.sandbox.boundary import boundary_of, enforce_absolute_path_boundary
 
 _OPENAT2: Final = 437
 _NO_XDEV: Final = 0x01
@@ -65,6 +66,7 @@ class Workspace:
     def __init__(self, root: Path) -> None:
         """Open the directory; `root` is absolute and without symlinks."""
         self.root: Final = root
+        self._boundary: Final = boundary_of(str(root))
         self.descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._close: Final = weakref.finalize(self, os.close, self.descriptor)
 
@@ -80,7 +82,8 @@ class Workspace:
             return WorkspacePath(_text(pure))
         pure = PurePosixPath("/", *pure.parts[1:])
         for candidate in (pure, _without_symlinks(pure)):
-            if candidate.is_relative_to(self.root):
+            outside = enforce_absolute_path_boundary(str(candidate), self._boundary)
+            if outside is None and candidate.is_relative_to(self.root):
                 return WorkspacePath(_text(candidate.relative_to(self.root)))
         return WorkspacePath(str(pure))
 
