@@ -16,6 +16,7 @@ from bonobofs.state import mounts
 from bonobofs.state.database import Database
 from tests.postgres import Postgres
 from tests.worlds import Mounted, OrdinaryUser, World
+from tests.worlds.issues import find_bd
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
 hypothesis.settings.register_profile("nothing is left behind", database=None)
@@ -31,6 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         apart = [item for item in items if item.get_closest_marker("root")]
         config.hook.pytest_deselected(items=apart)
         items[:] = [item for item in items if item not in apart]
+
+
+def pytest_report_header() -> str:
+    """Which bd it is that the gate is tested on: the real one wherever there is one."""
+    return f"bd: {find_bd()}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,7 @@ from bonobofs.audit.record import AuditEntry
 from bonobofs.session import Session
 from bonobofs.state import mounts, processes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
 
 NOBODY = 65534

@@ -1,0 +1,126 @@
+"""The client does what bd can be asked for, and says how it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import BeadsError, UsageError
+from bonobofs.guards.beads import Beads, Edge, NewIssue
+from tests.worlds.issues import Workspace
+
+WHOLE = NewIssue(
+    "A title",
+    "bug",
+    0,
+    description="What is wrong.\n\nIn two paragraphs.",
+    design="How it is to be.",
+    acceptance="- [ ] done",
+    notes="n",
+    assignee="bob",
+    labels=("phase:build", "unit:one"),
+    metadata={"agent": "1"},
+)
+
+
+def test_an_issue_is_created_with_every_field_that_it_is_given(
+    beads: Beads, beads_workspace: Workspace, leave: Allowed
+) -> None:
+    """What is created is what was asked for, as alice, and alice's address is its owner's."""
+    with beads.turn() as turn:
+        made = turn.create_issue(WHOLE, leave)
+    issue = made.issue
+    assert (issue.title, issue.issue_type, issue.priority, issue.status) == ("A title", "bug", 0, "open")
+    assert (issue.description, issue.design, issue.notes) == (WHOLE.description, WHOLE.design, WHOLE.notes)
+    assert (issue.acceptance, issue.assignee, issue.labels) == (WHOLE.acceptance, WHOLE.assignee, WHOLE.labels)
+    assert issue.metadata["agent"] == "1"
+    assert (issue.created_by, issue.owner) == ("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f@bonobofs.invalid")
+    assert made.after[issue.id] == issue
+    assert beads_workspace.issue(issue.id)["title"] == "A title"
+
+
+def test_a_child_is_created_below_its_parent(beads: Beads, leave: Allowed) -> None:
+    """The edge to the parent is there, and the parent's labels are the child's too."""
+    with beads.turn() as turn:
+        epic = turn.create_issue(NewIssue("an epic", "epic", labels=("phase:build",)), leave).issue
+        child = turn.create_issue(NewIssue("a child", parent=epic.id), leave)
+        assert child.issue.edges == (Edge(child.issue.id, epic.id, "parent-child"),)
+        assert child.issue.labels == ("phase:build",)
+        assert [issue.id for issue in child.after.children(epic.id)] == [child.issue.id]
+
+
+def test_a_message_lasts_and_is_listed(beads: Beads, beads_workspace: Workspace, leave: Allowed) -> None:
+    """A message is one of the issues that bd keeps, and not one that passes away."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("a question", "message", assignee="human"), leave)
+    assert made.issue.issue_type == "message"
+    assert not made.issue.ephemeral
+    assert made.issue.id in {issue["id"] for issue in beads_workspace.json("list", "--type=message")}
+
+
+def test_fields_are_changed_and_nothing_else(beads: Beads, leave: Allowed) -> None:
+    """What an update does not name stays, also the rest of the metadata."""
+    with beads.turn() as turn:
+        made = turn.create_issue(WHOLE, leave).issue
+        now = turn.update_issue(
+            made.id,
+            leave,
+            status="in_progress",
+            assignee="",
+            title="-another",
+            metadata={"more": [1]},
+            add_labels=["unit:two"],
+            remove_labels=["unit:one"],
+        ).issue
+    assert (now.status, now.assignee, now.title) == ("in_progress", "", "-another")
+    assert now.labels == ("phase:build", "unit:two")
+    assert now.metadata == {**made.metadata, "more": [1]}
+    assert (now.description, now.design, now.priority) == (made.description, made.design, made.priority)
+
+
+def test_an_issue_is_closed_and_opened_again(beads: Beads, leave: Allowed) -> None:
+    """Closing tells why, and opening takes that back."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), leave).issue
+        closed = turn.close_issue(made.id, leave, reason="-it is done").issue
+        assert (closed.is_closed, closed.close_reason) == (True, "-it is done")
+        opened = turn.reopen_issue(made.id, leave).issue
+        assert (opened.status, opened.close_reason) == ("open", "")
+
+
+def test_dependencies_come_and_go(beads: Beads, leave: Allowed) -> None:
+    """An edge is seen from both its ends, and only until it is removed."""
+    with beads.turn() as turn:
+        one, two = (turn.create_issue(NewIssue(title), leave).issue.id for title in ("one", "two"))
+        tied = turn.add_dependency(one, two, "blocks", leave)
+        assert tied.issue.edges == tied.after.edges == (Edge(one, two, "blocks"),)
+        with pytest.raises(BeadsError, match="block") as refused:
+            turn.close_issue(one, leave)
+        assert refused.value.carried_out is False
+        assert turn.remove_dependency(one, two, leave).after.edges == ()
+
+
+def test_a_comment_is_said_as_it_was_given(beads: Beads, leave: Allowed) -> None:
+    """Also one that begins like a flag, or spans lines."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), leave).issue
+        for text in ("--actor=bob", "two\nlines", "@/etc/passwd"):
+            turn.add_comment(made.id, text, leave)
+        told = turn.comments(made.id)
+    assert [(each.author, each.text) for each in told] == [
+        ("alice", "--actor=bob"),
+        ("alice", "two\nlines"),
+        ("alice", "@/etc/passwd"),
+    ]
+
+
+def test_ids_are_given_in_full(beads: Beads, leave: Allowed) -> None:
+    """No part of an id, and no empty one, which bd takes for the issue that was touched last."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), leave).issue
+        for part in (made.id.partition("-")[2], made.id[:-1], made.id.upper()):
+            with pytest.raises(BeadsError, match="in full"):
+                turn.close_issue(part, leave)
+        with pytest.raises(UsageError, match="touched last"):
+            turn.close_issue("", leave)
+        assert not turn.everything(fresh=True)[made.id].is_closed

@@ -1,0 +1,160 @@
+"""The database: one JSON file that is replaced as a whole, behind a lock that everybody waits for without end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .answers import Failed
+from .workspace import Workspace
+
+Issue = dict[str, Any]
+Edge = dict[str, Any]
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+ORDERING = frozenset({"blocks", "conditional-blocks"})
+"""The only edges along which a cycle is looked for, and by which an issue is blocked at closing."""
+
+
+def now(*, exact: bool = False) -> str:
+    """A time as `create` prints it (exact) and as it is stored: rounded to whole seconds, up or down."""
+    moment = datetime.now(timezone.utc)  # noqa: UP017 - an older Python may run this
+    if exact:
+        return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+    return datetime.fromtimestamp(round(moment.timestamp()), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017
+
+
+class Store:
+    """The issues and edges of one workspace, for the time of one call, which has them to itself."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        directory = workspace.database
+        if not workspace.name or not directory.is_dir():
+            if (workspace.path / "embeddeddolt").is_dir() and workspace.redirected_from is None:
+                self._state: dict[str, Any] = _empty("")
+                return  # made by --db: there is nothing in it
+            raise Failed("issue_prefix config is missing" if workspace.redirected_from else "no beads database found")
+        noms = directory / ".dolt" / "noms"
+        noms.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(noms / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _wait(self._lock)
+        self._file = directory / "state.json"
+        self._state = json.loads(self._file.read_text()) if self._file.exists() else _empty("")
+
+    @staticmethod
+    def make(workspace: Workspace, prefix: str) -> None:
+        workspace.database.mkdir(parents=True)
+        _replace(workspace.database / "state.json", _empty(prefix))
+
+    @property
+    def prefix(self) -> str:
+        return str(self._state["prefix"])
+
+    @prefix.setter
+    def prefix(self, prefix: str) -> None:
+        self._state["prefix"] = prefix
+
+    @property
+    def config(self) -> dict[str, str]:
+        found: dict[str, str] = self._state["config"]
+        return found
+
+    @property
+    def issues(self) -> dict[str, Issue]:
+        found: dict[str, Issue] = self._state["issues"]
+        return found
+
+    @property
+    def edges(self) -> list[Edge]:
+        found: list[Edge] = self._state["edges"]
+        return found
+
+    @property
+    def comments(self) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self._state["comments"]
+        return found
+
+    def save(self) -> None:
+        """All of this call's changes at once. A signal that comes now waits until they are there."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            _replace(self._file, self._state)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def custom_statuses(self) -> list[str]:
+        # What has been said once stays: unsetting the key does not take a status away.
+        return [word.partition(":")[0] for word in self._state["statuses"]]
+
+    def add_statuses(self, words: str) -> None:
+        self._state["statuses"] += [word.strip() for word in words.split(",") if word.strip()]
+
+    def is_empty(self) -> bool:
+        return not self.issues
+
+    def resolve(self, word: str) -> str | None:
+        """The full id that an abbreviation means; None: there is none. Failed where it could be several."""
+        if word in self.issues:
+            return word
+        hashes = {id_: id_[len(self.prefix) + 1 :] for id_ in self.issues}
+        word = word.removeprefix(f"{self.prefix}-")
+        exact = [id_ for id_, tail in hashes.items() if tail == word]
+        found = exact or [id_ for id_, tail in hashes.items() if word and word in tail]
+        if len(found) > 1:
+            raise Failed(f"ambiguous ID {word!r} matches: {', '.join(sorted(found))}")
+        return found[0] if found else None
+
+    def new_id(self, parent: str, *, wisp: bool) -> str:
+        if parent:
+            taken = [id_.rpartition(".")[2] for id_ in self.issues if id_.rpartition(".")[0] == parent]
+            return f"{parent}.{max(map(int, filter(str.isdigit, taken)), default=0) + 1}"
+        start = f"{self.prefix}-wisp-" if wisp else f"{self.prefix}-"
+        while True:
+            number = int.from_bytes(os.urandom(4), "big") % 36**3
+            tail = "".join(DIGITS[number // 36**place % 36] for place in range(3))
+            if start + tail not in self.issues:
+                return start + tail
+
+    def is_closed(self, id_: str) -> bool:
+        return id_ not in self.issues or self.issues[id_]["status"] == "closed"
+
+    def blockers(self, id_: str) -> list[str]:
+        """Those that are not closed."""
+        ends = [edge["depends_on_id"] for edge in self.edges if edge["issue_id"] == id_ and edge["type"] in ORDERING]
+        return [end for end in ends if not self.is_closed(end)]
+
+    def children(self, id_: str) -> list[str]:
+        return [e["issue_id"] for e in self.edges if e["depends_on_id"] == id_ and e["type"] == "parent-child"]
+
+    def parents(self, id_: str) -> list[str]:
+        return [e["depends_on_id"] for e in self.edges if e["issue_id"] == id_ and e["type"] == "parent-child"]
+
+
+def _empty(prefix: str) -> dict[str, Any]:
+    return {"prefix": prefix, "config": {}, "statuses": [], "issues": {}, "edges": [], "comments": []}
+
+
+def _replace(path: Path, state: dict[str, Any]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        json.dump(state, file)
+    os.rename(temporary, path)
+
+
+def _wait(lock: int) -> None:
+    """Wait for as long as it takes. Who is told to end meanwhile says that the database is locked."""
+
+    def told_to_end(*_: object) -> None:
+        raise Failed("opening the database: the database is locked by another dolt process", "stderr")
+
+    with_lock: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment] # main has set it
+    signal.signal(signal.SIGTERM, told_to_end)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    signal.signal(signal.SIGTERM, with_lock)
