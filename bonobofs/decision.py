@@ -116,6 +116,8 @@ class Denied(NamedTuple):
     operation: Operation
     holding: Holding | None = None
     """Whose lease it is, where that is the reason."""
+    about: str = ""
+    """A sentence with the particulars, for people and records: which issue, which branch."""
 
     @property
     def errno(self) -> int:
@@ -129,6 +131,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
     """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
     if isinstance(decision, Denied):
         holding = {} if decision.holding is None else decision.holding._asdict()
+        about = {"about": decision.about} if decision.about else {}
         return {
             "allowed": False,
             "code": decision.code.value,
@@ -138,6 +141,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             "path": decision.path,
             "operation": decision.operation.value,
             **holding,
+            **about,
         }
     reason, instead = KEPT_APART.get(decision.apart, (None, None))
     return {
@@ -157,6 +161,7 @@ class Refused(PermissionError):  # noqa: N818 - it is what the seeds call a deni
     exit_code: ClassVar[int] = 77
 
     def __init__(self, decision: Denied) -> None:
-        told = [decision.reason, *([] if decision.holding is None else [str(decision.holding)]), decision.instead]
+        held = "" if decision.holding is None else str(decision.holding)
+        told = filter(None, (decision.reason, decision.about, held, decision.instead))
         super().__init__(decision.errno, " ".join(told), decision.path)
         self.decision = decision

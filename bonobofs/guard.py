@@ -110,6 +110,10 @@ class Run:
         self.limit = leave.max_size if leave.max_size is not None else 1 << 63
 
 
+_Mark = tuple[Operation, str, Code, str, str]
+"""By what a refusal is known as the same: operation, path, code, entrance, and at a gate the details of the call."""
+
+
 class _Repeat:
     """A refusal that has been entered once and is counted until it falls quiet."""
 
@@ -236,7 +240,7 @@ class Guard:
         self.denials_seen = 0
         self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
-        self._repeats: dict[tuple[Operation, str, Code, str], _Repeat] = {}
+        self._repeats: dict[_Mark, _Repeat] = {}
         self._ended: Final[list[_Outcome]] = []
         self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
@@ -457,7 +461,9 @@ class Guard:
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """Enter a refusal, or count it where it repeats, and give the exception to raise."""
         now = monotonic()
-        mark = (denied.operation, denied.path, denied.code, guard)
+        # At a gate the path tells nothing: that the same was asked, of the same issue, the details say.
+        asked = "" if guard == "file" else object_of(caller.details)
+        mark = (denied.operation, denied.path, denied.code, guard, asked)
         repeat = self._repeats.get(mark)
         try:
             if repeat is not None:
@@ -466,6 +472,8 @@ class Guard:
             else:
                 action = ACTIONS.get(denied.operation, "modify")
                 details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
+                if denied.about:
+                    details = {**details, "about": denied.about}
                 seq = self.trail.denied(
                     denied, action, guard=guard, tool=caller.tool, lock=_lock(denied.holding), details=details
                 )
@@ -521,7 +529,7 @@ class Guard:
         parts = path.split("/")
         return "own" if leases.owns(parts) else _lock(leases.against(parts))
 
-    def _settle_repeat(self, mark: tuple[Operation, str, Code, str]) -> None:
+    def _settle_repeat(self, mark: _Mark) -> None:
         repeat = self._repeats.pop(mark)
         if repeat.count:
             try:

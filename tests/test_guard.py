@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.log import Identity, Trail
-from bonobofs.decision import Apart, Code, Denied, Refused
+from bonobofs.decision import Apart, Code, Denied, Refused, as_document
 from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
@@ -319,3 +319,18 @@ def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Guard, trail: Trail
     with pytest.raises(Refused) as refused:
         guard.note(Request(Operation.READ_FILE, WorkspacePath("a")))
     assert refused.value.decision.code is Code.UNRECORDED
+
+
+def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: Guard, trail: Trail) -> None:
+    """No issue is lost behind another of which the same was asked; particulars are told and recorded."""
+    denied = Denied(Code.BEADS, "beads.owner", "No.", "Ask.", WorkspacePath(""), Operation.UPDATE_ISSUE)
+    for issue in ("gt-1", "gt-2", "gt-1"):
+        asked = denied._replace(about=f"{issue} is bob's.")
+        refused = guard.refuse(asked, Caller("guarded_update", {"issue": issue}), guard="beads")
+        assert str(refused).startswith(f"[Errno 13] No. {issue} is bob's. Ask.")
+        assert as_document(asked, "", asked.operation)["about"] == f"{issue} is bob's."
+    guard.settle_all()
+    first, second, _, again = entries(trail)
+    assert first["details"] == {"issue": "gt-1", "about": "gt-1 is bob's.", "instead": "Ask."}
+    assert (second["details"]["issue"], second["reason"]) == ("gt-2", "No.")
+    assert again["details"] == {"intent": first["seq"], "count": 1, "instead": "Ask."}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from bonobofs.guards.file_guard import FileGuard, ValidationResult
+from bonobofs.guards.answers import ValidationResult
+from bonobofs.guards.file_guard import FileGuard
 
 __all__ = ["FileGuard", "ValidationResult"]

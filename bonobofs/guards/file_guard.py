@@ -16,18 +16,23 @@ entered with result `error` and raised by both.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn, Protocol, Self
+from typing import Final, NoReturn, Self
 
 from bonobofs.audit import strays
-from bonobofs.audit.log import AuditLog
 from bonobofs.audit.record import BY
-from bonobofs.decision import Allowed, Code, Decision, Denied, Refused
+from bonobofs.decision import Code, Denied, Refused
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.guard import Caller, Door, unrecorded
+from bonobofs.guards.answers import (
+    GuardedSession,
+    ValidationResult,
+    claiming,
+    is_of_the_session,
+    not_the_agent,
+    told,
+)
 from bonobofs.guards.beneath import Place, Workspace
 from bonobofs.guards.content import MODE, put
 from bonobofs.policy.engine import allowed_directories
@@ -57,42 +62,6 @@ _MADE: Final = {
     Operation.SYMLINK: Kind.SYMLINK,
     Operation.MKNOD: Kind.DEVICE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationResult:
-    """What the policy says of one change. It is true where the change is allowed."""
-
-    allowed: bool
-    reason: str = ""
-    """One sentence, constant for its rule; "" where it is allowed."""
-    code: Code | None = None
-    rule: str = ""
-    """Name of the rule that decided."""
-    instead: str = ""
-    """What to do instead."""
-
-    def __bool__(self) -> bool:
-        return self.allowed
-
-
-class _Recorded(Protocol):
-    @property
-    def source(self) -> str: ...
-
-
-class GuardedSession(Protocol):
-    """What a FileGuard needs of a session; `bonobofs.session.open_session` gives one."""
-
-    @property
-    def session(self) -> _Recorded: ...
-    @property
-    def guard(self) -> Door: ...
-    @property
-    def log(self) -> AuditLog: ...
-    @property
-    def turn(self) -> AbstractContextManager[object]:
-        """Held for each change, from its intent to its outcome; left, all of it is in the record."""
 
 
 class FileGuard:
@@ -134,7 +103,7 @@ class FileGuard:
             try:
                 place = self._locate(request, NO_FACTS, caller)
             except Refused as refused:
-                return _told(refused.decision)
+                return told(refused.decision)
             except OSError:
                 return self._answer(caller, [(request, NO_FACTS)])
             with place:
@@ -153,7 +122,7 @@ class FileGuard:
         try:
             return self.guarded_write_file(path, content, agent, overwrite=overwrite)
         except Refused as refused:
-            return _told(refused.decision)
+            return told(refused.decision)
 
     def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
         """`write_file`, with Refused (a PermissionError) on denial."""
@@ -181,7 +150,7 @@ class FileGuard:
         try:
             self.guarded_delete_file(path, agent)
         except Refused as refused:
-            return _told(refused.decision)
+            return told(refused.decision)
         return None
 
     def guarded_delete_file(self, path: PathLike, agent: str) -> None:
@@ -208,16 +177,8 @@ class FileGuard:
     def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
         """The path as it was named, if the agent is who it says it is."""
         named = self._workspace.named(path)
-        if agent not in (self._guard.agent.label, self._guard.agent.id):
-            denied = Denied(
-                Code.IDENTITY,
-                "identity",
-                "The agent that is named is not the agent of this session.",
-                "Name the session's own agent, or open a session for the other one.",
-                named,
-                operation,
-            )
-            raise self._guard.refuse(denied, caller._replace(details={**caller.details, "claimed": str(agent)}))
+        if not is_of_the_session(agent, self._guard.agent):
+            raise self._guard.refuse(not_the_agent(named, operation), claiming(caller, agent))
         return named
 
     def _locate(self, request: Request, facts: Facts, caller: Caller) -> Place:
@@ -290,8 +251,8 @@ class FileGuard:
         decisions = [self._guard.decide(request, facts) for request, facts in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
-                return _told(self._guard.refuse(decision, caller).decision)
-        return _told(decisions[0])
+                return told(self._guard.refuse(decision, caller).decision)
+        return told(decisions[0])
 
 
 def _operation(word: str) -> Operation:
@@ -314,9 +275,3 @@ def _question(operation: Operation, place: Place) -> tuple[Request, Facts]:
         privileged=os.geteuid() == 0,
     )
     return Request(operation, place.path, kind), facts
-
-
-def _told(decision: Decision) -> ValidationResult:
-    if isinstance(decision, Allowed):
-        return ValidationResult(True, rule=decision.rule)
-    return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead)

@@ -131,7 +131,7 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
                 return verdict
             return Denied(*words.LEASED, path, operation, holding)
     # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
-    return tuple.__new__(Denied, (*refusal, path, operation, None))
+    return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
 
 def _by_lists(policy: Policy, agent: Agent, request: Request, refusal: Refusal | None) -> Decision:

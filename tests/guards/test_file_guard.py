@@ -13,7 +13,8 @@ from bonobofs import guards
 from bonobofs.audit.log import AuditLog
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import UsageError
-from bonobofs.guards.file_guard import FileGuard, ValidationResult
+from bonobofs.guards.answers import ValidationResult
+from bonobofs.guards.file_guard import FileGuard
 from tests.guards.conftest import Guarded, Opened, Program
 
 SH = "#!/bin/sh\n"

@@ -15,8 +15,7 @@ from bonobofs import session
 from bonobofs.audit.history import read
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import StateError
-from bonobofs.guards import FileGuard
-from bonobofs.guards.file_guard import ValidationResult
+from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
 from bonobofs.state import leases, presence, registry

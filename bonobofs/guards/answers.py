@@ -1,0 +1,79 @@
+"""What all guards for Python callers have in common: the session they stand on, and how they answer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from bonobofs.audit.log import AuditLog
+from bonobofs.decision import Allowed, Code, Decision, Denied
+from bonobofs.guard import Caller, Door
+from bonobofs.request import Agent, Operation, WorkspacePath
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """What the policy says of one change. It is true where the change is allowed."""
+
+    allowed: bool
+    reason: str = ""
+    """One sentence, constant for its rule; "" where it is allowed."""
+    code: Code | None = None
+    rule: str = ""
+    """Name of the rule that decided."""
+    instead: str = ""
+    """What to do instead."""
+    about: str = ""
+    """The particulars, for people."""
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class _Recorded(Protocol):
+    @property
+    def source(self) -> str: ...
+
+
+class GuardedSession(Protocol):
+    """What a guard needs of a session; `bonobofs.session.open_session` gives one."""
+
+    @property
+    def session(self) -> _Recorded: ...
+    @property
+    def guard(self) -> Door: ...
+    @property
+    def log(self) -> AuditLog: ...
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """Held for each change, from its intent to its outcome; left, all of it is in the record."""
+
+
+def told(decision: Decision) -> ValidationResult:
+    """A decision, as the guards give it."""
+    if isinstance(decision, Allowed):
+        return ValidationResult(True, rule=decision.rule)
+    return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, decision.about)
+
+
+def is_of_the_session(agent: str, own: Agent) -> bool:
+    """Whether a caller names the session's own agent, by label or UUID."""
+    return agent in (own.label, own.id)
+
+
+def not_the_agent(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a caller who names somebody else."""
+    return Denied(
+        Code.IDENTITY,
+        "identity",
+        "The agent that is named is not the agent of this session.",
+        "Name the session's own agent, or open a session for the other one.",
+        path,
+        operation,
+    )
+
+
+def claiming(caller: Caller, agent: str) -> Caller:
+    """The caller, with the name that was claimed beside what was asked."""
+    return caller._replace(details={**caller.details, "claimed": str(agent)})
