@@ -54,6 +54,24 @@ class MailError(BonobofsError):
         self.carried_out = carried_out
 
 
+class BeadsError(BonobofsError):
+    """bd cannot be used as it is, or has not done what it was asked, as reading back shows."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        carried_out: bool | None = False,
+        done: tuple[str, ...] = (),
+        missing: tuple[str, ...] = (),
+    ) -> None:
+        """`carried_out`: None where it was done in part, or where that cannot be told; the parts that are known."""
+        super().__init__(message)
+        self.carried_out = carried_out
+        self.done = done
+        self.missing = missing
+
+
 class ProtocolError(BonobofsError):
     """The kernel sent what this version cannot read."""
 

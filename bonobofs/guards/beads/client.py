@@ -1,0 +1,113 @@
+r"""The issues of one workspace, read and changed through the installed bd.
+
+    beads = Beads(find_beads(source), home, agent)
+    with beads.turn() as turn:
+        before = turn.everything()
+        ...
+        changed = turn.close_issue("gt-a1f", leave)
+
+Nothing is believed because bd says so: its exit status 0 has come with nothing stored, and others with everything. So
+each change is followed by reading back, and what is stored decides. What is there in full counts as done, whatever bd
+said; what is not is a BeadsError that tells whether nothing, a part, or an unknown part of it is stored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bonobofs.errors import BeadsError, UsageError
+from bonobofs.guards.beads import lock
+from bonobofs.guards.beads.answer import complaint, payload
+from bonobofs.guards.beads.commands import command
+from bonobofs.guards.beads.program import Program, find_program
+from bonobofs.guards.beads.turn import Turn
+from bonobofs.request import Agent
+
+LIMIT: Final = 30.0
+"""Seconds for one call of bd; with a thousand issues its slowest takes about one."""
+WAIT: Final = 120.0
+"""Seconds to wait until others are done with the same `.beads`."""
+
+
+def find_beads(source: Path) -> Path:
+    """The `.beads` of this directory, without symlinks; BeadsError where there is none."""
+    beads = Path(os.path.realpath(source / ".beads"))
+    if not beads.is_dir():
+        raise BeadsError(f"{source} has no .beads; run `bd init` there")
+    return beads
+
+
+class Beads:
+    """bd on one `.beads`, for one agent. May be used by several threads; nothing runs before the first turn."""
+
+    def __init__(
+        self,
+        beads: Path,
+        home: Path,
+        agent: Agent,
+        *,
+        program: Path | None = None,
+        limit: float = LIMIT,
+        wait: float = WAIT,
+    ) -> None:
+        """`beads`: from `find_beads`. `program`: None for the one that is found (`find_program`).
+
+        `limit`, `wait`: seconds for one call, and for others to be done. UsageError: the agent has no name.
+        """
+        if not agent.label.strip():
+            raise UsageError("an agent without a name cannot act on issues: bd would take it for somebody else")
+        self._beads: Final = beads
+        self._home: Final = home
+        self._agent: Final = agent
+        self._named: Final = program
+        self._limit: Final = limit
+        self._wait: Final = wait
+        self._checked: tuple[int, ...] | None = None
+        """Of which `.beads` and program it is known that they are what they should be."""
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Have the issues to oneself, as far as all go through here, across processes.
+
+        BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
+        """
+        path = self._named if self._named is not None else find_program(self._home)
+        with lock.held(self._home, self._beads, self._wait) as held:
+            program = Program(path, self._beads, self._home, self._agent, self._limit)
+            identity = self._identity(path)
+            if self._checked != identity:
+                program.check_version(held)
+                self._check_place(program, held)
+                self._checked = identity
+            turn = Turn(program, held, self._agent.label)
+            try:
+                yield turn
+            finally:
+                turn.end()
+
+    def _identity(self, program: Path) -> tuple[int, ...]:
+        """Changes when there is another `.beads`, another program, or something that leads bd elsewhere."""
+        if os.path.lexists(self._beads / "redirect"):
+            raise BeadsError(f"{self._beads / 'redirect'} leads to other issues; open the session where those are")
+        try:
+            found = [os.stat(path) for path in (self._beads, program)]
+        except OSError as error:
+            raise BeadsError(f"{error.filename} cannot be used: {error.strerror}") from error
+        beads, there = found
+        return beads.st_dev, beads.st_ino, there.st_dev, there.st_ino, there.st_mtime_ns
+
+    def _check_place(self, program: Program, held: lock.Lock) -> None:
+        """Whether bd works where it is told to: a directory that it does not take it passes over without a word."""
+        output = program.run(command("where", self._agent.label), held)
+        told = payload(output)
+        path = told.get("path") if isinstance(told, dict) else None
+        if not isinstance(path, str):
+            raise BeadsError(
+                f"bd does not find its issues in {self._beads}: {complaint(output) or 'it does not say why'}"
+            )
+        if os.path.realpath(path) != str(self._beads):
+            raise BeadsError(f"bd works in {path} and not in {self._beads}; nothing is asked of it")
