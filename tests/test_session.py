@@ -59,18 +59,21 @@ def test_a_session_is_on_record_as_contracts_say(mounted: Mounted) -> None:
 
 def test_whoami_is_the_session_that_is_registered(mounted: Mounted) -> None:
     """Inside the mount an agent reads who it is; it cannot say otherwise."""
-    world = mounted(agent="ann")
+    world = mounted(agent="ann", role="worker")
     who = json.loads((world.path / ".bonobofs" / "whoami.json").read_text())
     made = world.session
     assert who == {
         "agent": "ann",
         "agent_id": made.agent_id,
         "team": None,
-        "role": made.role,
+        "role": "worker",
         "chain": None,
         "session": made.session,
         "source": made.source,
         "policy": made.policy.digest,
+        "tools": ["read_file", "write_file", "list_files", "search_files"],
+        "git": ["add", "commit", "rm", "mv", "restore"],
+        "beads": ["create", "update", "close", "label", "comment"],
     }
 
 

@@ -12,6 +12,7 @@ from bonobofs import session
 from bonobofs.cli.output import document, say
 from bonobofs.decision import Holding, Refused
 from bonobofs.errors import UsageError
+from bonobofs.policy.calls import OF_A_GATE
 from bonobofs.request import Operation
 
 
@@ -47,6 +48,7 @@ def why(
       bonobofs why docs/plan.txt
       bonobofs why docs/report.md --size 2MB
       bonobofs why README.md --op delete_file --role reviewer
+      bonobofs why . --op merge --role worker
     """
     answer = session.ask(session.home(), path, operation=op, size=_bytes(size), role=role, workspace=workspace)
     if json:
@@ -57,7 +59,8 @@ def why(
 
 
 def _tell(answer: dict[str, Any]) -> None:
-    what = f"{answer['operation']} {answer['path'] or 'the root'}"
+    root = "" if answer["operation"] in OF_A_GATE else "the root"
+    what = f"{answer['operation']} {answer['path'] or root}".rstrip()
     if answer["allowed"]:
         say(f"allowed: {what} (rule {answer['rule']})")
     else:

@@ -40,7 +40,7 @@ from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
-from bonobofs.policy.engine import compile_policy, describe
+from bonobofs.policy.engine import callable_words, compile_policy, describe
 from bonobofs.request import Agent
 from bonobofs.state import scratch as layers
 from bonobofs.state.turns import Turns
@@ -131,7 +131,9 @@ class Server:
 
     def _whoami(self, agent: Agent) -> bytes:
         who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
-        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": self._guard.policy.digest}
+        policy = self._guard.policy
+        may_call = callable_words(policy, agent.role)
+        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": policy.digest, **may_call}
         return json.dumps(who, indent=2).encode() + b"\n"
 
     def _denials(self) -> bytes:

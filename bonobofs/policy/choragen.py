@@ -15,9 +15,12 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from bonobofs.errors import PolicyError
+from bonobofs.policy.calls import TOOLS, WRITING
 from bonobofs.policy.pattern import parse
 
 _ALL: Final = ("create", "modify", "delete")
+_WRITER: Final = "impl"
+"""The role that has write_file there; the tools that read have all."""
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST: Final = 1000
 _YEAR: Final = 365 * 86_400
@@ -136,8 +139,11 @@ class _Policy:
             for name, paths in self.rules:
                 lines += ["", "[[rule]]", f"name = {_toml(name)}", f"paths = {_toml(paths)}"]
         # Who has no role there may do nothing; here there is one by default, which would write everywhere.
-        for role, (write, deny) in ({} if self.roles is None else {"agent": ([], []), **self.roles}).items():
+        roles = self.roles or {}
+        for role, (write, deny) in ({} if self.roles is None else {"agent": ([], []), **roles}).items():
             lines += ["", f"[role.{_toml(role)}]", f"write = {_toml(write)}", f"deny = {_toml(deny)}"]
+            if role in roles:
+                lines.append(f"tools = {_toml([tool for tool in TOOLS if tool != WRITING or role == _WRITER])}")
         return "\n".join(lines) + "\n"
 
     def _allow(self, name: str, entry: Entry, patterns: list[str], lost: list[str]) -> None:

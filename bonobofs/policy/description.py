@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bonobofs.policy import words
-from bonobofs.policy.compiled import EVERYTHING, Policy, meet
+from bonobofs.policy.calls import FAMILIES
+from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet
 from bonobofs.policy.pattern import Pattern, parse
 
 _ASKING_WHY: Final = """\
@@ -22,6 +23,13 @@ _KEPT_APART: Final = (
     "These may be written, and are not written into the workspace: they end with the session. `.bonobofs/scratch`"
     " lists what there is of them now. Nothing that is to stay belongs here."
 )
+
+
+_FAMILIES: Final = {
+    "tools": "Tools beside the mount",
+    "git": "Subcommands of git that change something",
+    "beads": "Operations on issues",
+}
 
 
 def allowed_directories(policy: Policy, role: str) -> list[str]:
@@ -52,6 +60,7 @@ def describe(policy: Policy, role: str) -> str:
         if policy.scratch or policy.temporary is not None:
             told += ["## Allowed, and kept apart", _KEPT_APART, _bullets(_kept_apart(policy))]
         told += ["## Refused", _bullets(_refused(policy, role))]
+        told += ["## Tools and gates", _bullets(_callable(policy, role))]
     return "\n\n".join(["# What may be written here", intro, *told, _ASKING_WHY]) + "\n"
 
 
@@ -78,6 +87,17 @@ def _kept_apart(policy: Policy) -> Iterable[str]:
             "Files and symlinks of temporary names, which get their own name when they are whole: such a file is judged"
             f" under the name that it is renamed or linked to, and written there at once. Held are {names}."
         )
+
+
+def callable_words(policy: Policy, role: str) -> dict[str, list[str]]:
+    """What the role's lists `tools`, `git` and `beads` name; all are empty for a role that is not defined."""
+    table = defined_roles(policy.document).get(role, {})
+    return {family: [word for word in known if word in table.get(family, ())] for family, known in FAMILIES.items()}
+
+
+def _callable(policy: Policy, role: str) -> Iterable[str]:
+    for family, called in callable_words(policy, role).items():
+        yield f"{_FAMILIES[family]}: {_code(called) if called else 'none, for this role'}."
 
 
 def _refused(policy: Policy, role: str) -> Iterable[str]:

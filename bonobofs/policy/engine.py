@@ -16,12 +16,21 @@ from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy import words
 from bonobofs.policy.calls import OF_A_GATE
 from bonobofs.policy.compiled import Policy, Rule, Scratch, compile_policy, digest
-from bonobofs.policy.description import allowed_directories, describe
+from bonobofs.policy.description import allowed_directories, callable_words, describe
 from bonobofs.policy.pattern import NO_CHARACTER
 from bonobofs.policy.words import Refusal
 from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
 
-__all__ = ["Policy", "allowed_directories", "compile_policy", "decide", "decide_in_source", "describe", "digest"]
+__all__ = [
+    "Policy",
+    "allowed_directories",
+    "callable_words",
+    "compile_policy",
+    "decide",
+    "decide_in_source",
+    "describe",
+    "digest",
+]
 
 EXECUTABLE_HEADS: Final = (
     b"#!",

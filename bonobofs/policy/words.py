@@ -223,7 +223,7 @@ def call_rule(role: str, family: str, word: str) -> str:
 def role_lacks(role: str, family: str, word: str, own: Sequence[str], others: Sequence[str]) -> Refusal:
     """The refusal of an operation that the role's list lacks. `own` is that list, `others` the roles that have it."""
     call = {"tools": f"the tool {word}", "git": f"git {word}", "beads": f"{word} at the Beads gate"}[family]
-    ways = [f"use what this role has there: {listed(own, 'and')}"] if own else []
+    ways = [f"use what this role has there: {', '.join(own)}"] if own else []
     ways += [f"work in a role that has it: {listed(others)}"] if others else []
     told = "; or ".join(ways) or "Ask the operator; no role of this policy has it"
     reason = f"The role {role} does not have {call}."

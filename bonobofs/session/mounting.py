@@ -206,7 +206,7 @@ def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
     if role in policy.roles:
         return ()
     return (
-        f"The policy does not define the role {role}, so every change is refused; it defines: "
+        f"The policy does not define the role {role}, so it may do nothing but read; it defines: "
         f"{', '.join(sorted(policy.roles))}.",
     )
 

@@ -39,6 +39,11 @@ def _why(*arguments: str | Path, code: int, cwd: Path) -> dict[str, Any]:
         (["README.md", "--op", "delete_file"], "KEEP"),
         (["aidlc-docs/dev", "--op", "mknod"], "DEVICE"),
         (["aidlc-docs/plan.md", "--role", "unheard-of"], "ROLE"),
+        (["aidlc-docs/plan.md", "--role", "control"], "ROLE"),
+        ([".git/config", "--op", "read_file", "--role", "control"], None),
+        ([".", "--op", "merge", "--role", "lead"], None),
+        ([".", "--op", "merge", "--role", "worker"], "ROLE"),
+        ([".", "--op", "create_epic"], "ROLE"),
     ],
 )
 def test_each_question_gets_the_code_of_its_rule(arguments: list[str], expected: str | None, source: Path) -> None:

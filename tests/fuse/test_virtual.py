@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from bonobofs.policy.engine import describe
+from bonobofs.policy.engine import callable_words, compile_policy, describe
 from bonobofs.session import choose_policy
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import IS_ROOT, outcome
@@ -195,7 +195,7 @@ def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
 
 
 def test_whoami_says_who(place: MakePlace) -> None:
-    """Agent, UUID, team, role, chain, session, source and the policy's digest, and nothing else."""
+    """Agent, UUID, team, role, chain, session, source, the policy's digest, what it may call, and nothing else."""
     world = place(policy=POLICY)
     who = json.loads(world.does((world.path / ".bonobofs/whoami.json").read_text))
     made = world.session
@@ -208,6 +208,7 @@ def test_whoami_says_who(place: MakePlace) -> None:
         "session": made.session,
         "source": str(world.source),
         "policy": made.policy.digest,
+        **callable_words(compile_policy({}), "agent"),
     }
 
 

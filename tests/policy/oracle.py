@@ -67,11 +67,13 @@ def name_matches(glob: str, name: str) -> bool:
 
 
 def in_class(body: str, character: str) -> bool:
-    if body[0] in "!^":
-        return not in_class(body[1:], character)
+    return not is_listed(body[1:], character) if body[0] in "!^" else is_listed(body, character)
+
+
+def is_listed(body: str, character: str) -> bool:
     if len(body) >= 3 and body[1] == "-":
-        return body[0] <= character <= body[2] or (len(body) > 3 and in_class(body[3:], character))
-    return body[0] == character or (len(body) > 1 and in_class(body[1:], character))
+        return body[0] <= character <= body[2] or (len(body) > 3 and is_listed(body[3:], character))
+    return body[0] == character or (len(body) > 1 and is_listed(body[1:], character))
 
 
 def path_matches(pattern: str, parts: list[str]) -> bool:

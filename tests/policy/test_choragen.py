@@ -11,7 +11,7 @@ from bonobofs.decision import Allowed
 from bonobofs.errors import PolicyError
 from bonobofs.policy.choragen import read_governance, read_locks
 from bonobofs.policy.document import parse
-from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.policy.engine import Policy, callable_words, compile_policy, decide
 from bonobofs.request import Agent, Operation, Request, WorkspacePath
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -103,6 +103,14 @@ def test_roles_write_what_they_wrote_and_nobody_else_writes() -> None:
     assert not allowed(policy, "docs/a.md", role="other")
     assert not allowed(policy, ".env.local", role="control")
     assert [line.partition(":")[0] for line in lost] == ["line 9"]
+
+
+def test_the_tools_that_read_are_every_roles_and_the_one_that_writes_is_impls() -> None:
+    policy = policy_of(read_governance(ROLES)[0])
+    reading = ["read_file", "list_files", "search_files"]
+    assert callable_words(policy, "control") == {"tools": reading, "git": [], "beads": []}
+    assert sorted(callable_words(policy, "impl")["tools"]) == sorted([*reading, "write_file"])
+    assert callable_words(policy, "agent")["tools"] == callable_words(policy, "other")["tools"] == []
 
 
 def test_locks_are_read_with_their_chains_and_ends() -> None:

@@ -10,7 +10,7 @@ from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Apart, Code, Denied
 from bonobofs.policy import examples
 from bonobofs.policy.document import load, packaged_default
-from bonobofs.policy.engine import allowed_directories, compile_policy, decide, describe
+from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
 from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy import oracle
 
@@ -348,3 +348,42 @@ def test_every_code_of_the_engine_can_be_met_under_it() -> None:
     }
     elsewhere = {Code.ROLE, Code.LEASED, Code.ASK, Code.IDENTITY, Code.GIT, Code.BEADS, Code.UNRECORDED}
     assert met == set(Code) - elsewhere
+
+
+# The roles
+
+
+GIT_OF_WORKERS = ["add", "commit", "rm", "mv", "restore"]
+GIT_OF_LEADS = [*GIT_OF_WORKERS, "branch", "checkout", "switch", "merge", "stash", "reset", "tag"]
+READING = ["read_file", "list_files", "search_files"]
+
+
+@pytest.mark.parametrize(
+    ("role", "writes", "git"),
+    [
+        ("agent", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("control", [], []),
+        ("impl", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("worker", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_WORKERS),
+        ("lead", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("orchestrator", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("Harmbe", ["aidlc-docs/", "templates/"], GIT_OF_WORKERS),
+        ("ProjectMinder", [], []),
+    ],
+)
+def test_every_role_writes_and_calls_what_its_makers_say(role: str, writes: list[str], git: list[str]) -> None:
+    """Seed 002: write_file is impl's and not control's. Seed 000: epics are Harmbe's and ProjectMinder's alone."""
+    called = callable_words(POLICY, role)
+    assert [line.partition(" ")[0] for line in allowed_directories(POLICY, role)] == writes
+    assert called["git"] == git
+    assert sorted(called["tools"]) == sorted([*READING, *(["write_file"] if writes else [])])
+    assert "comment" in called["beads"]
+    assert ("epic" in called["beads"]) == (role in ("Harmbe", "ProjectMinder"))
+    assert set(called["beads"]) <= {"create", "update", "close", "reopen", "epic", "dep", "label", "comment"}
+
+
+def test_no_role_admits_a_change_that_the_role_agent_is_refused() -> None:
+    for role in POLICY.roles:
+        for path in ("src/a.py", ".git/config", "tests/a.md", "aidlc-docs/.x.md", "policy.toml", "README.md"):
+            decision = decide(POLICY, ALICE._replace(role=role), Request(Operation.WRITE_FILE, WorkspacePath(path)))
+            assert isinstance(decision, Denied), (role, path)

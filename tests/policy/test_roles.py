@@ -113,7 +113,7 @@ def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() 
         Code.ROLE,
         "role:control:tools:write_file",
         "The role control does not have the tool write_file.",
-        "Use what this role has there: read_file and search_files; or work in a role that has it: agent or impl.",
+        "Use what this role has there: read_file, search_files; or work in a role that has it: agent or impl.",
     )
     assert told("impl", Operation.MERGE)[2:] == (
         "The role impl does not have git merge.",

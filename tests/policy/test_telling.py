@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bonobofs.decision import as_document
 from bonobofs.policy import examples, words
-from bonobofs.policy.engine import allowed_directories, compile_policy, decide, describe
+from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
 from bonobofs.request import Agent, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, one_line
 
@@ -109,6 +109,21 @@ def test_the_text_for_an_agent_names_its_role_and_its_limits() -> None:
     assert "writes nowhere" in describe(policy, "reader")
     assert "does not define this role" in describe(policy, "nobody")
     assert "Everything that no rule names." in describe(compile_policy({"default": "allow", "hidden": ["**"]}), "agent")
+
+
+def test_the_text_for_an_agent_says_what_it_may_call() -> None:
+    roles = {"r": {"tools": ["search_files", "read_file"], "beads": ["comment"]}}
+    policy = compile_policy({"role": roles})
+    told = describe(policy, "r").partition("## Tools and gates")[2]
+    for line in (
+        "- Tools beside the mount: `read_file`, `search_files`.",
+        "- Subcommands of git that change something: none, for this role.",
+        "- Operations on issues: `comment`.",
+    ):
+        assert line in told
+    assert "`reopen`" not in describe(policy, "agent")
+    assert callable_words(policy, "r") == {"tools": ["read_file", "search_files"], "git": [], "beads": ["comment"]}
+    assert callable_words(policy, "nobody") == {"tools": [], "git": [], "beads": []}
 
 
 @settings(max_examples=150, deadline=None)
