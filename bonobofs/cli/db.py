@@ -9,6 +9,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, say
+from bonobofs.state import backups
 from bonobofs.state import upgrade as migration
 from bonobofs.state.database import Database
 
@@ -59,4 +60,4 @@ def upgrade() -> None:
 def backup() -> None:
     """Make a dated backup in the state directory. PostgreSQL is dumped by pg_dump."""
     with Database(session.home()) as database:
-        say(str(migration.back_up(database)))
+        say(str(backups.back_up(database)))

@@ -34,8 +34,7 @@ class Leases:
         self._thread: Final = threading.Thread(target=self._run, daemon=True)
         self._ended: Final = threading.Event()
         self._number = 0
-        if config.get("database"):
-            os.environ["BONOBOFS_DATABASE"] = config["database"]
+        os.environ.update(config["database"])
         self._thread.start()
 
     def bound(self, number: int) -> None:
@@ -66,7 +65,8 @@ class Leases:
         from bonobofs.state.database import Database  # noqa: PLC0415
         from bonobofs.state.following import BEAT, Follower  # noqa: PLC0415
 
-        with Database.open(Path(self._config["home"])) as database:
+        # Where the database is missing, none is made: its emptiness would say that nothing is leased.
+        with Database(Path(self._config["home"])) as database:
             follower = Follower(database, self._config["session"], self._config["holder"], self._config["source"])
             while not self._ended.is_set():
                 began = monotonic()

@@ -145,7 +145,8 @@ class Server:
         self._transport.handshake(watched=self._watched)
         if self._ear >= 0:
             self._transport.listen(self._ear, self._heard)
-            self._guard.follow(0.0)
+        # Also where nobody can be heard: then nothing is ever known of leases.
+        self._guard.follow(0.0)
         self._begin_trail()
         self._catch_up(_SECONDS_TO_KNOW)
         threading.Thread(target=self._keep_synced, daemon=True).start()

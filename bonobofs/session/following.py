@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Final
 
-from bonobofs.errors import StateError, TrailError
+from bonobofs.errors import BonobofsError, StateError, TrailError
 from bonobofs.guard import QUIET, Guard
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
@@ -90,7 +90,7 @@ def following(database: Database, session: Session, guard: Guard) -> Iterator[Tu
 def _follow(follower: Follower, turn: Turn, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         # While the leases cannot be read, nothing is renewed, and the guard refuses by itself.
-        with contextlib.suppress(StateError):
+        with contextlib.suppress(BonobofsError, OSError):
             _look(follower, turn)
 
 

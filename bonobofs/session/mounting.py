@@ -25,6 +25,7 @@ from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
 from bonobofs.state.leases import Holder
+from bonobofs.state.reaching import database_environment
 from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
 
 _SECONDS_TO_END = 5.0
@@ -122,7 +123,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "team": session.team,
         "chain": session.chain,
         "holder": Holder(session.agent, session.agent_id, session.chain).key,
-        "database": os.environ.get("BONOBOFS_DATABASE"),
+        "database": database_environment(),
         "policy": policy.plain,
         "policy_origin": session.policy.origin,
         "policy_file": str(policy.file),

@@ -1,11 +1,13 @@
-"""The database: where it is, and transactions on it that are alike on SQLite and PostgreSQL.
+"""The database, and transactions on it that are alike on SQLite and PostgreSQL.
 
-`BONOBOFS_DATABASE` names it by URL (`postgresql://USER@HOST/NAME`, `sqlite:////PATH`); without it, it is `bonobofs.db`
-in the state directory. On PostgreSQL bonobofs needs a database of its own, which several hosts may share.
+On PostgreSQL bonobofs needs a database of its own, which several hosts may share.
 
 Every transaction makes sure first that the schema is the one that this version reads, and keeps a migration out while
 it runs: by a lock on a file beside SQLite's, by an advisory lock on PostgreSQL. Whatever the database says is a
 StateError; nobody may go on as if it had answered.
+
+SQLite's file is the one that bears the name now. Whoever went on with one that was removed or replaced would follow
+leases that nobody else sees.
 """
 
 from __future__ import annotations
@@ -16,57 +18,53 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, inspect, make_url, select, table
+from sqlalchemy import Connection, Engine, exists, func, inspect, select, table
 from sqlalchemy import column as named_column
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from bonobofs.errors import StateError
-from bonobofs.state.tables import REVISION, VERSION_TABLE
+from bonobofs.state.reaching import BEGIN, look_at_sqlite, postgresql_engine, shown, sqlite_engine, url
+from bonobofs.state.tables import REVISION, VERSION_TABLE, counters
 
-_BUSY_SECONDS: Final = 10.0
-_CONNECT_SECONDS: Final = 5
-BEGIN: Final = "bonobofs_begin"
-"""The execution option that says how SQLite begins a transaction."""
+_IDLE_SECONDS: Final = 10
+"""Seconds after which PostgreSQL gives up a transaction in which nobody says anything: its host may be gone."""
 _GATE: Final = 0x626F6E6F626F
 """The advisory lock of PostgreSQL that a migration takes alone and everybody else shares."""
 _TURN: Final = _GATE + 1
 """The one that writers take in turn, as SQLite has them do."""
 _VERSION: Final = table(VERSION_TABLE, named_column("version_num"))
-
-
-def url(home: Path) -> URL:
-    """Where the database of this state directory is; StateError for one that cannot be."""
-    named = os.environ.get("BONOBOFS_DATABASE")
-    if not named:
-        return URL.create("sqlite", database=str(home / "bonobofs.db"))
-    remedy = "set BONOBOFS_DATABASE to postgresql://USER@HOST/NAME or sqlite:////PATH, or not at all"
-    try:
-        found = make_url(named)
-    except ArgumentError as error:
-        raise StateError(f"BONOBOFS_DATABASE is no URL of a database; {remedy}") from error
-    if found.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
-        return found.set(drivername="postgresql+psycopg")
-    if found.drivername != "sqlite":
-        raise StateError(f"BONOBOFS_DATABASE names a {found.drivername} database; {remedy}")
-    if not os.path.isabs(found.database or ""):
-        raise StateError(f"BONOBOFS_DATABASE names an SQLite file by a relative path; {remedy}")
-    return found
+MARK: Final = "migrating"
+"""The counter that is there in the middle of a migration: whoever sees it sees what only half of one has left."""
+_CUT_OFF: Final = exists().where(counters.c.name == MARK)
 
 
 def home_id(home: Path) -> str:
     """The UUID of this state directory, among those that share its database."""
     path = home / "home.id"
-    with contextlib.suppress(FileExistsError):
-        mine = path.with_name(f".{path.name}.{uuid.uuid4()}")
-        with open(mine, "x", encoding="ascii", opener=_private) as file:
-            file.write(f"{uuid.uuid4()}\n")
-        try:
-            # The first to link has named it; nobody ever reads half of a name.
+    try:
+        found = path.read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError:
+        found = _name(path)
+    try:
+        return str(uuid.UUID(found))
+    except ValueError as error:
+        raise StateError(f"{path} does not hold the UUID that bonobofs wrote there; move it away") from error
+
+
+def _name(path: Path) -> str:
+    mine = path.with_name(f".{path.name}.{uuid.uuid4()}")
+    with open(mine, "x", encoding="ascii", opener=_private) as file:
+        file.write(f"{uuid.uuid4()}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # The first to link has named it; nobody ever reads half of a name.
+        with contextlib.suppress(FileExistsError):
             os.link(mine, path)
-        finally:
-            mine.unlink()
+    finally:
+        mine.unlink()
     return path.read_text(encoding="ascii").strip()
 
 
@@ -79,9 +77,11 @@ class Database:
         self.url: Final = url(home)
         self.is_sqlite: Final = self.url.get_backend_name() == "sqlite"
         try:
-            self.engine: Final[Engine] = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
+            self.engine: Final[Engine] = sqlite_engine(self.url) if self.is_sqlite else postgresql_engine(self.url)
         except ModuleNotFoundError as error:
             raise StateError("PostgreSQL needs a driver; install bonobofs[postgresql]") from error
+        self._file: tuple[int, int] | None = None
+        """Device and inode of SQLite's file, as it was when it was looked at last."""
 
     @classmethod
     def open(cls, home: Path) -> Self:
@@ -105,14 +105,14 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For people, without the password."""
-        return self.url.render_as_string(hide_password=True)
+        """For people, without what is secret."""
+        return shown(self.url)
 
     def revision(self) -> str | None:
         """The migration that the schema is at; None where there is none of ours."""
         if self.is_sqlite and not os.path.exists(self.url.database or ""):
             return None
-        with self.failures(), self.engine.connect() as connection:
+        with self.failures(), self._connect() as connection:
             return revision_of(connection)
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class Database:
     @contextlib.contextmanager
     def alone(self) -> Iterator[Connection]:
         """A connection, without a transaction, while no transaction of anybody else runs: for migrations."""
-        with self.failures(), self._gate(fcntl.LOCK_EX), self.engine.connect() as connection:
+        with self.failures(), self._gate(fcntl.LOCK_EX), self._connect() as connection:
             if self.is_sqlite:
                 yield connection
                 return
@@ -160,11 +160,10 @@ class Database:
         """Turn whatever the database says into a StateError."""
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, UnicodeError) as error:
             said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            raise StateError(
-                f"the database {self.name} cannot be used: {said}; look at it: bonobofs db status"
-            ) from error
+            remedy = f"backups are in {self.home / 'backups'}" if self.is_sqlite else "is the server there?"
+            raise StateError(f"the database {self.name} cannot be used: {said}; {remedy}") from error
 
     def _prepare(self) -> None:
         # What is needed once is read once: Alembic takes its time to load.
@@ -181,15 +180,29 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str, *, in_turn: bool = False) -> Iterator[Connection]:
-        with self.failures(), self._gate(fcntl.LOCK_SH), self._turn(begin), self.engine.connect() as connection:
+        with self.failures(), self._gate(fcntl.LOCK_SH), self._turn(begin), self._connect() as connection:
             connection.execution_options(**{BEGIN: begin})
             with connection.begin():
                 if not self.is_sqlite:
-                    connection.execute(select(func.pg_advisory_xact_lock_shared(_GATE)))
+                    idle = func.set_config("idle_in_transaction_session_timeout", str(1000 * _IDLE_SECONDS), True)
+                    connection.execute(select(idle, func.pg_advisory_xact_lock_shared(_GATE)))
                     if in_turn:
                         connection.execute(select(func.pg_advisory_xact_lock(_TURN)))
-                self._check_revision(connection.scalar(select(_VERSION.c.version_num)))
+                found = connection.execute(select(_VERSION.c.version_num, _CUT_OFF)).one_or_none()
+                self.check_revision(None if found is None else found[0])
+                if found is not None and found[1]:
+                    raise StateError(f"a migration of {self.name} was cut off midway; run bonobofs db upgrade")
                 yield connection
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        if self.is_sqlite:
+            found = look_at_sqlite(self.url.database or "")
+            if self._file != found:
+                self.engine.dispose()
+                self._file = found
+        with self.engine.connect() as connection:
+            yield connection
 
     def _gate(self, how: int) -> contextlib.AbstractContextManager[None]:
         return _locked(f"{self.url.database}.lock", how) if self.is_sqlite else contextlib.nullcontext()
@@ -200,7 +213,8 @@ class Database:
             return _locked(f"{self.url.database}.turn", fcntl.LOCK_EX)
         return contextlib.nullcontext()
 
-    def _check_revision(self, revision: str | None) -> None:
+    def check_revision(self, revision: str | None) -> None:
+        """Raise StateError unless that is the schema which this version reads."""
         if revision == REVISION:
             return
         if revision is None:
@@ -222,19 +236,6 @@ def revision_of(connection: Connection) -> str | None:
     return connection.scalar(select(_VERSION.c.version_num))
 
 
-def _sqlite(where: URL) -> Engine:
-    engine = create_engine(where, connect_args={"isolation_level": None, "timeout": _BUSY_SECONDS})
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", begin_sqlite)
-    return engine
-
-
-def _postgresql(where: URL) -> Engine:
-    # A host that is gone without a word must not hold up a heartbeat for minutes.
-    settings = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _CONNECT_SECONDS}
-    return create_engine(where, pool_size=2, pool_pre_ping=True, connect_args={**settings, "client_encoding": "utf8"})
-
-
 @contextlib.contextmanager
 def _locked(path: str, how: int) -> Iterator[None]:
     try:
@@ -250,15 +251,3 @@ def _locked(path: str, how: int) -> Iterator[None]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def begin_sqlite(connection: Connection) -> None:
-    """Begin a transaction as the execution option BEGIN says."""
-    # The driver would begin by itself, too late: a transaction that reads before it writes could then fail as busy.
-    connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))

@@ -24,8 +24,9 @@ from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, u
 from sqlalchemy.sql.selectable import ScalarSelect
 
 from bonobofs.errors import StateError
-from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
+from bonobofs.state.database import Database
 from bonobofs.state.index import By, Count, Cursor, Found, Wanted, text_from, text_of
+from bonobofs.state.reaching import BEGIN, begin_sqlite, url
 
 VERSION: Final = 1
 """Raised with every change of the tables: an index of another version is built anew."""

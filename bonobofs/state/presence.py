@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select, update
 
+from bonobofs.errors import StateError
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.sessions import Session
 from bonobofs.state.sql import clock
@@ -52,10 +53,12 @@ def next_generation(connection: Connection) -> int:
 def enter(database: Database, session: Session) -> int:
     """Enter a session that begins, and give the generation of leases that it begins with.
 
-    It must read the leases after this, and follow them from then on.
+    It must read the leases after this, and follow them from then on. StateError where its agent was removed meanwhile.
     """
     with database.change() as connection:
         known = generation(connection)
+        if not agent_lives(connection, session.agent_id):
+            raise StateError(f"{session.agent} was removed a moment ago; run this again")
         connection.execute(
             sessions.insert().values(
                 id=session.session,
@@ -79,11 +82,16 @@ def beat(database: Database, session: str, acknowledged: int) -> None:
     """Say that the session follows the leases, and that what is admitted from now on is so under this generation.
 
     It is committed when this returns: only what is read of the leases afterwards may extend the session's leave.
+    StateError where nobody could hear it: the database holds no such session, as after a backup was put back.
     """
     with database.note() as connection:
-        connection.execute(
-            update(sessions).where(sessions.c.id == session).values(heartbeat=clock(), acknowledged=acknowledged)
+        said = connection.execute(
+            update(sessions)
+            .where(sessions.c.id == session, sessions.c.ended.is_(None))
+            .values(heartbeat=clock(), acknowledged=acknowledged)
         )
+        if said.rowcount != 1:
+            raise StateError(f"the database {database.name} does not know the session {session} any more; mount again")
 
 
 def leave(database: Database, session: str) -> None:
@@ -92,6 +100,11 @@ def leave(database: Database, session: str) -> None:
         connection.execute(
             update(sessions).where(sessions.c.id == session, sessions.c.ended.is_(None)).values(ended=clock())
         )
+
+
+def agent_lives(connection: Connection, agent: str) -> bool:
+    """Whether there is an agent of that UUID, and it was not removed."""
+    return connection.scalar(select(agents.c.id).where(agents.c.id == agent, agents.c.removed.is_(None))) is not None
 
 
 def living(connection: Connection, *, behind: int | None = None) -> list[Present]:

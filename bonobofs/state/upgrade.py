@@ -2,19 +2,16 @@
 
 A migration runs while no transaction of anybody else does, and never while a session is live. Before it a dated backup
 is made; it is one transaction, and the health check is its last part. Where a failed one has left anything behind all
-the same, the backup is put back.
+the same, the backup is put back; where one was killed before that, nobody uses the database until the next upgrade has
+put it back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import os
-import sqlite3
-import subprocess
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,14 +23,14 @@ from sqlalchemy.schema import MetaData
 
 from bonobofs.errors import StateError
 from bonobofs.state import presence, tables
-from bonobofs.state.database import BEGIN, Database, home_id, revision_of
+from bonobofs.state.backups import INDEX, back_up, kept, restore, tables_in
+from bonobofs.state.database import MARK, Database, home_id, revision_of
+from bonobofs.state.reaching import BEGIN
 from bonobofs.state.sessions import lives, load_all
 
 MIGRATIONS: Final = (Path(__file__).parent / "migrations" / "versions",)
 _NAMED: Final = 5
-_SUFFIXES: Final = (".db", ".dump")
-_MARK: Final = "migrating"
-_UNMARK: Final = delete(tables.counters).where(tables.counters.c.name == _MARK)
+_UNMARK: Final = delete(tables.counters).where(tables.counters.c.name == MARK)
 
 
 class Upgraded(NamedTuple):
@@ -70,14 +67,18 @@ class Status:
 
 
 def status(database: Database) -> Status:
-    """How the database stands; it is not changed. StateError when it cannot be reached."""
-    at, wanted = database.revision(), newest()
+    """How the database stands; it is not changed."""
+    at, wanted = None, newest()
     faulty: list[str] = []
     live: list[str] = []
-    if at == wanted:
-        with database.read() as connection:
-            faulty = faults(connection)
-            live = _live(database, connection)
+    try:
+        at = database.revision()
+        if at == wanted:
+            with database.read() as connection:
+                faulty = faults(connection)
+                live = _live(database, connection)
+    except StateError as error:
+        faulty = [str(error)]
     state = State.EMPTY if at is None else State.OLD if at < wanted else State.NEWER if at > wanted else State.CURRENT
     return Status(
         database=database.name,
@@ -86,15 +87,20 @@ def status(database: Database) -> Status:
         newest=wanted,
         faults=faulty,
         live=live,
-        backups=[str(path) for path in sorted((database.home / "backups").glob("*-*.d*")) if path.suffix in _SUFFIXES],
+        backups=[str(path) for path in kept(database.home)],
     )
 
 
 def create(database: Database) -> None:
     """Make the tables where there are none. Of several who try at once, one does."""
     if database.is_sqlite:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(database.url.database or "", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path = database.url.database or ""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StateError(f"the database {path} cannot be made: {error.strerror}") from error
     with database.alone() as connection:
         if revision_of(connection) is None:
             connection.rollback()
@@ -118,52 +124,21 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
     with database.alone() as connection:
         before, after = revision_of(connection) or "", newest(scripts)
         connection.rollback()
+        if before > after:
+            database.check_revision(before)
+        _mend(connection, database, before)
         if before == after:
             return Upgraded(before, after, None)
-        if before > after:
-            database.check()
         _refuse_while_live(database, connection)
         made = back_up(database, before)
-        known = _tables_of(connection)
         try:
             _migrate(connection, scripts, marked=True)
         except Exception as error:
-            how = "put back from" if _put_back(connection, database, known, made) else "and there is also a backup,"
+            how = "put back from" if _put_back(connection, database, made) else "and there is also a backup,"
             raise StateError(
                 f"the migration to {after} failed: {_said(error)}; the database is as it was at {before}, {how} {made}"
             ) from error
     return Upgraded(before, after, made)
-
-
-def back_up(database: Database, revision: str | None = None) -> Path:
-    """A copy of the database, dated and named by its schema, in `backups/` of the state directory; 0600.
-
-    StateError when it cannot be made: for PostgreSQL that takes pg_dump of at least the server's version.
-    """
-    at = revision or database.revision()
-    if at is None:
-        raise StateError(f"the database {database.name} holds no tables of bonobofs, so there is nothing to keep")
-    directory = database.home / "backups"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
-    path = directory / f"{moment}-{at}.{'db' if database.is_sqlite else 'dump'}"
-    # It gets its name when it is whole: what bears the name of a backup is one.
-    unfinished = path.with_suffix(f"{path.suffix}.unfinished")
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
-        if database.is_sqlite:
-            _copy_sqlite(database.url.database or "", str(unfinished))
-        else:
-            _run(
-                database, "pg_dump", "--format=custom", "--no-owner", "--exclude-table=index_*", f"--file={unfinished}"
-            )
-        handle = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
-        os.fsync(handle)
-        os.close(handle)
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
 
 
 def faults(connection: Connection, revision: str = tables.REVISION, metadata: MetaData = tables.metadata) -> list[str]:
@@ -214,7 +189,7 @@ def _migrate(connection: Connection, scripts: Sequence[Path], *, marked: bool = 
     connection.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
     with connection.begin():
         if marked:
-            connection.execute(insert(tables.counters).values(name=_MARK, value=0))
+            connection.execute(insert(tables.counters).values(name=MARK, value=0))
         command.upgrade(config, "head")
         wrong = faults(connection, newest(scripts))
         if wrong:
@@ -238,74 +213,35 @@ def _live(database: Database, connection: Connection) -> list[str]:
     return here + [f"{one.agent} on {one.host}" for one in presence.living(connection) if one.home != mine]
 
 
-def _put_back(connection: Connection, database: Database, known: set[str], backup: Path) -> bool:
+def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
     """Restore the backup if the rollback has left anything of the migration; whether that was needed."""
-    with connection.begin():
-        marked = connection.scalar(select(tables.counters.c.name).where(tables.counters.c.name == _MARK))
-    if marked is None:
+    if not _is_marked(connection):
         return False
     if not database.is_sqlite:
-        added = _tables_of(connection) - known
         with connection.begin():
-            for name in added:
-                connection.exec_driver_sql(f'DROP TABLE "{name}" CASCADE')
+            for name in set(inspect(connection).get_table_names()) - tables_in(backup):
+                if not name.startswith(INDEX):
+                    connection.exec_driver_sql(f'DROP TABLE "{name}" CASCADE')
     restore(database, backup)
     return True
 
 
-def restore(database: Database, backup: Path) -> None:
-    """Put the database back to what a backup holds."""
-    if database.is_sqlite:
-        _copy_sqlite(str(backup), database.url.database or "")
-    else:
-        _run(database, "pg_restore", "--clean", "--if-exists", "--single-transaction", "--no-owner", str(backup))
-
-
-def _tables_of(connection: Connection) -> set[str]:
-    with connection.begin():
-        return set(inspect(connection).get_table_names())
-
-
-def _copy_sqlite(source: str, target: str) -> None:
-    try:
-        with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
-            old.backup(new)
-            wrong = new.execute("PRAGMA integrity_check").fetchone()[0]
-    except sqlite3.Error as error:
-        raise StateError(f"{source} cannot be copied to {target}: {error}") from error
-    if wrong != "ok":
-        raise StateError(f"the copy of {source} is damaged: {wrong}")
-
-
-def _run(database: Database, program: str, *arguments: str) -> None:
-    """Run a program of PostgreSQL on the database; the password goes where not everybody can read it."""
-    said = {name: ",".join((value,) if isinstance(value, str) else value) for name, value in database.url.query.items()}
-    said |= {
-        name: str(value)
-        for name, value in database.url.translate_connect_args(username="user", database="dbname").items()
-        if name != "password"
-    }
-    info = " ".join(f"{name}='{_quoted_value(value)}'" for name, value in said.items())
-    command_line = [program, f"--dbname={info}", "--no-password", *arguments]
-    password = {"PGPASSWORD": str(database.url.password)} if database.url.password is not None else {}
-    try:
-        ran = subprocess.run(
-            command_line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=False,
-            env={**os.environ, **password, "LC_ALL": "C"},
+def _mend(connection: Connection, database: Database, revision: str) -> None:
+    """Put back what a migration has left that was killed before it could. StateError where the backup is not here."""
+    if not _is_marked(connection):
+        return
+    made = [path for path in kept(database.home) if path.stem.endswith(f"-{revision}")]
+    if not made:
+        raise StateError(
+            f"a migration of {database.name} was cut off midway, and its backup is not in {database.home / 'backups'}; "
+            "run bonobofs db upgrade where it was begun"
         )
-    except FileNotFoundError as error:
-        raise StateError(f"{program} is missing, without which nothing is done; install postgresql-client") from error
-    if ran.returncode:
-        raise StateError(f"{program} failed, so nothing is done: {ran.stderr.strip().splitlines()[0]}")
+    _put_back(connection, database, made[-1])
 
 
-def _quoted_value(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("'", "\\'")
+def _is_marked(connection: Connection) -> bool:
+    with connection.begin():
+        return connection.scalar(select(tables.counters.c.name).where(tables.counters.c.name == MARK)) is not None
 
 
 def _said(error: Exception) -> str:

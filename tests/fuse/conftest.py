@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.session import Session, launch
+from bonobofs.session.setup import Who, draw
 from bonobofs.state import mounts
 from tests.fuse.people import IS_ROOT, NOBODY, User, tell
 from tests.fuse.waiting import until
@@ -207,20 +207,22 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     mountpoint, policy = place / "mount", place / "policy.toml"
     mountpoint.mkdir()
     policy.write_text(ALLOW_ALL)
+    chosen = session.choose_policy(home, policy)
+    made = draw(home, source=source, mountpoint=mountpoint, who=Who("alice"), policy=chosen, transport="kernel").session
     config = {
-        "source": str(source),
-        "mountpoint": str(mountpoint),
+        "source": made.source,
+        "mountpoint": made.mountpoint,
         "home": str(home),
-        "session": str(uuid.uuid4()),
-        "agent": {"label": "alice", "id": str(uuid.uuid4())},
-        "role": "agent",
+        "session": made.session,
+        "agent": {"label": made.agent, "id": made.agent_id},
+        "role": made.role,
         "team": None,
         "chain": None,
-        "policy": session.choose_policy(home, policy).plain,
+        "policy": chosen.plain,
         "policy_origin": str(policy),
         "policy_file": str(policy),
-        "holder": "agent:alice",
-        "database": None,
+        "holder": f"agent:{made.agent_id}",
+        "database": {},
         "companion": launch.beside(str(source), str(mountpoint)),
         "transport": "kernel",
         "allow_other": False,
