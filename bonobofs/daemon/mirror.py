@@ -13,11 +13,11 @@ from typing import Final
 
 from bonobofs.audit.agent_mail.mailbox import Mailbox, Reservation
 from bonobofs.daemon.parts import GoesOn, Part
-from bonobofs.errors import MailError, PolicyError
+from bonobofs.errors import MailError, PolicyError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
 from bonobofs.session.mail import Settings, open_mailbox, settings_of
-from bonobofs.state import leases
+from bonobofs.state import leases, reservations
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.sessions import Session, lives, load
 
@@ -75,8 +75,8 @@ class Mirroring(Part):
         mailbox = self._mailboxes[settings]
         prefix = f"agent_mail:{settings.address.url} {settings.address.project} {source} "
         reserved = {f"{prefix}{one.id}": one for one in mailbox.reservations()}
-        for origin in leases.mirrored(database, prefix).keys() - reserved.keys():
-            leases.unmirror(database, origin)
+        for origin in reservations.mirrored(database, prefix).keys() - reserved.keys():
+            reservations.unmirror(database, origin)
         problems = []
         for origin, reservation in reserved.items():
             problem = _enter(database, reservation, origin, source)
@@ -128,10 +128,10 @@ def _enter(database: Database, reservation: Reservation, origin: str, source: st
     pattern = reservation.pattern.removeprefix(f"{source}/").removeprefix("./")
     try:
         parse(pattern)
-        conflict = leases.mirror(
+        conflict = reservations.mirror(
             database,
             leases.Wanted(
-                leases.holder_of_mail(database, reservation.agent),
+                reservations.holder_of_mail(database, reservation.agent),
                 (pattern,),
                 shared=not reservation.exclusive,
                 reason=reservation.reason,
@@ -141,7 +141,7 @@ def _enter(database: Database, reservation: Reservation, origin: str, source: st
             patterns_meet,
             until=reservation.expires,
         )
-    except PolicyError as error:
+    except (PolicyError, UsageError) as error:
         return str(error)
     return "" if conflict is None else str(conflict)
 

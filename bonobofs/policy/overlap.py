@@ -7,6 +7,7 @@ no `.` or `..`, no name beyond NAME_MAX bytes, no character that no file name de
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -27,9 +28,13 @@ _WIDTHS: Final[Sequence[tuple[int, Ranges]]] = (
 """Bytes of a character in a name; a surrogate is one byte that is not UTF-8. All others are four."""
 
 
+# Patterns are compared in great numbers, each with many others, and most of their components are the same few.
+_parsed: Final = functools.lru_cache(4096)(parse)
+
+
 def patterns_meet(one: str, other: str) -> bool:
     """Whether some path could match both. PolicyError where either is no pattern."""
-    return meets(parse(one), parse(other))
+    return meets(_parsed(one), _parsed(other))
 
 
 def meets(one: Pattern, other: Pattern) -> bool:
@@ -92,6 +97,7 @@ def _onward(mine: _Walk, i: int, yours: _Walk, j: int) -> Iterator[tuple[int, in
                 yield my_next, your_next
 
 
+@functools.lru_cache(1 << 14)
 def names_meet(one: str, other: str) -> bool:
     """Whether some name could match both components, neither of them ANY_DEPTH."""
     if not is_wild(one):

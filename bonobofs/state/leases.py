@@ -3,7 +3,8 @@
 A lease is held by a chain of work where there is one, else by an agent. Exclusive: only the holder changes what
 matches. Shared: any of its shared holders does, nobody else. A holder that acquires again replaces its lease. Acquiring
 is one transaction in which nobody else changes leases: all of it is granted or none, and of several who ask for the
-same at once one gets it. Time is the database's.
+same at once one gets it. What can be compared before it, is: on SQLite no session can say that it is there meanwhile.
+Time is the database's.
 
 A lease that is granted binds whoever is told of it; `wait` returns when all are. Whether two patterns meet is not this
 module's to know: who calls says how to tell (`Overlap`).
@@ -12,26 +13,34 @@ module's to know: who calls says how to tell (`Overlap`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.state import presence
 from bonobofs.state.database import Database
-from bonobofs.state.sql import clock, milliseconds_of, moment
-from bonobofs.state.tables import agents, lease_patterns, leases
+from bonobofs.state.sql import clock, moment
+from bonobofs.state.tables import lease_patterns, leases
 
 DAY: Final = 86_400
 """Seconds that a lease lasts unless it is said otherwise."""
 MOST_PATTERNS: Final = 1000
+_MOST_BYTES: Final = 1 << 17
+"""Of all patterns of a lease: every session is told of every lease."""
+_LONGEST_REASON: Final = 500
 _LONGEST_SECONDS: Final = 366 * DAY
 _BETWEEN_LOOKS: Final = 0.05
+_SECONDS_ALONE: Final = 0.5
+"""For which leases may be compared while everybody else waits; a session that waits for two is taken for silent."""
 
+Grant = TypeVar("Grant")
 Overlap = Callable[[str, str], bool]
 """Whether some path could match both patterns."""
 
@@ -110,13 +119,16 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
     ForbiddenError, and nothing is changed, where somebody else's lease overlaps. UsageError for what cannot be meant.
     Others may still be changing what matches when this returns: `wait` for the generation.
     """
-    _check(wanted)
-    with database.change() as connection:
-        conflict = _conflict(connection, wanted, overlap)
-        if conflict is not None:
-            raise ForbiddenError(f"{conflict}; wait for it, or ask them to release it")
-        name = _enter(connection, wanted, clock() + round(1000 * wanted.seconds))
+    check(wanted)
+
+    def grant(connection: Connection) -> Granted:
+        name = enter(connection, wanted, clock() + round(1000 * wanted.seconds))
         return Granted(_living_one(connection, name), presence.generation(connection))
+
+    granted = unless_others_hold_it(database, wanted, overlap, grant)
+    if isinstance(granted, Conflict):
+        raise ForbiddenError(f"{granted}; wait for it, or ask them to release it")
+    return granted
 
 
 def wait(database: Database, generation: int, *, told: Callable[[list[presence.Present]], None] | None = None) -> None:
@@ -192,65 +204,14 @@ def expire(database: Database) -> int:
         return connection.execute(delete(leases).where(leases.c.until <= clock())).rowcount
 
 
-def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datetime) -> Conflict | None:
-    """Grant what was reserved elsewhere, until its end there, under its `origin`; else the conflict, nothing changed.
-
-    Done again with the same content it changes nothing.
-    """
-    if not wanted.origin:
-        raise UsageError("what is mirrored has an origin")
-    _check(wanted)
-    with database.change() as connection:
-        known = next(iter(living(connection, leases.c.origin == wanted.origin)), None)
-        if known is not None and _is_the_same(known, wanted):
-            if known.until != moment(milliseconds_of(until)):
-                connection.execute(update(leases).where(leases.c.id == known.id).values(until=milliseconds_of(until)))
-                presence.next_generation(connection)
-            return None
-        conflict = _conflict(connection, wanted, overlap)
-        if conflict is None:
-            connection.execute(delete(leases).where(leases.c.origin == wanted.origin))
-            _enter(connection, wanted, literal(milliseconds_of(until)))
-        return conflict
-
-
-def unmirror(database: Database, origin: str) -> bool:
-    """End what was mirrored from there; whether there was anything."""
-    with database.change() as connection:
-        gone = connection.execute(delete(leases).where(leases.c.origin == origin, leases.c.origin != "")).rowcount
-        if gone:
-            presence.next_generation(connection)
-        return gone > 0
-
-
-def mirrored(database: Database, prefix: str) -> dict[str, Lease]:
-    """What is mirrored from origins that begin so, by origin."""
-    with database.read() as connection:
-        found = living(connection, leases.c.origin != "", leases.c.origin.startswith(prefix, autoescape=True))
-    return {lease.origin: lease for lease in found}
-
-
-def holder_of_mail(database: Database, name: str) -> Holder:
-    """Who an agent of Agent Mail is here: the living agent whose label it is, as it is written there, else nobody's.
-
-    Agent Mail keeps letters and digits only, or a few signs more, and case does not count.
-    """
-    with database.read() as connection:
-        rows = connection.execute(select(agents.c.name, agents.c.id).where(agents.c.removed.is_(None))).all()
-    found = [Holder(label, identity) for label, identity in rows if label == name]
-    found = found or [Holder(label, identity) for label, identity in rows if _as_mailed(label) == _as_mailed(name)]
-    return found[0] if len(found) == 1 else Holder(name, None)
-
-
-def _as_mailed(label: str) -> str:
-    return "".join(character for character in label.casefold() if character.isalnum())
-
-
-def _check(wanted: Wanted) -> None:
+def check(wanted: Wanted) -> None:
+    """UsageError for what cannot be meant."""
     if not wanted.patterns:
         raise UsageError("a lease needs a pattern; name what it is to cover, such as docs/**")
     if len(wanted.patterns) > MOST_PATTERNS:
         raise UsageError(f"a lease has at most {MOST_PATTERNS} patterns; use wider ones")
+    if sum(len(pattern.encode(errors="surrogateescape")) for pattern in wanted.patterns) > _MOST_BYTES:
+        raise UsageError(f"the patterns of a lease have at most {_MOST_BYTES} bytes together; use wider ones")
     _check_seconds(wanted.seconds)
 
 
@@ -259,29 +220,70 @@ def _check_seconds(seconds: float) -> None:
         raise UsageError("a lease lasts more than nothing and at most a year")
 
 
-def _conflict(connection: Connection, wanted: Wanted, overlap: Overlap) -> Conflict | None:
-    return next(_conflicts(living(connection), wanted, overlap), None)
+def line(text: str) -> str:
+    """A text of somebody else's as one line that can be kept and shown."""
+    printable = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
+    return printable[:_LONGEST_REASON]
 
 
-def _conflicts(found: Iterable[Lease], wanted: Wanted, overlap: Overlap) -> Iterator[Conflict]:
-    for lease in found:
+class _LateError(Exception):
+    """What is to be compared takes too long for others to wait."""
+
+
+class _Compared:
+    """Others' leases beside what is wanted, each compared with it once: the patterns of a lease never change."""
+
+    def __init__(self, wanted: Wanted, overlap: Overlap) -> None:
+        self._wanted: Final = wanted
+        self._overlap: Final = overlap
+        self._beside: Final[set[str]] = set()
+        """Those that do not stand in the way."""
+
+    def first_conflict(self, found: Iterable[Lease], deadline: float = math.inf) -> Conflict | None:
+        """The first that stands in the way. _LateError, and what was compared is not in vain, at the deadline."""
+        for lease in found:
+            if lease.id in self._beside:
+                continue
+            if self._may_meet(lease):
+                for mine, theirs in itertools.product(self._wanted.patterns, lease.patterns):
+                    if time.monotonic() > deadline:
+                        raise _LateError
+                    if self._overlap(mine, theirs):
+                        return Conflict(lease, mine, theirs)
+            self._beside.add(lease.id)
+        return None
+
+    def _may_meet(self, lease: Lease) -> bool:
+        wanted = self._wanted
         if lease.holder.key == wanted.holder.key or (lease.shared and wanted.shared):
-            continue
-        if lease.workspace is not None and wanted.workspace not in (None, lease.workspace):
-            continue
-        for mine in wanted.patterns:
-            for theirs in lease.patterns:
-                if overlap(mine, theirs):
-                    yield Conflict(lease, mine, theirs)
+            return False
+        return lease.workspace is None or wanted.workspace in (None, lease.workspace)
 
 
-def _is_the_same(lease: Lease, wanted: Wanted) -> bool:
-    as_wanted = (wanted.holder.key, set(wanted.patterns), wanted.shared, wanted.workspace)
-    return (lease.holder.key, set(lease.patterns), lease.shared, lease.workspace) == as_wanted
+def unless_others_hold_it(
+    database: Database, wanted: Wanted, overlap: Overlap, grant: Callable[[Connection], Grant]
+) -> Grant | Conflict:
+    """Grant it in a transaction in which nobody else holds any of it; else the conflict, nothing changed."""
+    compared = _Compared(wanted, overlap)
+    while True:
+        with database.read() as connection:
+            found = living(connection)
+        conflict = compared.first_conflict(found)
+        if conflict is not None:
+            return conflict
+        with database.change() as connection:
+            try:
+                conflict = compared.first_conflict(living(connection), time.monotonic() + _SECONDS_ALONE)
+            except _LateError:
+                continue
+            return grant(connection) if conflict is None else conflict
 
 
-def _enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> str:
+def enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> str:
+    """Enter a lease in place of the holder's own of that origin, and give its UUID. UsageError: its agent is gone."""
     holder = wanted.holder
+    if holder.agent_id is not None and not presence.agent_lives(connection, holder.agent_id):
+        raise UsageError(f"there is no agent {holder.agent} any more; bonobofs agent list shows who there is")
     # Those that have ended go first: the holder's own last one may be among them.
     connection.execute(delete(leases).where(leases.c.until <= clock()))
     connection.execute(delete(leases).where(leases.c.holder == holder.key, leases.c.origin == wanted.origin))
@@ -296,7 +298,7 @@ def _enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) ->
             origin=wanted.origin,
             shared=wanted.shared,
             workspace=wanted.workspace,
-            reason=" ".join(wanted.reason.split()),
+            reason=line(wanted.reason),
             acquired=clock(),
             until=until,
         )

@@ -15,7 +15,7 @@ from sqlalchemy import text, update
 
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import leases, presence, registry
+from bonobofs.state import leases, presence, registry, reservations
 from bonobofs.state.database import Database
 from bonobofs.state.leases import Granted, Holder, Wanted
 from bonobofs.state.tables import leases as rows
@@ -137,7 +137,8 @@ def test_a_lease_that_has_ended_is_nobodys(database: Database, ann: Holder, bob:
 
 
 def test_what_cannot_be_meant_is_refused(database: Database, ann: Holder) -> None:
-    for patterns, seconds in (((), 1), (("a",), 0), (("a",), -5), (("a",), 1e12), (("a",) * 1001, 1)):
+    long = tuple(f"{number}{'x' * 200}" for number in range(900))
+    for patterns, seconds in (((), 1), (("a",), 0), (("a",), -5), (("a",), 1e12), (("a",) * 1001, 1), (long, 1)):
         with pytest.raises(UsageError):
             acquire(database, ann, *patterns, seconds=seconds)
     assert held(database) == []
@@ -151,7 +152,9 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     acquire(database, ann, "docs/**")
 
     def mirror(holder: Holder, number: int, *patterns: str) -> leases.Conflict | None:
-        return leases.mirror(database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later)
+        return reservations.mirror(
+            database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later
+        )
 
     assert mirror(ann, 1, "docs/a") is None
     assert mirror(ann, 2, "src/**") is None
@@ -164,26 +167,26 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     assert (conflict.lease.origin, conflict.wanted, conflict.held) == ("mail:2", "src/x", "src/**")
     with database.read() as connection:
         assert presence.generation(connection) == before
-    found = leases.mirrored(database, "mail:")
+    found = reservations.mirrored(database, "mail:")
     assert {origin: lease.holder.key for origin, lease in found.items()} == {
         "mail:1": ann.key,
         "mail:2": ann.key,
         "mail:3": "mail:Stranger",
     }
     assert found["mail:1"].until == later
-    assert leases.unmirror(database, "mail:2")
-    assert not leases.unmirror(database, "mail:2")
+    assert reservations.unmirror(database, "mail:2")
+    assert not reservations.unmirror(database, "mail:2")
     assert mirror(bob, 4, "src/x") is None
     assert len(held(database)) == 4
 
 
 def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
     made = registry.add(database, "ops-bot 1")
-    assert leases.holder_of_mail(database, "OpsBot1") == Holder("ops-bot 1", made.id)
-    assert leases.holder_of_mail(database, "ops-bot 1") == Holder("ops-bot 1", made.id)
-    assert leases.holder_of_mail(database, "GreenCastle") == Holder("GreenCastle", None)
+    assert reservations.holder_of_mail(database, "OpsBot1") == Holder("ops-bot 1", made.id)
+    assert reservations.holder_of_mail(database, "ops-bot 1") == Holder("ops-bot 1", made.id)
+    assert reservations.holder_of_mail(database, "GreenCastle") == Holder("GreenCastle", None)
     registry.add(database, "opsbot1")
-    assert leases.holder_of_mail(database, "OPSBOT1") == Holder("OPSBOT1", None)
+    assert reservations.holder_of_mail(database, "OPSBOT1") == Holder("OPSBOT1", None)
 
 
 def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:
@@ -191,6 +194,57 @@ def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Ho
     acquire(database, ann._replace(chain="C1"), "src/**")
     registry.remove(database, "ann")
     assert held(database) == [("chain:C1", ("src/**",))]
+
+
+def test_who_compares_patterns_for_long_holds_nobody_up(
+    database: Database, opened: Callable[[Path], Database], tmp_path: Path, ann: Holder, bob: Holder
+) -> None:
+    """Neither another acquirer nor a session that says it is there; and what is granted meanwhile is compared too."""
+    acquire(database, ann, "docs/**")
+    compares, goes_on = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def slow(one: str, other: str) -> bool:
+        compares.set()
+        assert goes_on.wait(30)
+        return patterns_meet(one, other)
+
+    def compare() -> None:
+        mine = opened(tmp_path / "home")
+        try:
+            leases.acquire(mine, Wanted(bob, ("src/**",)), slow)
+        except ForbiddenError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=compare)
+    thread.start()
+    assert compares.wait(30)
+    eve = Holder("eve", registry.add(database, "eve").id)
+    acquire(database, eve, "src/a")
+    goes_on.set()
+    thread.join()
+    assert len(said) == 1
+    assert "src/** overlaps with src/a, held by eve" in said[0]
+    assert held(database) == [(ann.key, ("docs/**",)), (eve.key, ("src/a",))]
+
+
+def test_a_removed_agent_acquires_nothing(database: Database, ann: Holder) -> None:
+    """Nor does a session of it begin, though it was chosen a moment before."""
+    registry.remove(database, "ann")
+    again = registry.add(database, "ann")
+    for holder in (ann, ann._replace(chain="C1")):
+        with pytest.raises(UsageError, match="no agent ann any more"):
+            acquire(database, holder, "docs/**")
+    assert held(database) == []
+    acquire(database, Holder("ann", again.id), "docs/**")
+
+
+def test_a_reason_is_one_line_that_can_be_kept(database: Database, ann: Holder) -> None:
+    reason = "first\nsecond \x1b[31m\0 \udcff " + "long " * 1000
+    kept = acquire(database, ann, "docs/**", reason=reason).lease.reason
+    assert kept.startswith("first second \ufffd[31m\ufffd \ufffd long")
+    assert len(kept) == 500
+    assert leases.list_leases(database)[0].reason == kept
 
 
 RACER = """

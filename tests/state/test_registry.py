@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError, UsageError
-from bonobofs.state import registry
+from bonobofs.state import presence, registry
 from bonobofs.state.database import Database
 
 
@@ -71,6 +73,16 @@ def test_a_team_is_removed_once_nobody_is_in_it(database: Database) -> None:
     assert registry.remove_team(database, "red").id == team.id
     assert registry.list_teams(database) == []
     assert registry.add_team(database, "red").id != team.id
+
+
+def test_no_session_begins_of_an_agent_that_was_removed_meanwhile(database: Database, source: Path) -> None:
+    """Between the look at who it is and the session's entry its label may have become another's."""
+    with session.open_session(source, agent="ann") as opened:
+        made = opened.session
+    registry.remove(database, "ann")
+    registry.add(database, "ann")
+    with pytest.raises(StateError, match="ann was removed a moment ago"):
+        presence.enter(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
 
 
 def test_many_agents_are_registered_at_once(opened: Callable[[Path], Database], home: Path) -> None:
