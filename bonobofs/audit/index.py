@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -18,7 +19,6 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
 from bonobofs.audit.record import AuditEntry
-from bonobofs.errors import TrailError
 from bonobofs.state.index import By, Count, Cursor, Tables, Wanted, text_of
 
 __all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
@@ -30,6 +30,7 @@ BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 _MARKED: Final = 128
 """Bytes before the cursor by which a trail is known again: they hold the hash of its last line."""
 _MICROSECOND: Final = timedelta(microseconds=1)
+_BETWEEN_TRIES: Final = 0.05
 
 
 class Progress(NamedTuple):
@@ -39,6 +40,8 @@ class Progress(NamedTuple):
     """How many entries were read."""
     redone: tuple[str, ...] = ()
     """Sessions whose trail is not the one that had been read; it was read anew."""
+    unread: tuple[str, ...] = ()
+    """Of each trail that cannot be read, why."""
 
 
 class Index:
@@ -49,36 +52,47 @@ class Index:
         self._home: Final = home
         self._name: Final = name
         self._tables: Final = tables
+        self._looked: dict[str, tuple[_Look, Cursor]] = {}
+        """By session, its trail as it was when all of it was in the index: what has not changed is not opened."""
 
     def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
-        """Read what the trails have that the index has not.
+        """Read what the trails have that the index has not, up to where each ends when it is looked at.
 
-        `goes_on` is asked between transactions, so that whoever must end need not wait for a long trail. StateError;
-        TrailError for the first trail that cannot be read, when the others have been.
+        `goes_on` is asked between transactions and while another process reads, so that whoever must end need not wait
+        for a long trail. StateError.
         """
-        entries, redone, gone, failed = 0, [], [], []
-        with _alone(self._home):
+        entries, redone, gone, unread = 0, [], [], []
+        with _alone(self._home, goes_on) as begun:
+            if not begun:
+                return Progress(0)
             known = self._tables.cursors(self._name)
             for path in trails_in(self._home / "trails"):
                 cursor = known.pop(path.stem, None)
                 try:
+                    look = _look(path)
+                    if cursor is not None and self._looked.get(path.stem) == (look, cursor):
+                        continue
                     if cursor is not None and not _is_the_same(path, cursor):
                         redone.append(path.stem)
                         cursor = None
-                    entries += self._follow(path, cursor or self._tables.enter_trail(self._name, path.stem), goes_on)
+                    cursor = cursor or self._tables.enter_trail(self._name, path.stem)
+                    count, cursor = self._follow(path, cursor, look.size, goes_on)
                 except FileNotFoundError:
                     gone.append(path.stem)  # it has gone this moment
                 except OSError as error:
-                    failed.append(TrailError(f"the trail {path} cannot be read: {error.strerror}"))
+                    unread.append(f"the trail {path} cannot be read: {error.strerror}")
+                else:
+                    entries += count
+                    if goes_on():
+                        self._looked[path.stem] = look, cursor
             for session in (*known, *gone):
                 self._tables.forget_trail(session)
-        if failed:
-            raise failed[0]
-        return Progress(entries, tuple(redone))
+                self._looked.pop(session, None)
+        return Progress(entries, tuple(redone), tuple(unread))
 
     def rebuild(self) -> Progress:
         """Throw away what is known of this state directory's trails, and read them all."""
-        with _alone(self._home):
+        with _alone(self._home, lambda: True):
             for session in self._tables.cursors(self._name):
                 self._tables.forget_trail(session)
         return self.catch_up()
@@ -93,26 +107,27 @@ class Index:
         """Count the changes that answer by a value, the most frequent first. Alerts and events are no changes."""
         return self._tables.count(wanted, by, most)
 
-    def _follow(self, path: Path, cursor: Cursor, goes_on: Callable[[], bool]) -> int:
-        """Enter all that a trail has after the cursor, and give how many entries that were. OSError."""
+    def _follow(self, path: Path, cursor: Cursor, end: int, goes_on: Callable[[], bool]) -> tuple[int, Cursor]:
+        """Enter what a trail has from the cursor to `end`, and give how many entries that were. OSError.
+
+        What is added meanwhile waits for the next look: a writer that never rests must keep nobody waiting.
+        """
         entries = 0
-        while goes_on():
+        while cursor.place < end and goes_on():
             count, cursor = self._read(path, cursor)
             entries += count
             if not count:
                 break
-        return entries
+        return entries, cursor
 
     def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
         """Enter the next entries after the cursor, and give how many and the cursor after them."""
-        if path.stat().st_size == cursor.place:
-            return 0, cursor
         with path.open("rb") as stream:
             batch = _Batch(cursor)
             count = batch.take(stream)
             after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
         if count:
-            self._tables.advance(after, batch.rows, batch.late)
+            self._tables.advance(cursor.place, after, batch.rows, batch.late)
         return count, after
 
 
@@ -195,6 +210,19 @@ def _number(value: object) -> int:
     return value if type(value) is int and 0 < value < 2**62 else 0
 
 
+class _Look(NamedTuple):
+    """A trail from outside."""
+
+    inode: int
+    size: int
+    changed: int
+
+
+def _look(path: Path) -> _Look:
+    found = path.stat()
+    return _Look(found.st_ino, found.st_size, found.st_ctime_ns)
+
+
 def _is_the_same(path: Path, cursor: Cursor) -> bool:
     """Whether what had been read still ends where it ended. What was changed before that is for `audit.verify`."""
     with path.open("rb") as stream:
@@ -208,10 +236,22 @@ def _mark(stream: BinaryIO, place: int) -> str:
 
 
 @contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
+def _alone(home: Path, goes_on: Callable[[], bool]) -> Iterator[bool]:
+    """Be the one that reads trails; False: another was, until it had to end."""
     handle = os.open(home / "index.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield _locked(handle, goes_on)
     finally:
         os.close(handle)
+
+
+def _locked(handle: int, goes_on: Callable[[], bool]) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not goes_on():
+                return False
+            time.sleep(_BETWEEN_TRIES)
+        else:
+            return True

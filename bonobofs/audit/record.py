@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from json.encoder import encode_basestring_ascii
 from types import UnionType
 from typing import Any, Final
@@ -88,7 +88,9 @@ class AuditEntry:
         """Read a line of a trail, with or without its newline; TrailError when it is not an entry."""
         try:
             document = json.loads(line)
-            document["timestamp"] = datetime.fromisoformat(document["timestamp"])
+            moment = document["timestamp"] = datetime.fromisoformat(document["timestamp"])
+            if not MINYEAR < moment.year < MAXYEAR:
+                raise ValueError("its moment has no name in every time zone")
             entry = cls(**document)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TrailError(f"this is not an entry of a trail: {error}") from None

@@ -90,8 +90,10 @@ def query(
     until: Until = None,
     count: Annotated[By | None, typer.Option(metavar="FIELD", help=f"Count by {', '.join(By)} instead.")] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Search the record. Each change is shown with how it ended; in JSON that is its `outcome`.
+
+    Exit 1 when the record of some session cannot be read: what there is of the others is told.
 
     \b
     Examples:
@@ -102,7 +104,7 @@ def query(
     home = session.home()
     asked = _asked(home, agent, of_session, path, since, until)
     wanted = dataclasses.replace(asked, operation=operation, rule=rule, result=result)
-    with _index(home) as index:
+    with _index(home) as (index, progress):
         if count is not None:
             _tell_counts(index.count(wanted, count), count, json=json)
         elif json:
@@ -110,6 +112,7 @@ def query(
         else:
             for change in index.changes(wanted):
                 say(_line(change.entry, change.result))
+    return 1 if progress.unread else 0
 
 
 @app.command("report")
@@ -120,7 +123,7 @@ def report(
     since: Since = None,
     until: Until = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Say what came of it all, in Markdown: what was changed, what was refused and what to do about it.
 
     It is made for a pull request: it ends with the hashes by which the record behind it can be known again.
@@ -133,18 +136,19 @@ def report(
     home = session.home()
     wanted = _asked(home, agent, of_session, path, since, until)
     found = reports.Report(session.about_sessions(home))
-    with _index(home) as index:
+    with _index(home) as (index, progress):
         found.add(index.changes(wanted))
     if json:
         document(found.document())
     else:
         print(found.markdown(), end="")
+    return 1 if progress.unread else 0
 
 
 @app.command("index")
 def index_(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw the index away first.")] = False,
-) -> None:
+) -> int:
     """Bring the index up to the record. It is made from the record alone, and `query` and `report` do this themselves.
 
     \b
@@ -152,10 +156,15 @@ def index_(
       bonobofs audit index --rebuild
     """
     home = session.home()
-    with session.open_index(home) as index, waiting("reading the record"):
-        progress = index.rebuild() if rebuild else index.catch_up()
-    _tell_redone(progress)
+    with waiting("reading the record"):
+        if rebuild:
+            progress = session.rebuild_index(home)
+        else:
+            with session.open_index(home) as index:
+                progress = index.catch_up()
+    _tell_trouble(progress)
     say(f"{progress.entries} entries were read")
+    return 1 if progress.unread else 0
 
 
 @app.command("verify")
@@ -239,17 +248,19 @@ def _asked(
 
 
 @contextlib.contextmanager
-def _index(home: Path) -> Iterator[Index]:
-    """The index, with all that has been recorded until now."""
+def _index(home: Path) -> Iterator[tuple[Index, Progress]]:
+    """The index, with all that has been recorded until now, as far as it can be read."""
     session.settle(home)
     with session.open_index(home) as index:
         with waiting("reading the record"):
             progress = index.catch_up()
-        _tell_redone(progress)
-        yield index
+        _tell_trouble(progress)
+        yield index, progress
 
 
-def _tell_redone(progress: Progress) -> None:
+def _tell_trouble(progress: Progress) -> None:
+    for problem in progress.unread:
+        note(problem)
     for name in progress.redone:
         note(f"the trail of session {name} is not the one that was read before; look: bonobofs audit verify")
 

@@ -60,10 +60,14 @@ class Indexing(Part):
     def step(self, goes_on: GoesOn) -> str:
         if self._index is None:
             self._index = self._open.enter_context(open_index(self._home))
-        self._redone |= dict.fromkeys(self._index.catch_up(goes_on).redone)
-        if not self._redone:
-            return ""
-        return f"trails that are not those that were read before: {', '.join(self._redone)}; run bonobofs audit verify"
+        progress = self._index.catch_up(goes_on)
+        self._redone |= dict.fromkeys(progress.redone)
+        problems = list(progress.unread)
+        if self._redone:
+            problems.append(
+                f"trails that are not those that were read before: {', '.join(self._redone)}; run bonobofs audit verify"
+            )
+        return "; ".join(problems)
 
     def close(self) -> None:
         super().close()

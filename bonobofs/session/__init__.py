@@ -20,7 +20,7 @@ from bonobofs.session.listing import State, Status, around, live_at, settle, sta
 from bonobofs.session.mail import ask_witnesses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
-from bonobofs.session.record import about_sessions, open_index
+from bonobofs.session.record import about_sessions, open_index, rebuild_index
 from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
 from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
@@ -49,6 +49,7 @@ __all__ = [
     "open_index",
     "open_session",
     "prepare_foreground",
+    "rebuild_index",
     "settle",
     "start",
     "statuses",

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from bonobofs.audit.index import Index
+from bonobofs.audit.index import Index, Progress
 from bonobofs.audit.report import About
 from bonobofs.audit.verify import read_head
-from bonobofs.errors import TrailError
+from bonobofs.errors import StateError, TrailError
 from bonobofs.state.home import head_path
 from bonobofs.state.sessions import load_all
 
@@ -26,6 +26,20 @@ def open_index(home: Path) -> Iterator[Index]:
         yield Index(home, home_id(home), tables)
     finally:
         tables.close()
+
+
+def rebuild_index(home: Path) -> Progress:
+    """Throw away what the index has of this state directory's trails, and read them all; StateError."""
+    from bonobofs.state.index_tables import throw_away  # noqa: PLC0415 - as above
+
+    try:
+        with open_index(home) as index:
+            return index.rebuild()
+    except StateError as error:
+        if not throw_away(home, error):
+            raise
+    with open_index(home) as index:
+        return index.rebuild()
 
 
 def about_sessions(home: Path) -> dict[str, About]:

@@ -78,7 +78,7 @@ def text_of(text: str) -> str:
 
 def text_from(stored: str) -> str:
     """What `text_of` was given."""
-    return str(json.loads(f'"{stored}"'))
+    return str(json.loads(f'"{stored}"')) if "\\" in stored else stored
 
 
 class Tables(Protocol):
@@ -94,9 +94,9 @@ class Tables(Protocol):
         """Take out all that there is of a trail."""
 
     def advance(
-        self, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]], /
+        self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]], /
     ) -> None:
-        """Enter what was read, and the cursor after it."""
+        """Enter what was read from `place` on, and the cursor after it."""
 
     def find(self, wanted: Wanted, /) -> Iterator[Found]:
         """The changes that answer, by time."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,8 @@ _SQLITE: Final = (
     "wal_autocheckpoint = 10000",  # each checkpoint waits for the disk
     "cache_size = -65536",
 )
+
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 METADATA: Final = MetaData()
 
@@ -122,6 +125,19 @@ def sqlite_engine(path: Path) -> Engine:
     return engine
 
 
+def throw_away(home: Path, error: StateError) -> bool:
+    """Remove an index of the state directory's own which is damaged, as that error says; False: it says something else.
+
+    Whoever has it open meets the damage too, and opens the next one.
+    """
+    said = getattr(error.__cause__, "orig", None)
+    if url(home).get_backend_name() != "sqlite" or getattr(said, "sqlite_errorcode", None) not in _DAMAGED:
+        return False
+    for suffix in ("", "-wal", "-shm"):
+        (home / f"index.db{suffix}").unlink(missing_ok=True)
+    return True
+
+
 def open_tables(home: Path) -> IndexTables:
     """The index that goes with a state directory: in its database, or beside it where that is SQLite. StateError."""
     if url(home).get_backend_name() == "sqlite":
@@ -149,7 +165,7 @@ class IndexTables:
         asked = select(TRAILS).where(TRAILS.c.home == text_of(home))
         with _begun(self.engine) as connection:
             return {
-                row.session: Cursor(row.id, row.session, row.place, row.mark, row.moment)
+                text_from(row.session): Cursor(row.id, text_from(row.session), row.place, row.mark, row.moment)
                 for row in connection.execute(asked)
             }
 
@@ -157,7 +173,7 @@ class IndexTables:
         """A trail that is new to the index, or that another state directory had: read from its beginning."""
         with _begun(self.engine) as connection:
             self._forget(connection, session)
-            row = {"session": session, "home": text_of(home), "place": 0, "mark": "", "moment": 0}
+            row = {"session": text_of(session), "home": text_of(home), "place": 0, "mark": "", "moment": 0}
             made = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
         return Cursor(made, session, 0, "", 0)
 
@@ -166,11 +182,14 @@ class IndexTables:
         with _begun(self.engine) as connection:
             self._forget(connection, session)
 
-    def advance(self, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]) -> None:
-        """Enter what was read, and the cursor after it, in one transaction.
+    def advance(
+        self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Enter what was read from `place` on, and the cursor after it, in one transaction.
 
         `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was entered
-        before; one that ends none stands by itself.
+        before; one that ends none stands by itself. StateError, and nothing is entered, where the trail has been read
+        on from there already: a state directory that was copied, for instance, shares its cursor with the copy.
         """
         with _begun(self.engine) as connection:
             ends = self._ends(connection, cursor.trail, late)
@@ -184,8 +203,13 @@ class IndexTables:
                     .values(outcome=bindparam("its_line"), result=bindparam("its_result"), ended=bindparam("its_end")),
                     list(ends.values()),
                 )
-            moved = update(TRAILS).where(TRAILS.c.id == cursor.trail)
-            connection.execute(moved.values(place=cursor.place, mark=cursor.mark, moment=cursor.moment))
+            moved = update(TRAILS).where(TRAILS.c.id == cursor.trail, TRAILS.c.place == place)
+            after = {"place": cursor.place, "mark": cursor.mark, "moment": cursor.moment}
+            if not connection.execute(moved.values(after)).rowcount:
+                raise StateError(
+                    f"the trail of session {cursor.session} is read by another process too, which takes itself for "
+                    "this state directory; of a copy of one remove home.id"
+                )
 
     def find(self, wanted: Wanted) -> Iterator[Found]:
         """The changes that answer, by time; each trail keeps its own order."""
@@ -226,13 +250,20 @@ class IndexTables:
         with _begun(self.engine, "BEGIN IMMEDIATE") as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
-            if _version(connection) != VERSION:
+            known = _version(connection)
+            if known is not None and known > VERSION and connection.dialect.name == "postgresql":
+                # Hosts that share it would drop each other's tables for ever.
+                raise StateError(
+                    f"the index is of version {known}, from a newer bonobofs than this one, which reads {VERSION}; use "
+                    "the newer one"
+                )
+            if known != VERSION:
                 METADATA.drop_all(connection)
                 METADATA.create_all(connection)
                 connection.execute(insert(SCHEMA).values(version=VERSION))
 
     def _forget(self, connection: Connection, session: str) -> None:
-        known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == session)).scalar()
+        known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == text_of(session))).scalar()
         if known is not None:
             connection.execute(delete(CHANGES).where(CHANGES.c.trail == known))
             connection.execute(delete(TRAILS).where(TRAILS.c.id == known))
@@ -269,7 +300,7 @@ class IndexTables:
             name = text_of(wanted.agent)
             found.append(or_(CHANGES.c.agent_id == name, CHANGES.c.agent == name))
         if wanted.session is not None:
-            trail = select(TRAILS.c.id).where(TRAILS.c.session == wanted.session).scalar_subquery()
+            trail = select(TRAILS.c.id).where(TRAILS.c.session == text_of(wanted.session)).scalar_subquery()
             found.append(CHANGES.c.trail == trail)
         found += [
             CHANGES.c[name] == text_of(value)
@@ -305,7 +336,8 @@ def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         where = engine.url.render_as_string(hide_password=True)
         raise StateError(
-            f"the index in {where} cannot be used: {reason}; what happened can still be read: bonobofs audit tail"
+            f"the index in {where} cannot be used: {reason}; what happened can still be read: bonobofs audit tail, and "
+            "an index that is damaged be made anew: bonobofs audit index --rebuild"
         ) from error
 
 

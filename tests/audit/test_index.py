@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,13 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bonobofs import session
 from bonobofs.audit import index as module
 from bonobofs.audit.history import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.index import By, Index, Wanted, microseconds
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Code, Denied
-from bonobofs.errors import StateError, TrailError
+from bonobofs.errors import StateError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.index import text_from, text_of
 from bonobofs.state.index_tables import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
@@ -220,13 +222,88 @@ def test_a_trail_that_was_redone_is_read_anew_and_told(create: Create, home: Pat
 
 
 def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(create: Create, home: Path, index: Index) -> None:
-    """It is told when they have been read."""
+    """It is told."""
     (home / "trails" / "a.jsonl").mkdir()
     change(trail := create(home / "trails", "b"), "read")
     trail.flush()
-    with pytest.raises(TrailError, match=r"a\.jsonl cannot be read: Is a directory"):
-        index.catch_up()
+    (told,) = index.catch_up().unread
+    assert told.endswith("a.jsonl cannot be read: Is a directory")
     assert paths(index) == ["read"]
+
+
+def test_a_writer_that_never_rests_keeps_nobody_waiting(create: Create, home: Path, index: Index) -> None:
+    """What it adds while it is read is for the next look, so that other trails have their turn."""
+    restless, other = create(home / "trails", "a"), create(home / "trails", "b")
+    change(restless, "first")
+    restless.flush()
+    change(other, "other")
+    other.flush()
+
+    def goes_on() -> bool:
+        change(restless, "more")
+        restless.flush()
+        return True
+
+    index.catch_up(goes_on)
+    assert "other" in paths(index)
+
+
+def test_whoever_must_end_does_not_wait_for_another_reader(create: Create, home: Path, index: Index) -> None:
+    """A query that was stopped in a terminal, for instance, must not keep the daemon from ending."""
+    change(trail := create(home / "trails"), "a")
+    trail.flush()
+    with (home / "index.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert index.catch_up(lambda: False).entries == 0
+    assert index.catch_up().entries == 2
+
+
+def test_a_trail_of_the_same_size_with_another_content_is_told(create: Create, home: Path, index: Index) -> None:
+    """Also to a reader that has just seen it."""
+    change(trail := create(home / "trails"), "aaa")
+    trail.flush()
+    assert [index.catch_up().entries for _ in range(3)] == [2, 0, 0]
+    trail.path.write_bytes(trail.path.read_bytes().replace(b"aaa", b"bbb"))
+    assert index.catch_up().redone == ()  # the hash at its end is the same: that is for audit.verify
+    trail.path.write_bytes(trail.path.read_bytes()[:-8] + b'f00ff"}\n')
+    assert index.catch_up().redone == ("s",)
+    assert paths(index)[0] == "bbb"
+
+
+def test_what_one_reader_has_taken_in_no_other_takes_in_again(
+    create: Create, home: Path, index: Index, tables: IndexTables
+) -> None:
+    """Also where a state directory was copied with its name, so that two readers hold two locks."""
+    change(trail := create(home / "trails"), "a")
+    trail.flush()
+    entered = tables.enter_trail("here", "s")
+    index.catch_up()
+    with pytest.raises(StateError, match="another process"):
+        tables.advance(0, entered._replace(place=7), [], {})
+    assert paths(index) == ["a"]
+
+
+def test_any_name_of_a_trail_can_be_kept(create: Create, home: Path, index: Index) -> None:
+    """Also one that is no text: it must not keep the others out."""
+    change(trail := create(home / "trails"), "a")
+    trail.flush()
+    odd = home / "trails" / "\udcff\\.jsonl"
+    odd.write_bytes(trail.path.read_bytes())
+    assert [index.catch_up().entries for _ in range(2)] == [4, 0]
+    assert paths(index, session=odd.stem) == ["a"]
+    assert {one.value for one in index.count(Wanted(), By.SESSION)} == {"s", odd.stem}
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
+def test_a_moment_that_has_no_name_elsewhere_is_damage(create: Create, home: Path, index: Index, moment: str) -> None:
+    """It is shown as a line that is no entry, and nobody stumbles over it."""
+    trail = create(home / "trails")
+    trail.event("e")
+    document = json.loads(trail.path.read_bytes())
+    with trail.path.open("a") as out:
+        out.write(json.dumps({**document, "timestamp": moment, "seq": 0}) + "\n")
+    assert index.catch_up().entries == 2
+    assert [each.entry.operation for each in index.changes(Wanted())] == ["e", UNREADABLE]
 
 
 def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
@@ -375,8 +452,37 @@ def test_several_may_make_the_tables_at_once(home: Path, tables: IndexTables) ->
 def test_an_index_that_is_none_is_told_in_one_line(home: Path) -> None:
     """And with what can be read without it."""
     (home / "index.db").write_bytes(b"something else, longer than the header of a database" * 100)
-    with pytest.raises(StateError, match=r"cannot be used: .*audit tail"):
+    with pytest.raises(StateError, match=r"cannot be used: .*audit tail.*--rebuild"):
         IndexTables(sqlite_engine(home / "index.db"))
+
+
+def test_an_index_that_is_damaged_can_be_built_anew(create: Create, home: Path) -> None:
+    """Whether it is found when it is opened, or later."""
+    change(trail := create(home / "trails"), "a")
+    trail.flush()
+    with session.open_index(home) as index:
+        index.catch_up()
+    whole = (home / "index.db").read_bytes()
+    for damaged in (b"something else" * 1000, whole[:4096] + b"\xff" * (len(whole) - 4096)):
+        for path in home.glob("index.db*"):
+            path.unlink()
+        (home / "index.db").write_bytes(damaged)
+        assert session.rebuild_index(home).entries == 2
+        with session.open_index(home) as index:
+            assert paths(index) == ["a"]
+
+
+def test_an_older_version_leaves_the_index_of_a_newer_one(
+    home: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that share it would drop each other's tables for ever."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
+    tables = open_tables(home)
+    with tables.engine.begin() as connection:
+        connection.execute(SCHEMA.update().values(version=1000))
+    with pytest.raises(StateError, match="from a newer bonobofs"):
+        open_tables(home)
+    tables.close()
 
 
 def test_every_column_says_what_it_holds() -> None:
