@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
+from bonobofs.policy.beads import HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.lines import Place, positions
@@ -35,9 +36,10 @@ from bonobofs.policy.words import BUILT_IN_RULES
 LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""
 
-_NOT_BUILT: Final = frozenset({"ask", "git", "beads"})
+_NOT_BUILT: Final = frozenset({"ask", "git"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_BEADS_WORD: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
 
 
@@ -139,6 +141,12 @@ def _mail_name(text: str) -> str:
     return text
 
 
+def _beads_word(text: str) -> str:
+    if not _BEADS_WORD.fullmatch(text):
+        raise _refuse(f"{text!a} can be no such word: small letters, digits, - and _, at most 32, a letter first")
+    return text
+
+
 PathPattern = Annotated[str, AfterValidator(_pattern)]
 HiddenPattern = Annotated[str, AfterValidator(_hidden)]
 TemporaryPattern = Annotated[str, AfterValidator(_temporary)]
@@ -149,6 +157,7 @@ RuleName = Annotated[Name, AfterValidator(_rule_name)]
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 MailName = Annotated[str, AfterValidator(_mail_name)]
+BeadsWord = Annotated[str, AfterValidator(_beads_word)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
 
 
@@ -197,6 +206,14 @@ class Role(_Table):
     beads: list[Annotated[str, _word("beads")]] = []
 
 
+class Beads(_Table):
+    """[beads]: what issues may be like. A label is one of the prefixes, a colon and a name."""
+
+    types: list[BeadsWord] = Field(default=[*TYPES], min_length=1)
+    label_prefixes: list[BeadsWord] = Field(default=[*LABEL_PREFIXES], min_length=1)
+    human: Name = HUMAN
+
+
 class AgentMail(_Table):
     """[agent_mail]: where the record is carried. The project is the source by itself, the sender a name of its own."""
 
@@ -222,6 +239,7 @@ class PolicyDocument(_Table):
     scratch: list[Scratch] = []
     rule: list[Rule] = []
     role: dict[Name, Role] = {}
+    beads: Beads = Beads()
     agent_mail: AgentMail | None = None
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
+from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.document import PolicyDocument, load, packaged_default, parse
 from bonobofs.policy.engine import compile_policy
@@ -109,7 +110,7 @@ def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: s
     ("text", "place"),
     [
         *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
-        *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git", "beads")],
+        *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git",)],
     ],
 )
 def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> None:
@@ -125,6 +126,29 @@ def test_a_word_that_no_gate_knows_is_refused_with_its_line_and_those_that_are_k
     message = refusal(f"[role.lead]\n{key} = [\n  '{FAMILIES[key][0]}',\n  '{word}',\n]")
     assert message.startswith(f"p.toml:4: role.lead.{key}[1]: {word!r} is no word for {key}: ")
     assert message.endswith(", ".join(FAMILIES[key]))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "word"),
+    [
+        ("colour = 'x'", "p.toml:2: beads.colour: ", "unknown key"),
+        ("types = []", "p.toml:2: beads.types: ", "at least 1"),
+        ("types = ['task', 'TASK']", "p.toml:2: beads.types[1]: ", "small letters"),
+        ("label_prefixes = ['phase:']", "p.toml:2: beads.label_prefixes[0]: ", "small letters"),
+        ("human = ' '", "p.toml:2: beads.human: ", "printable"),
+    ],
+)
+def test_a_mistake_about_issues_is_told_with_its_place(text: str, place: str, word: str) -> None:
+    message = refusal(f"[beads]\n{text}")
+    assert message.startswith(place)
+    assert word in message
+
+
+def test_what_issues_may_be_like_is_shipped_and_can_be_said_otherwise() -> None:
+    """The seven types, the four prefixes and the human are those of every policy that says nothing else."""
+    assert conventions({}) == conventions(parse("", "p.toml").model_dump(mode="json")) == Conventions()
+    said = parse("[beads]\ntypes = ['spike']\nhuman = 'maria'", "p.toml").model_dump(mode="json")
+    assert conventions(said) == Conventions(("spike",), ("phase", "unit", "stage", "type"), "maria")
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
