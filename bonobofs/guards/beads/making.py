@@ -1,0 +1,69 @@
+"""The rules for an issue that is made, and for what is said below one."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from bonobofs.guards.beads import form, refusals
+from bonobofs.guards.beads.editing import MESSAGE
+from bonobofs.guards.beads.issue import PARENT, BeadsIssue, Edge, Issues
+from bonobofs.guards.beads.keeping import Who, existing
+from bonobofs.guards.beads.refusals import Fault
+from bonobofs.guards.beads.tying import NEW, new_edge, tie_new
+from bonobofs.policy.beads import Conventions
+
+EPIC: Final = "epic"
+
+
+class Draft(NamedTuple):
+    """An issue as it is asked for."""
+
+    title: str
+    issue_type: str
+    labels: tuple[str, ...] = ()
+    priority: int | str = 2
+    assignee: str = ""
+    parent: str = ""
+    texts: tuple[tuple[str, str], ...] = ()
+    """Names and contents of the longer texts."""
+    dependencies: tuple[str, ...] = ()
+    """As `bd create --deps` takes them: ID, TYPE:ID, or blocks:ID for one that is to wait for the new issue."""
+
+
+def judge_create(issues: Issues, draft: Draft, who: Who, known: Conventions) -> Fault | tuple[Edge, ...]:
+    """The edges that the new issue gets beside its parent, between NEW and others."""
+    fault = (
+        form.title(draft.title)
+        or (None if draft.issue_type in known.types else Fault(refusals.wrong_type(known)))
+        or form.labels(draft.labels, known)
+        or form.assignee(draft.assignee)
+        or next((wrong for name, text in draft.texts if (wrong := form.body(name, text))), None)
+    )
+    if fault is not None:
+        return fault
+    if draft.issue_type == MESSAGE and draft.assignee != known.human:
+        return Fault(refusals.not_to_human(known))
+    if isinstance(number := form.priority(draft.priority), Fault):
+        return number
+    tied: list[Edge] = []
+    if draft.parent:
+        found = new_edge(issues, tied, Edge(NEW, draft.parent, PARENT))
+        if isinstance(found, Fault):
+            return found
+        tied.append(Edge(NEW, draft.parent, PARENT))
+    made = len(tied)
+    for text in draft.dependencies:
+        edge = tie_new(issues, tied, text, who)
+        if isinstance(edge, Fault):
+            return edge
+        if edge is not None:
+            tied.append(edge)
+    return tuple(tied[made:])
+
+
+def judge_comment(issues: Issues, issue_id: str, text: str) -> Fault | BeadsIssue:
+    """The issue that is commented on; anybody may, whosever it is."""
+    issue = existing(issues, issue_id)
+    if isinstance(issue, Fault):
+        return issue
+    return (Fault(refusals.TEXT) if not text.strip() else form.body("comment", text)) or issue

@@ -1,0 +1,41 @@
+"""Issues for the tests of the rules, without any bd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bonobofs.guards.beads.issue import BeadsIssue, Issues, read_issue
+from bonobofs.guards.beads.keeping import CREATOR_ID, Who, assigned
+from bonobofs.policy.beads import Conventions
+
+ALICE = Who("alice", "11111111-1111-4111-8111-111111111111")
+BOB = Who("bob", "22222222-2222-4222-8222-222222222222")
+KNOWN = Conventions()
+
+
+def issue(name: str, *edges: tuple[str, str], **more: Any) -> BeadsIssue:
+    """One issue that alice made; `edges` are pairs of a kind and what it depends on."""
+    told: dict[str, Any] = {
+        "id": name,
+        "title": f"Title of {name}",
+        "issue_type": "task",
+        "status": "open",
+        "priority": 2,
+        "created_by": "alice",
+        "metadata": {CREATOR_ID: ALICE.id},
+        "dependencies": [{"issue_id": name, "depends_on_id": on, "type": kind} for kind, on in edges],
+        **more,
+    }
+    if "acceptance" in told:
+        told["acceptance_criteria"] = told["acceptance"]
+    return read_issue(told)
+
+
+def issues(*found: BeadsIssue) -> Issues:
+    return Issues(found)
+
+
+def of(who: Who) -> Mapping[str, Any]:
+    """What an issue that is assigned to an agent has."""
+    return {"assignee": who.label, "metadata": {CREATOR_ID: ALICE.id, **assigned(who.label, who.id)}}
