@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bonobofs.guards.answers import ValidationResult
+from bonobofs.guards.beads_guard import BeadsGuard
 from bonobofs.guards.file_guard import FileGuard
 
-__all__ = ["FileGuard", "ValidationResult"]
+__all__ = ["BeadsGuard", "FileGuard", "ValidationResult"]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.decision import Allowed
+from bonobofs.guards import BeadsGuard
 from bonobofs.guards.beads import Beads, find_beads
 from bonobofs.request import Agent
+from bonobofs.session import OpenSession, open_session
 from tests.worlds.issues import WORLD, Workspace, find_bd
 
 ALICE = Agent("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f", "agent")
@@ -43,3 +49,50 @@ def leave() -> Allowed:
 def beads(beads_workspace: Workspace, home: Path) -> Beads:
     """The client, as alice's."""
     return Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd)
+
+
+class Guarded:
+    """The gate of one agent, and what it stands on."""
+
+    def __init__(self, session: OpenSession, bd: Beads | None) -> None:
+        self.session = session
+        self.issues = BeadsGuard(session, bd)
+
+    @property
+    def trail(self) -> Path:
+        return self.session.guard.trail.path
+
+    def entries(self) -> list[AuditEntry]:
+        """All that the record holds of this session, as another process would read it."""
+        return [AuditEntry.from_line(line) for line in self.trail.read_bytes().splitlines()]
+
+    def calls(self) -> list[AuditEntry]:
+        """One entry for each call: not the alerts, and how a change ended stands with its intent."""
+        return [entry for entry in self.entries() if entry.kind in ("intent", "event") and entry.guard == "beads"]
+
+
+Opened = Callable[..., Guarded]
+"""opened(agent, role=…, policy=…) opens a session of that agent; at the end of the test it is closed and verified."""
+
+
+@pytest.fixture
+def opened(beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    monkeypatch.setenv("BONOBOFS_BD", str(beads_workspace.bd))
+    made: list[Guarded] = []
+    with ExitStack() as stack:
+
+        def open_one(
+            agent: str = "alice", *, role: str | None = None, policy: str | None = None, beads: Beads | None = None
+        ) -> Guarded:
+            file = None
+            if policy is not None:
+                file = tmp_path / f"policy-{len(made)}.toml"
+                file.write_text(policy, encoding="utf-8")
+            session = open_session(beads_workspace.directory, agent=agent, role=role, policy=file)
+            made.append(Guarded(stack.enter_context(session), beads))
+            return made[-1]
+
+        yield open_one
+    for each in made:
+        report = verify_trail(each.trail, each.trail.with_suffix(".head"), session=each.session.session.session)
+        assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)

@@ -212,6 +212,12 @@ def test_an_assignee_that_was_set_without_the_gate_goes_by_the_label() -> None:
     assert priority_by(BOB, one) == Edit({"priority": 0})
 
 
+def test_who_takes_an_issue_that_bears_its_label_alone_has_it_by_identity() -> None:
+    """Assigned before the agent was known, or with bd itself."""
+    assert update(issue("gt-1", assignee="alice"), assignee="alice") == Edit({"assignee": "alice"})
+    assert update(issue("gt-1", **of(ALICE)), assignee="alice") is None
+
+
 @pytest.mark.parametrize("name", ["", "gt-2", "1", "gt", "GT-1", "gt-1 ", "--help"])
 def test_an_issue_is_named_in_full(name: str) -> None:
     """bd completes abbreviations, and takes the last issue it touched for none."""

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.guards.beads import form, refusals
 from bonobofs.guards.beads.issue import CLOSED, BeadsIssue, Issues
-from bonobofs.guards.beads.keeping import Who, is_made_by, own
+from bonobofs.guards.beads.keeping import Who, is_kept, is_made_by, own
 from bonobofs.guards.beads.ordering import OPEN, open_children, parents, waits_for
 from bonobofs.guards.beads.refusals import Fault, named
 from bonobofs.policy.beads import Conventions
@@ -21,7 +21,7 @@ DONE: Final = "done"
 IN_PROGRESS: Final = "in_progress"
 MESSAGE: Final = "message"
 TEXTS: Final = ("description", "design", "acceptance", "notes")
-_SPELLINGS: Final = {"type": "issue_type", "acceptance_criteria": "acceptance"}
+SPELLINGS: Final = {"type": "issue_type", "acceptance_criteria": "acceptance"}
 _FIELDS: Final = frozenset(
     {"title", *TEXTS, "priority", "assignee", "status", "issue_type", "labels", "add_labels", "remove_labels"}
 )
@@ -45,10 +45,9 @@ def judge_update(
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
         return issue
-    asked = {_SPELLINGS.get(name, name): value for name, value in changes.items() if value is not None}
-    strange = sorted(asked.keys() - _FIELDS)
-    if strange:
-        return Fault(refusals.FIELD, f"This is about {', '.join(ascii(name) for name in strange)}.")
+    asked = {SPELLINGS.get(name, name): value for name, value in changes.items() if value is not None}
+    if strange := form.strange(asked.keys() - _FIELDS):
+        return strange
     fields: dict[str, str | int] = {}
     for judge in (_type, _texts, _priority, _assignee):
         found = judge(issue, asked, who, known)
@@ -133,9 +132,11 @@ def _priority(issue: BeadsIssue, asked: Mapping[str, Any], _: Who, __: Conventio
     return {} if number == issue.priority else {"priority": number}
 
 
-def _assignee(issue: BeadsIssue, asked: Mapping[str, Any], _: Who, known: Conventions) -> Found:
-    name = form.text("assignee", asked.get("assignee", issue.assignee))
-    if name == issue.assignee:
+def _assignee(issue: BeadsIssue, asked: Mapping[str, Any], who: Who, known: Conventions) -> Found:
+    if "assignee" not in asked:
+        return {}
+    name = form.text("assignee", asked["assignee"])
+    if name == issue.assignee and (name != who.label or is_kept(issue)):
         return {}
     if issue.issue_type == MESSAGE and name != known.human:
         return Fault(refusals.not_to_human(known))

@@ -34,6 +34,12 @@ def label_list(value: object) -> tuple[str, ...]:
     return tuple(text("label", each) for each in value)
 
 
+def strange(names: Iterable[str]) -> Fault | None:
+    """About fields that nobody knows here."""
+    told = ", ".join(map(ascii, sorted(names)))
+    return Fault(refusals.FIELD, f"This is about {told}.") if told else None
+
+
 def title(line: str) -> Fault | None:
     wrong = not line.strip() or len(line) > LONGEST_TITLE or not _is_one_line(line)
     return Fault(refusals.TITLE) if wrong else None

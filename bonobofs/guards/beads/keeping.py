@@ -29,9 +29,14 @@ def is_open_to(issue: BeadsIssue, who: Who) -> bool:
     """Whether the issue is the agent's own, or nobody's."""
     if not issue.assignee:
         return True
-    if issue.metadata.get(ASSIGNEE) == issue.assignee and issue.metadata.get(ASSIGNEE_ID):
+    if is_kept(issue):
         return bool(issue.metadata[ASSIGNEE_ID] == who.id)
     return issue.assignee == who.label
+
+
+def is_kept(issue: BeadsIssue) -> bool:
+    """Whether the identity of the assignee is known, and of no earlier one."""
+    return issue.metadata.get(ASSIGNEE) == issue.assignee and bool(issue.metadata.get(ASSIGNEE_ID))
 
 
 def is_made_by(issue: BeadsIssue, who: Who) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from bonobofs.guards.beads import form, refusals
-from bonobofs.guards.beads.editing import MESSAGE
+from bonobofs.guards.beads.editing import MESSAGE, SPELLINGS, TEXTS
 from bonobofs.guards.beads.issue import PARENT, BeadsIssue, Edge, Issues
 from bonobofs.guards.beads.keeping import Who, existing
 from bonobofs.guards.beads.refusals import Fault
@@ -28,12 +29,31 @@ class Draft(NamedTuple):
     """Names and contents of the longer texts."""
     dependencies: tuple[str, ...] = ()
     """As `bd create --deps` takes them: ID, TYPE:ID, or blocks:ID for one that is to wait for the new issue."""
+    strange: tuple[str, ...] = ()
+    """Names of fields that no new issue has."""
+
+
+def draft(title: object, issue_type: object, priority: int | str | None, fields: Mapping[str, Any]) -> Draft:
+    """What a caller asks for. UsageError: a value is of the wrong kind."""
+    given = {SPELLINGS.get(name, name): value for name, value in fields.items() if value is not None}
+    return Draft(
+        form.text("title", title),
+        form.text("type", issue_type),
+        form.label_list(given.pop("labels", ())),
+        2 if priority is None else priority,
+        form.text("assignee", given.pop("assignee", "")),
+        form.text("parent", given.pop("parent", "")),
+        tuple((name, form.text(name, given.pop(name))) for name in TEXTS if name in given),
+        form.label_list(given.pop("dependencies", ())),
+        tuple(sorted(given)),
+    )
 
 
 def judge_create(issues: Issues, draft: Draft, who: Who, known: Conventions) -> Fault | tuple[Edge, ...]:
     """The edges that the new issue gets beside its parent, between NEW and others."""
     fault = (
         form.title(draft.title)
+        or form.strange(draft.strange)
         or (None if draft.issue_type in known.types else Fault(refusals.wrong_type(known)))
         or form.labels(draft.labels, known)
         or form.assignee(draft.assignee)

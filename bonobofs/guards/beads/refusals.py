@@ -59,9 +59,9 @@ IMMUTABLE: Final = _refusal(
 )
 FIELD: Final = _refusal(
     "field",
-    "The gate changes no field of this name.",
-    "Change title, description, design, acceptance, notes, priority, assignee, status or labels; dependencies and"
-    " parents are added one by one.",
+    "The gate sets no field of this name.",
+    "Set title, description, design, acceptance, notes, priority, assignee and labels; the status of an issue that is"
+    " there; parent and dependencies of a new one, and later one by one.",
 )
 PHASE: Final = _refusal(
     "phase", "A phase: label stays on its issue.", "Leave it there; a label of another phase may be added."

@@ -1,0 +1,194 @@
+"""One call at the Beads gate, from who asks to how it ended, as one entry of the record.
+
+    with gate.call(Asked(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
+        call.judged(judge_close(call.issues, ...))
+        with call.changing() as change:
+            call.turn.close_issue(id, change.leave)
+
+Whose the call is and what the role has is known before any bd runs. The issues are then ours alone until the call is
+over, and the session's turn is held for the change itself: nobody's files wait while others are busy with the issues.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bonobofs.decision import Allowed, Decision, Denied, Refused
+from bonobofs.errors import BeadsError, BonobofsError
+from bonobofs.guard import Admission, Caller, Part
+from bonobofs.guards.answers import GuardedSession, claiming, is_of_the_session, not_the_agent
+from bonobofs.guards.beads.client import Beads
+from bonobofs.guards.beads.issue import Issues
+from bonobofs.guards.beads.keeping import Who
+from bonobofs.guards.beads.refusals import Fault
+from bonobofs.guards.beads.turn import Turn
+from bonobofs.policy.beads import Conventions, conventions
+from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
+
+GUARD: Final = "beads"
+NOWHERE: Final = WorkspacePath("")
+"""The path of every entry: issues are no files of the workspace."""
+_TOLD: Final = 200
+"""Characters of a text that the record has; of a longer one it has the size."""
+
+_T = TypeVar("_T")
+
+
+class Asked(NamedTuple):
+    """What is asked of the gate."""
+
+    operation: Operation
+    tool: str
+    details: dict[str, Any]
+    also: tuple[Operation, ...] = ()
+    """Further operations that the role must have for it."""
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.tool, self.details)
+
+
+class Change:
+    """A change that is under way. What `note` is told is entered with its outcome."""
+
+    def __init__(self, leave: Allowed, admission: Admission) -> None:
+        self.leave: Final = leave
+        self._admission: Final = admission
+
+    def note(self, **details: Any) -> None:
+        self._admission.details = {**(self._admission.details or {}), **details}
+
+
+class Call:
+    """A call whose agent and role are known to be right, while the issues are ours alone."""
+
+    def __init__(self, session: GuardedSession, asked: Asked, turn: Turn) -> None:
+        self._session: Final = session
+        self._asked: Final = asked
+        self.turn: Final = turn
+        self.is_entered = False
+
+    @property
+    def issues(self) -> Issues:
+        """All issues, before the change."""
+        return self.turn.everything()
+
+    def judged(self, verdict: _T | Fault) -> _T:
+        """The verdict, if it is no fault. Refused, once entered, where it is one."""
+        if isinstance(verdict, Fault):
+            self.is_entered = True
+            with self._session.turn:
+                raise self._session.guard.refuse(
+                    denied(verdict, self._asked.operation), self._asked.caller, guard=GUARD
+                )
+        return verdict
+
+    def answer(self) -> Decision:
+        """Enter that the change would be allowed, and give by what. Refused, once entered, where it no longer is."""
+        request = _request(self._asked.operation)
+        self.is_entered = True
+        with self._session.turn:
+            self._session.guard.note(request, caller=self._asked.caller, guard=GUARD)
+            return self._session.guard.decide(request)
+
+    @contextmanager
+    def changing(self) -> Iterator[Change]:
+        """Leave for the change, which the block makes; how the block ends is the outcome."""
+        request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
+        with self._session.turn:
+            self.is_entered = True
+            admission = self._session.guard.admit(
+                request, NO_FACTS, *map(Part, more), caller=self._asked.caller, guard=GUARD
+            )
+            with admission as leave:
+                change = Change(leave, admission)
+                try:
+                    yield change
+                except BonobofsError as error:
+                    change.note(**_told_of(error))
+                    raise
+
+
+class Gate:
+    """The issues of one workspace, for the agent of one session. May be used by several threads."""
+
+    def __init__(self, session: GuardedSession, beads: Beads) -> None:
+        self._session: Final = session
+        self._beads: Final = beads
+
+    @property
+    def who(self) -> Who:
+        agent = self._session.guard.agent
+        return Who(agent.label, agent.id)
+
+    @property
+    def known(self) -> Conventions:
+        """What the policy in force says that issues are like."""
+        return conventions(self._session.guard.policy.document)
+
+    @contextmanager
+    def call(self, asked: Asked, agent: str) -> Iterator[Call]:
+        """Have the issues for one call by the agent that is named.
+
+        Refused, once entered, for another agent than the session's and for what the role lacks. Whatever else goes
+        wrong before the change is entered with result `error`, and raised.
+        """
+        self._enter(asked, agent)
+        call: Call | None = None
+        try:
+            with self._beads.turn() as turn:
+                call = Call(self._session, asked, turn)
+                yield call
+        except Exception as error:
+            if call is None or not call.is_entered:
+                self._fail(asked, error)
+            raise
+
+    def _enter(self, asked: Asked, agent: str) -> None:
+        guard = self._session.guard
+        if not is_of_the_session(agent, guard.agent):
+            with self._session.turn:
+                raise guard.refuse(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
+        for operation in (asked.operation, *asked.also):
+            decision = guard.decide(_request(operation))
+            if isinstance(decision, Denied):
+                with self._session.turn:
+                    raise guard.refuse(decision, asked.caller, guard=GUARD)
+
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
+        # It is the error that the caller is to see, also where it cannot be recorded.
+        with suppress(Refused), self._session.turn:
+            self._session.guard.note(
+                _request(asked.operation), caller=asked.caller, guard=GUARD, details=_told_of(error), error=failed
+            )
+
+
+def denied(fault: Fault, operation: Operation) -> Denied:
+    """A fault as the refusal of what was asked."""
+    return Denied(*fault.refusal, NOWHERE, operation, about=fault.about)
+
+
+def shown(changes: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for, as the record has it."""
+    return {name: _shown(value) for name, value in changes.items() if value is not None}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _TOLD:
+        return {"characters": len(value)}
+    return value if isinstance(value, str | int) else ascii(value) if not isinstance(value, list | tuple) else [*value]
+
+
+def _request(operation: Operation) -> Request:
+    return Request(operation, NOWHERE)
+
+
+def _told_of(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, BeadsError):
+        return {"error": type(error).__name__}
+    parts = {"done": [*error.done], "missing": [*error.missing]} if error.done or error.missing else {}
+    return {"error": str(error), "carried_out": error.carried_out, **parts}
