@@ -49,18 +49,46 @@ class Workspace:
         self, *arguments: str | Path, env: dict[str, str | None] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """One call, as it was made; `env` sets variables, and takes away those that are None."""
+        started = self.start(*arguments, env=env, cwd=cwd)
+        try:
+            stdout, stderr = started.communicate(timeout=60)
+        finally:
+            started.kill()
+            started.wait()
+        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
+
+    def start(
+        self, *arguments: str | Path, env: dict[str, str | None] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a call without waiting for its end, which is the caller's to do."""
         chosen = {key: value for key, value in {**self.environment, **(env or {})}.items() if value is not None}
-        return subprocess.run(
+        return subprocess.Popen(
             [self.bd, *arguments],
             cwd=cwd or self.person,
             env=chosen,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="surrogateescape",
-            check=False,
-            timeout=60,
         )
+
+    @property
+    def lock(self) -> Path:
+        """The file by whose lock bd has its database to itself."""
+        (lock,) = (self.beads / "embeddeddolt").glob("*/.dolt/noms/LOCK")
+        return lock
+
+    @staticmethod
+    def has_open(process: subprocess.Popen[str], path: Path) -> bool:
+        """Whether the process has that file open at this moment."""
+        for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+            try:
+                if handle.readlink() == path:
+                    return True
+            except OSError:
+                continue
+        return False
 
     def json(self, *arguments: str | Path) -> Any:
         """What a call that succeeds answers with --json."""

@@ -43,8 +43,7 @@ class Store:
             raise Failed("issue_prefix config is missing" if workspace.redirected_from else "no beads database found")
         noms = directory / ".dolt" / "noms"
         noms.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(noms / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _wait(self._lock)
+        self._lock = _wait(noms / "LOCK")
         self._file = directory / "state.json"
         self._state = json.loads(self._file.read_text()) if self._file.exists() else _empty("")
 
@@ -82,12 +81,9 @@ class Store:
         return found
 
     def save(self) -> None:
-        """All of this call's changes at once. A signal that comes now waits until they are there."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
-            _replace(self._file, self._state)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        """All of this call's changes at once. Who is told to end from now on has succeeded all the same."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _replace(self._file, self._state)
 
     def custom_statuses(self) -> list[str]:
         # What has been said once stays: unsetting the key does not take a status away.
@@ -148,13 +144,15 @@ def _replace(path: Path, state: dict[str, Any]) -> None:
     os.rename(temporary, path)
 
 
-def _wait(lock: int) -> None:
-    """Wait for as long as it takes. Who is told to end meanwhile says that the database is locked."""
+def _wait(path: Path) -> int:
+    """Have the lock, after as long as it takes. Who is told to end meanwhile says that the database is locked."""
 
     def told_to_end(*_: object) -> None:
         raise Failed("opening the database: the database is locked by another dolt process", "stderr")
 
     with_lock: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment] # main has set it
     signal.signal(signal.SIGTERM, told_to_end)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     signal.signal(signal.SIGTERM, with_lock)
+    return lock

@@ -1,0 +1,212 @@
+"""What bd checks of an issue, which is little: facts about bd 1.0.5, held to any bd that the suite runs on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.worlds.issues import Workspace
+
+ORDINARY = ("task", "epic", "bug", "feature", "chore", "decision")
+
+
+@pytest.fixture
+def one(beads_workspace: Workspace) -> str:
+    return beads_workspace.create("one")
+
+
+def test_thirteen_types_and_two_other_words_for_them(beads_workspace: Workspace) -> None:
+    """Case matters, and the list that bd itself tells of is shorter."""
+    types = {*ORDINARY, "message", "molecule", "gate", "spike", "story", "milestone", "event"}
+    for word in types:
+        assert beads_workspace.json("create", "x", "-t", word)["issue_type"] == word
+    assert beads_workspace.json("create", "x", "-t", "enhancement")["issue_type"] == "feature"
+    assert beads_workspace.json("create", "x", "-t", "dec")["issue_type"] == "decision"
+    for word in ("TASK", "docs", "question", "agent", "role"):
+        assert beads_workspace.run("create", "x", "-t", word).returncode == 1
+    told = {each["name"] for each in beads_workspace.json("types")["core_types"]}
+    assert told < types
+
+
+def test_a_message_is_made_to_pass_away(beads_workspace: Workspace) -> None:
+    """Its id says so, it is ephemeral, and it is neither listed nor counted; with a parent only the id is ordinary."""
+    before = beads_workspace.json("count")
+    message = beads_workspace.json("create", "hello", "-t", "message")
+    assert message["id"].startswith("gt-wisp-")
+    assert message["ephemeral"] is True
+    assert beads_workspace.json("count") == before
+    assert message["id"] not in {issue["id"] for issue in beads_workspace.json("list", "--all")}
+    parent = beads_workspace.create("a parent")
+    below = beads_workspace.json("create", "hello", "-t", "message", "--parent", parent)
+    assert (below["id"], below["ephemeral"]) == (f"{parent}.1", True)
+
+
+def test_a_message_that_passes_away_is_an_issue_for_most_commands(beads_workspace: Workspace, one: str) -> None:
+    """It is shown, changed and closed, is listed by its type, and blocks while it is open."""
+    message = beads_workspace.create("hello", "-t", "message")
+    assert beads_workspace.issue(message)["title"] == "hello"
+    beads_workspace.json("update", message, "-p", "1")
+    beads_workspace.json("label", "add", message, "a")
+    beads_workspace.json("dep", "add", one, message)
+    for flags in (("-t", "message"), ("--include-infra",)):
+        assert message in {issue["id"] for issue in beads_workspace.json("list", *flags)}
+    assert beads_workspace.run("close", one).returncode == 1
+    beads_workspace.json("close", message)
+    beads_workspace.json("close", one)
+
+
+def test_a_message_lasts_by_a_setting_by_promotion_or_as_a_task_before(beads_workspace: Workspace) -> None:
+    """--no-history is refused for one that does not."""
+    promoted = beads_workspace.create("hello", "-t", "message")
+    assert beads_workspace.run("promote", promoted).returncode == 0
+    turned = beads_workspace.create("hello")
+    assert beads_workspace.json("update", turned, "-t", "message")[0]["issue_type"] == "message"
+    for id_ in (promoted, turned):
+        assert not beads_workspace.issue(id_).get("ephemeral")
+    assert beads_workspace.run("create", "x", "-t", "message", "--no-history").returncode == 1
+    beads_workspace.run("config", "set", "types.infra", "agent,role,rig")
+    ordinary = beads_workspace.json("create", "hello", "-t", "message")
+    assert "wisp" not in ordinary["id"]
+    assert ordinary["id"] in {issue["id"] for issue in beads_workspace.json("list")}
+
+
+def test_seven_statuses_and_done_is_none_unless_it_is_made_one(beads_workspace: Workspace, one: str) -> None:
+    """One of one's own has no closed_at, is hidden, and stays after its setting is gone. No change is refused."""
+    for status in ["in_progress", "blocked", "deferred", "closed", "pinned", "hooked", "open"]:
+        assert beads_workspace.json("update", one, "-s", status)[0]["status"] == status
+    assert beads_workspace.run("update", one, "-s", "OPEN").returncode == 1
+    assert beads_workspace.run("update", one, "-s", "done").returncode == 1
+    beads_workspace.run("config", "set", "status.custom", "done:done")
+    assert "closed_at" not in beads_workspace.json("update", one, "-s", "done")[0]
+    assert one not in {issue["id"] for issue in beads_workspace.json("list")}
+    beads_workspace.run("config", "unset", "status.custom")
+    beads_workspace.json("update", one, "-s", "open")
+    assert beads_workspace.json("update", one, "-s", "done")[0]["status"] == "done"
+
+
+@pytest.mark.parametrize("title", ["   ", "two\nlines", "a\ttab", "\x1b[31mred", "x" * 500])
+def test_a_title_may_be_blank_or_hold_anything(beads_workspace: Workspace, title: str) -> None:
+    """It comes back as it was given."""
+    assert beads_workspace.issue(beads_workspace.create(title))["title"] == title
+
+
+def test_a_title_is_not_empty_nor_over_500_characters_nor_like_a_flag(beads_workspace: Workspace) -> None:
+    """Only as --title= may it begin with a dash."""
+    assert beads_workspace.run("create", "--title=").returncode == 1
+    assert beads_workspace.run("create", "x" * 501).returncode == 1
+    assert beads_workspace.run("create", "--title=\udcff").returncode == 1
+    assert beads_workspace.run("create", "--", "-x").returncode == 1
+    assert beads_workspace.issue(beads_workspace.create("-x"))["title"] == "-x"
+
+
+def test_numbers_names_and_json_are_checked_and_a_file_is_read(beads_workspace: Workspace, tmp_path: Path) -> None:
+    """--metadata @FILE reads one; -d @file does not."""
+    assert beads_workspace.json("create", "x", "-p", "P0")["priority"] == 0
+    for flags in (("-p", "9"), ("-p", "-1"), ("-p", "high"), ("-a", "x" * 300), ("--metadata", "{")):
+        assert beads_workspace.run("create", "x", *flags).returncode == 1
+    (tmp_path / "secret.json").write_text('{"secret": 1}')
+    read = beads_workspace.create("x", f"--metadata=@{tmp_path / 'secret.json'}", f"-d@{tmp_path / 'secret.json'}")
+    assert beads_workspace.issue(read)["metadata"] == {"secret": 1}
+    assert beads_workspace.issue(read)["description"] == f"@{tmp_path / 'secret.json'}"
+
+
+def test_labels_are_free_text_and_split_at_commas_by_create_alone(beads_workspace: Workspace, one: str) -> None:
+    """Nothing holds them to a form; adding twice and removing what is not there succeed."""
+    two = beads_workspace.create("two", "-l", "a,,b", "-l", " ")
+    assert set(beads_workspace.issue(two)["labels"]) == {"a", "", "b", " "}
+    for _ in range(2):
+        assert beads_workspace.json("label", "add", one, "a,b")[0]["status"] == "added"
+    assert beads_workspace.json("label", "list", one) == ["a,b"]
+    assert beads_workspace.json("label", "remove", one, "absent")[0]["status"] == "removed"
+    for label in ("", "provides:x"):
+        assert beads_workspace.run("label", "add", one, label).returncode == 1
+    beads_workspace.json("label", "add", one, "phase:build")
+    beads_workspace.json("label", "remove", one, "phase:build")
+
+
+def test_nobody_owns_an_issue(beads_workspace: Workspace, one: str) -> None:
+    """Another may change and close what somebody has claimed; an assignee is any name."""
+    beads_workspace.json("update", one, "--claim", "--actor=alice")
+    beads_workspace.json("update", one, "-p", "1", "-a", "nobody there", "--actor=bob")
+    beads_workspace.json("close", one, "--actor=bob")
+
+
+def test_claiming_is_for_what_is_open_and_free(beads_workspace: Workspace, one: str) -> None:
+    """One's own may be claimed again; another's, what is closed and what is in progress for nobody may not."""
+    for _ in range(2):
+        (claimed,) = beads_workspace.json("update", one, "--claim", "--actor=alice")
+        assert (claimed["assignee"], claimed["status"]) == ("alice", "in_progress")
+    other = beads_workspace.run("update", one, "--claim", "--actor=bob")
+    assert (other.returncode, "already claimed by alice" in other.stderr) == (1, True)
+    beads_workspace.json("update", one, "-a", "")
+    free = beads_workspace.run("update", one, "--claim", "--actor=bob")
+    assert (free.returncode, "not claimable" in free.stderr) == (1, True)
+    beads_workspace.json("close", one)
+    assert beads_workspace.run("update", one, "--claim", "--actor=bob").returncode == 1
+
+
+def test_of_many_who_claim_at_once_one_wins(beads_workspace: Workspace, one: str) -> None:
+    """Exactly one of five."""
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        ended = pool.map(lambda n: beads_workspace.run("update", one, "--claim", f"--actor=a{n}").returncode, range(5))
+    assert sorted(ended) == [0, 1, 1, 1, 1]
+
+
+def test_ids_are_short_and_a_childs_goes_on_from_its_parents(beads_workspace: Workspace) -> None:
+    """Four levels deep; the labels of the parent are given to the child unless it is said otherwise."""
+    id_ = beads_workspace.create("one", "-l", "a")
+    assert id_.startswith("gt-")
+    assert len(id_) == 6
+    other = beads_workspace.create("x", "--parent", id_, "--no-inherit-labels")
+    assert "labels" not in beads_workspace.issue(other)
+    for _ in range(4):
+        child = beads_workspace.create("x", "--parent", id_)
+        assert child.rpartition(".")[0] == id_
+        assert beads_workspace.issue(child)["labels"] == ["a"]
+        id_ = child
+
+
+def test_a_part_of_an_id_will_do(beads_workspace: Workspace) -> None:
+    """Any part that fits one issue alone, in the right case."""
+    for id_ in ("gt-abc", "gt-abd", "gt-xyz"):
+        beads_workspace.json("create", "x", "--id", id_)
+    assert beads_workspace.json("show", "yz")[0]["id"] == "gt-xyz"
+    beads_workspace.json("close", "z")
+    assert beads_workspace.issue("gt-xyz")["status"] == "closed"
+    several = beads_workspace.run("close", "ab")
+    assert several.returncode == 1
+    assert "gt-abc" in several.stderr
+    assert "gt-abd" in several.stderr
+    assert beads_workspace.run("show", "XYZ").returncode == 1
+
+
+def test_creating_under_an_id_that_is_taken_writes_over_the_issue(beads_workspace: Workspace, one: str) -> None:
+    """A closed one is open again; only its time of creation and its edges are kept."""
+    two = beads_workspace.create("two")
+    beads_workspace.json("dep", "add", one, two, "-t", "related")
+    beads_workspace.json("update", one, "-a", "bob", "-d", "text")
+    created = beads_workspace.issue(one)["created_at"]
+    beads_workspace.json("close", one)
+    beads_workspace.json("create", "another", "--id", one, "-t", "bug", "-p", "0")
+    now = beads_workspace.issue(one)
+    assert (now["title"], now["issue_type"], now["priority"], now["status"]) == ("another", "bug", 0, "open")
+    assert not {"assignee", "description"} & set(now)
+    assert now["created_at"] == created
+    assert [each["id"] for each in now["dependencies"]] == [two]
+
+
+def test_an_id_is_checked_for_its_prefix_alone(beads_workspace: Workspace) -> None:
+    """A path is an id too; another prefix takes --force."""
+    assert beads_workspace.json("create", "x", "--id", "gt-../x")["id"] == "gt-../x"
+    assert beads_workspace.run("create", "x", "--id", "other-1").returncode == 1
+    assert beads_workspace.run("create", "x", "--id", "other-1", "--force").returncode == 0
+
+
+def test_without_an_id_the_issue_touched_last_is_changed(beads_workspace: Workspace, one: str) -> None:
+    """update and close take it for the one that was meant."""
+    assert json.loads(beads_workspace.run("update", "-s", "closed", "--json").stdout)[0]["id"] == one
+    beads_workspace.json("reopen", one)
+    assert json.loads(beads_workspace.run("close", "--json").stdout)[0]["id"] == one
