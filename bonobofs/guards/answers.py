@@ -54,7 +54,8 @@ def told(decision: Decision) -> ValidationResult:
     """A decision, as the guards give it."""
     if isinstance(decision, Allowed):
         return ValidationResult(True, rule=decision.rule)
-    return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, decision.about)
+    about = decision.about if decision.holding is None else str(decision.holding)
+    return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, about)
 
 
 def is_of_the_session(agent: str, own: Agent) -> bool:
@@ -69,6 +70,18 @@ def not_the_agent(path: WorkspacePath, operation: Operation) -> Denied:
         "identity",
         "The agent that is named is not the agent of this session.",
         "Name the session's own agent, or open a session for the other one.",
+        path,
+        operation,
+    )
+
+
+def led_out(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a path on which a symlink leads out."""
+    return Denied(
+        Code.OUTSIDE,
+        "outside",
+        "A symlink on the way to this path leads out of the workspace.",
+        "Name a file that lies in the workspace itself.",
         path,
         operation,
     )

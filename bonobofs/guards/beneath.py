@@ -29,7 +29,7 @@ _TRIES: Final = 128
 """How often the kernel is asked again where it could not tell whether a `..` led out, as something was renamed."""
 _syscall: Final = ctypes.CDLL(None, use_errno=True).syscall
 
-_KINDS: Final = {
+KINDS: Final = {
     stat.S_IFREG: Kind.FILE,
     stat.S_IFDIR: Kind.DIRECTORY,
     stat.S_IFLNK: Kind.SYMLINK,
@@ -103,7 +103,7 @@ class Workspace:
         else:
             parent, _, name = real.path.rpartition("/")
             missing = ()
-        directory = self._directory(parent)
+        directory = self.open_directory(parent)
         try:
             # The text of a descriptor's path is what it was when read: see that it still leads to the same.
             known = os.fstat(directory) if real.rest else _lstat(directory, name or ".")
@@ -137,8 +137,8 @@ class Workspace:
             raise _moved(there)
         return there[len(root) + 1 :]
 
-    def _directory(self, path: str) -> int:
-        """A directory at exactly this path: no symlink on the way, and no other file system."""
+    def open_directory(self, path: str) -> int:
+        """A directory at exactly this path, no symlink on the way and no other file system, for its caller to close."""
         return _open_beneath(self.descriptor, path, os.O_RDONLY | os.O_DIRECTORY, _NO_SYMLINKS | _NO_XDEV)
 
 
@@ -185,13 +185,23 @@ class Place:
     @property
     def kind(self) -> Kind:
         """What the name leads to; a regular file where nothing is there."""
-        return Kind.FILE if self.found is None else _KINDS.get(stat.S_IFMT(self.found.st_mode), Kind.DEVICE)
+        return Kind.FILE if self.found is None else KINDS.get(stat.S_IFMT(self.found.st_mode), Kind.DEVICE)
 
     @property
     def missing(self) -> list[WorkspacePath]:
         """The directories above that are not there, the uppermost first."""
         ends = range(1, len(self._missing) + 1)
         return [WorkspacePath("/".join(filter(None, (self._parent, *self._missing[:end])))) for end in ends]
+
+    def open_file(self) -> int:
+        """The file, open for reading, for its caller to close; ESTALE where it is another by now, or no regular one."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = _open_beneath(self.directory, self.name, flags, _NO_SYMLINKS | _NO_XDEV)
+        now = os.fstat(descriptor)
+        if self.found is None or not os.path.samestat(now, self.found) or not stat.S_ISREG(now.st_mode):
+            os.close(descriptor)
+            raise _moved(self.path)
+        return descriptor
 
     def make_directory(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
         """Make the uppermost missing directory and hold it instead. One that is there by now serves too."""
@@ -220,7 +230,7 @@ class Place:
 
     def check(self) -> None:
         """See that the held directory still is where its path says; OSError when it was moved."""
-        descriptor = self._workspace._directory(self._parent)  # noqa: SLF001 - the two are one thing
+        descriptor = self._workspace.open_directory(self._parent)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self.directory)):
                 raise _moved(self._parent)

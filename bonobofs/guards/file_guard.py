@@ -30,6 +30,7 @@ from bonobofs.guards.answers import (
     ValidationResult,
     claiming,
     is_of_the_session,
+    led_out,
     not_the_agent,
     told,
 )
@@ -67,8 +68,9 @@ _MADE: Final = {
 class FileGuard:
     """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
 
-    def __init__(self, session: GuardedSession) -> None:
-        """Stand on an open session."""
+    def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
+        """Stand on an open session. `tool`: the role must have the tools by which it is asked, too."""
+        self._plain: Final = Facts(tool=tool)
         self.audit: Final = session.log
         self._guard: Final[Door] = session.guard
         self._workspace: Final = Workspace(Path(session.session.source))
@@ -133,11 +135,11 @@ class FileGuard:
             try:
                 data = str.encode(content, "utf-8")
                 caller = Caller("write_file", {"overwrite": overwrite, "size": len(data)})
-                place = self._locate(request, NO_FACTS, caller)
+                place = self._locate(request, self._plain, caller)
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, it is entered and raised
-                self._fail(request, NO_FACTS, caller, error)
+                self._fail(request, self._plain, caller, error)
             with place:
                 self._write(place, data, caller, overwrite=overwrite)
                 return self._workspace.root / place.path
@@ -190,15 +192,7 @@ class FileGuard:
         place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
         if place is not None:
             return place
-        denied = Denied(
-            Code.OUTSIDE,
-            "outside",
-            "A symlink on the way to this path leads out of the workspace.",
-            "Name a file that lies in the workspace itself.",
-            request.path,
-            request.operation,
-        )
-        raise self._guard.refuse(denied, caller)
+        raise self._guard.refuse(led_out(request.path, request.operation), caller)
 
     def _fail(self, request: Request, facts: Facts, caller: Caller, error: Exception) -> NoReturn:
         """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
@@ -210,7 +204,7 @@ class FileGuard:
 
     def _write(self, place: Place, data: bytes, caller: Caller, *, overwrite: bool) -> None:
         request = Request(Operation.WRITE_FILE, place.path)
-        facts = Facts(
+        facts = self._plain._replace(
             size=len(data),
             size_before=place.found.st_size if place.found is not None else 0,
             mode=MODE if place.found is None else -1,

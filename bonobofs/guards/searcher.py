@@ -1,0 +1,111 @@
+"""The program that searches, in a process of its own: an expression that never ends is ended with the process.
+
+It knows the standard library alone, and opens nothing but regular files below the directory that it was given, on its
+file system, with no symlink on the way.
+
+Standard input: one line of JSON with `root` (a descriptor), `query`, `most`, `longest_file`, `longest_line`, `seconds`
+and `memory` (bytes), then the paths, each ended by a NUL. Standard output: a line of JSON for each match, `[path, line,
+text]`; at the end one that is `{"searched", "skipped", "more"}`, or `{"error"}` where the query is no expression.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import stat
+import sys
+from typing import Any, Final
+
+_HEAD: Final = 8192
+"""Bytes in which a NUL makes a file binary."""
+_BEFORE: Final = 100
+"""Characters before a match that are kept of a long line."""
+
+
+class _Files:
+    """Files by their path; the directory of the last one is held, because the next is likely to lie there too."""
+
+    def __init__(self, root: int) -> None:
+        self._root: Final = root
+        self._device: Final = os.fstat(root).st_dev
+        self._held = root
+        self._at = ""
+
+    def read(self, path: str, most: int) -> bytes | None:
+        """The content; None where it is no text, too large, or no regular file. OSError."""
+        directory, _, name = path.rpartition("/")
+        self._enter(directory)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=self._held)
+        with open(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_dev != self._device or status.st_size > most:
+                return None
+            head = file.read(_HEAD)
+            return None if b"\0" in head else head + file.read(most)
+
+    def _enter(self, directory: str) -> None:
+        if directory == self._at:
+            return
+        reached = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        try:
+            for name in filter(None, directory.split("/")):
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                above, reached = reached, os.open(name, flags, dir_fd=reached)
+                os.close(above)
+        except OSError:
+            os.close(reached)
+            raise
+        if self._held != self._root:
+            os.close(self._held)
+        self._held, self._at = reached, directory
+
+
+def main() -> None:
+    asked, _, names = sys.stdin.buffer.read().partition(b"\n")
+    wanted: dict[str, Any] = json.loads(asked)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (wanted["seconds"], wanted["seconds"]))
+    resource.setrlimit(resource.RLIMIT_AS, (wanted["memory"], wanted["memory"]))
+    try:
+        expression = re.compile(wanted["query"])
+    except (re.error, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        _say({"error": str(error) or type(error).__name__})
+        return
+    files, found, searched, skipped = _Files(wanted["root"]), 0, 0, 0
+    for name in names.split(b"\0")[:-1]:
+        path = os.fsdecode(name)
+        try:
+            content = files.read(path, wanted["longest_file"])
+            if content is None:
+                skipped += 1
+                continue
+            searched += 1
+            for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
+                match = expression.search(line)
+                if match is not None:
+                    if found == wanted["most"]:
+                        _say({"searched": searched, "skipped": skipped, "more": True})
+                        return
+                    found += 1
+                    _say([path, number, _cut(line, match.start(), wanted["longest_line"])])
+        except (OSError, MemoryError, RecursionError):
+            skipped += 1
+    _say({"searched": searched, "skipped": skipped, "more": False})
+
+
+def _cut(line: str, at: int, longest: int) -> str:
+    """The line, or the part of a long one that the match begins in."""
+    begin = max(0, min(at - _BEFORE, len(line) - longest))
+    return line[begin : begin + longest] if len(line) > longest else line
+
+
+def _say(document: object) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
