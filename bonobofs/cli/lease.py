@@ -13,7 +13,7 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.errors import UsageError
-from bonobofs.policy.choragen import read_locks
+from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.session import leasing
 from bonobofs.session.leasing import Terms, Whose
 from bonobofs.state.leases import Lease
@@ -121,7 +121,7 @@ def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen'
     Example:
       bonobofs lease import .choragen/locks.json
     """
-    locks, lost = read_locks(file.read_text(encoding="utf-8"), datetime.now(UTC))
+    locks, lost = read_locks(text_of(file), datetime.now(UTC))
     made, refused = leasing.import_locks(session.home(), locks)
     for one in made:
         say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until)}")

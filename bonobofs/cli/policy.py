@@ -10,7 +10,7 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, note, say
 from bonobofs.policy import examples
-from bonobofs.policy.choragen import read_governance
+from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.document import load, parse
 from bonobofs.policy.engine import compile_policy, describe
 
@@ -65,7 +65,7 @@ def import_(
     Example:
       bonobofs policy import choragen.governance.yaml > policy.toml
     """
-    text, lost = read_governance(file.read_text(encoding="utf-8"))
+    text, lost = read_governance(text_of(file))
     parse(text, str(file))
     print(text, end="")
     for line in lost:

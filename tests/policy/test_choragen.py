@@ -135,7 +135,80 @@ def test_locks_are_read_with_their_chains_and_ends() -> None:
     assert [line.partition(":")[0] for line in lost] == ["line 8", "line 14", "line 20"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "no: [", "{}", '{"chains": {"C": {"files": ["a"], "expiresAt": "soon"}}}'])
+ODD_LOCKS = """\
+{
+\t"version": 2,
+\t"owner": "somebody",
+\t"chains": {
+\t\t"C1": {
+\t\t\t"files": ["a", {"b": 1}, ["c"]],
+\t\t\t"acquired": "2026-11-22T11:00:00Z",
+\t\t\t"expiresAt": "2026-11-22T13:00:00Z",
+\t\t\t"agent": null,
+\t\t\t"mode": "shared"
+\t\t},
+\t\t"C2": {"files": ["d"],
+\t\t\t"expiresAt": "soon"},
+\t\t"C3": {"files": "e",
+\t\t\t"expiresAt": null},
+\t\t"C4": 5,
+\t\t"C1": {"files": ["f"], "expiresAt": "2026-11-22T13:00:00Z"}
+\t}
+}
+"""
+
+
+def test_every_line_of_the_locks_that_cannot_be_kept_is_named() -> None:
+    """Also what no version of Choragen is known to write; and the others are kept."""
+    locks, lost = read_locks(ODD_LOCKS, NOW)
+    assert [(lock.chain, lock.agent, lock.patterns) for lock in locks] == [("C1", None, ["f"])]
+    assert sorted({int(line.partition(":")[0].removeprefix("line ")) for line in lost}) == [
+        *(2, 3, 5, 6, 10),  # its version, its owner, C1's first place, its files that are none, its mode
+        *(13, 14, 16, 17),  # C2's end, C3's files, C4, C1's last place
+    ]
+    assert read_locks(json.dumps({"chains": {"C": {"files": ["a"], "acquired": "2026-11-22"}}}), NOW)[0][0].reason == (
+        "imported from Choragen, acquired there 2026-11-22"
+    )
+
+
+ODD_GOVERNANCE = """\
+version: 3
+mutations:
+  allow: "docs/**"
+  prefer:
+    - a
+  deny:
+    - pattern: "x/**"
+      actions: delete
+      owner: me
+collision_detection: block
+roles:
+  impl:
+    allow:
+      - "src/**"
+      - pattern: "src/**"
+        actions: [create, modify]
+        reason: "no \\n[role.evil]\\nwrite = [\\"**\\"]"
+    approve:
+      - "y"
+  broken: yes
+"""
+
+
+def test_every_line_of_the_governance_that_cannot_be_kept_is_named() -> None:
+    text, lost = read_governance(ODD_GOVERNANCE)
+    named = sorted({int(line.partition(":")[0].removeprefix("line ")) for line in lost})
+    assert named == [1, 3, 4, 7, 8, 9, 10, 14, 18, 20]
+    assert "# src/**: no  [role.evil] write" in text
+    assert "evil" not in policy_of(text).roles
+
+
+def test_what_decides_nothing_beside_roles_is_named() -> None:
+    _, lost = read_governance("mutations:\n  allow:\n    - a\nroles:\n  impl:\n    allow: [b]\n")
+    assert lost == ["line 3: beside roles this decides nothing, there as here"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no: [", "{}"])
 def test_what_is_no_file_of_choragen_is_refused(text: str) -> None:
     with pytest.raises(PolicyError):
         read_locks(text, NOW)

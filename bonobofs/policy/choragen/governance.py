@@ -1,0 +1,219 @@
+"""Choragen's `choragen.governance.yaml`, as a policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from bonobofs.policy.calls import TOOLS, WRITING
+from bonobofs.policy.choragen.reading import (
+    document_of,
+    items_of,
+    line_of,
+    list_of,
+    means_nothing,
+    spelled_out,
+    table_of,
+)
+from bonobofs.policy.overlap import patterns_meet
+
+_ALL: Final = ("create", "modify", "delete")
+_WRITER: Final = "impl"
+"""The role that has write_file there; the tools that read have all."""
+
+
+class Entry(NamedTuple):
+    """One entry of governance, with as much of it as it says."""
+
+    line: int
+    pattern: str
+    actions: frozenset[str]
+    reason: str = ""
+
+
+def read_governance(text: str) -> tuple[str, list[str]]:
+    """A policy, as TOML, that admits no more than `choragen.governance.yaml` did, and what of that cannot be kept."""
+    root = document_of(text)
+    lost: list[str] = []
+    parts = _Policy()
+    for key, node in items_of(root):
+        if key.value == "mutations":
+            parts.take_mutations(key, node, lost)
+        elif key.value == "roles":
+            parts.take_roles(key, node, lost)
+        elif key.value == "collision_detection":
+            lost += _collisions(key, node)
+        else:
+            lost.append(means_nothing(key, node))
+    parts.compare(lost)
+    return parts.text(), lost
+
+
+class _Policy:
+    """A policy in the making."""
+
+    def __init__(self) -> None:
+        self.protect: list[str] = []
+        self.keep: list[str] = []
+        self.rules: list[tuple[str, list[str]]] = []
+        self.roles: dict[str, tuple[list[str], list[str]]] | None = None
+        self.reasons: list[tuple[str, str]] = []
+        self._deletable: list[tuple[Entry, list[str]]] = []
+        """What may be deleted there, and so must be kept by nobody else's entry here."""
+        self._kept: list[tuple[Entry, list[str]]] = []
+
+    def take_mutations(self, table: yaml.Node, node: yaml.Node, lost: list[str]) -> None:
+        for key, entries in table_of(table, node, lost):
+            if key.value not in ("allow", "deny", "approve"):
+                lost.append(means_nothing(key, entries))
+                continue
+            for entry in _entries(key, entries, lost):
+                patterns = self._patterns_of(entry, lost)
+                if key.value == "allow":
+                    self._allow(f"choragen-{entry.line}", entry, patterns, lost)
+                elif key.value == "deny":
+                    self._deny(entry, patterns, lost)
+                else:
+                    self.protect += patterns
+                    lost.append(f"line {entry.line}: {entry.pattern} needed a person's yes there; it is refused here")
+
+    def take_roles(self, table: yaml.Node, node: yaml.Node, lost: list[str]) -> None:
+        self.roles = {}
+        for role, body in table_of(table, node, lost):
+            write: list[str] = []
+            deny: list[str] = []
+            for key, entries in table_of(role, body, lost):
+                if key.value not in ("allow", "deny"):
+                    lost.append(means_nothing(key, entries))
+                    continue
+                for entry in _entries(key, entries, lost):
+                    patterns = self._patterns_of(entry, lost)
+                    if key.value == "deny":
+                        deny += patterns
+                        if entry.actions != frozenset(_ALL):
+                            lost.append(_narrower(entry, "every change is refused here"))
+                    elif self._may_write(entry, patterns, lost):
+                        write += patterns
+            self.roles[role.value] = (write, deny)
+
+    def compare(self, lost: list[str]) -> None:
+        """Name what may be deleted there and not here, as another entry keeps it."""
+        for entry, patterns in self._deletable:
+            for other, kept in self._kept:
+                if any(patterns_meet(one, two) for one in patterns for two in kept):
+                    lost.append(
+                        f"line {entry.line}: what {entry.pattern} matches may be deleted there; "
+                        f"here not where {other.pattern} of line {other.line} does too"
+                    )
+        if self.roles is not None:
+            lost += [
+                f"line {name.removeprefix('choragen-')}: beside roles this decides nothing, there as here"
+                for name, _ in self.rules
+            ]
+
+    def text(self) -> str:
+        lines = [
+            "# Imported from choragen.governance.yaml. Names that begin with a dot are as any other there.",
+            *(f"# {_comment(pattern)}: {_comment(reason)}" for pattern, reason in self.reasons),
+            # Roles decide alone there; without any, only what is allowed is.
+            f'default = "{"deny" if self.roles is None else "allow"}"',
+            'hidden = ["**"]',
+        ]
+        for table, paths in (("protect", self.protect), ("keep", self.keep)):
+            if paths:
+                lines += ["", f"[[{table}]]", f"paths = {_toml(paths)}"]
+        if self.roles is None:
+            for name, paths in self.rules:
+                lines += ["", "[[rule]]", f"name = {_toml(name)}", f"paths = {_toml(paths)}"]
+        # Who has no role there may do nothing; here there is one by default, which would write everywhere.
+        roles = self.roles or {}
+        for role, (write, deny) in ({} if self.roles is None else {"agent": ([], []), **roles}).items():
+            lines += ["", f"[role.{_toml(role)}]", f"write = {_toml(write)}", f"deny = {_toml(deny)}"]
+            if role in roles:
+                lines.append(f"tools = {_toml([tool for tool in TOOLS if tool != WRITING or role == _WRITER])}")
+        return "\n".join(lines) + "\n"
+
+    def _patterns_of(self, entry: Entry, lost: list[str]) -> list[str]:
+        if entry.reason:
+            self.reasons.append((entry.pattern, entry.reason))
+        return spelled_out(entry.pattern, entry.line, lost)
+
+    def _allow(self, name: str, entry: Entry, patterns: list[str], lost: list[str]) -> None:
+        if patterns and self._may_write(entry, patterns, lost):
+            self.rules.append((name, patterns))
+
+    def _may_write(self, entry: Entry, patterns: list[str], lost: list[str]) -> bool:
+        """Whether what it allows can be said here; of what may be made and changed, nothing may be deleted."""
+        if entry.actions == frozenset(_ALL):
+            self._deletable.append((entry, patterns))
+            return True
+        if entry.actions == frozenset(_ALL[:2]):
+            self.keep += patterns
+            self._kept.append((entry, patterns))
+            return True
+        lost.append(_narrower(entry, "nothing of it is allowed here"))
+        return False
+
+    def _deny(self, entry: Entry, patterns: list[str], lost: list[str]) -> None:
+        if entry.actions == frozenset(_ALL[2:]):
+            self.keep += patterns
+            return
+        self.protect += patterns
+        if entry.actions != frozenset(_ALL):
+            lost.append(_narrower(entry, "every change is refused here"))
+
+
+def _narrower(entry: Entry, instead: str) -> str:
+    actions = ", ".join(sorted(entry.actions)) or "no action"
+    return f"line {entry.line}: {entry.pattern} for {actions} alone cannot be said here; {instead}"
+
+
+def _collisions(table: yaml.Node, node: yaml.Node) -> list[str]:
+    lost: list[str] = []
+    for key, value in table_of(table, node, lost):
+        if (key.value, value.value) == ("on_collision", "warn"):
+            lost.append(f"line {line_of(key)}: a lease refuses here, it does not only warn")
+        elif (key.value, value.value) == ("strategy", "directory-lock"):
+            lost.append(f"line {line_of(key)}: a lease covers what its patterns match; lease directories as dir/")
+        elif (key.value, value.value) not in (("on_collision", "block"), ("strategy", "file-lock")):
+            lost.append(means_nothing(key, value))
+    return lost
+
+
+def _entries(key: yaml.Node, node: yaml.Node, lost: list[str]) -> Iterator[Entry]:
+    for each in list_of(key, node, lost):
+        line = line_of(each)
+        if isinstance(each, yaml.ScalarNode):
+            yield Entry(line, str(each.value), frozenset(_ALL))
+            continue
+        fields = {name.value: value for name, value in items_of(each)}
+        pattern, reason = fields.get("pattern"), fields.get("reason")
+        if not isinstance(pattern, yaml.ScalarNode):
+            lost.append(f"line {line}: an entry without a pattern means nothing")
+            continue
+        for name, value in items_of(each):
+            known = name.value in ("pattern", "actions") or (
+                name.value == "reason" and isinstance(value, yaml.ScalarNode)
+            )
+            if not known:
+                lost.append(means_nothing(name, value))
+        actions = set(_ALL)
+        if "actions" in fields:
+            actions = {str(action.value) for action in list_of(pattern, fields["actions"], lost)}
+        unknown = sorted(actions - set(_ALL))
+        lost += [f"line {line}: the action {action} means nothing, there as here" for action in unknown]
+        why = str(reason.value) if isinstance(reason, yaml.ScalarNode) else ""
+        yield Entry(line, str(pattern.value), frozenset(actions & set(_ALL)), why)
+
+
+def _comment(text: str) -> str:
+    """A text as it can stand behind a #, and not end the line."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def _toml(value: Any) -> str:
+    """A string or a list of strings; of JSON's spellings those are TOML's too."""
+    return json.dumps(value, ensure_ascii=False)
