@@ -38,6 +38,13 @@ class StateError(BonobofsError):
     """The state directory cannot be used as it is."""
 
 
+class InterruptedWaitError(StateError):
+    """Who was waiting does so no more; what was done before stands, and the message says what."""
+
+    errno = errno.EINTR
+    exit_code = 130
+
+
 class ForbiddenError(BonobofsError):
     """The registry, or somebody else's lease, does not admit what was asked for."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bonobofs.errors import BonobofsError, PolicyError, StateError, UsageError
+from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
 from bonobofs.policy.choragen import Lock
 from bonobofs.policy.leases import UNKNOWN, Leases, compile_leases
 from bonobofs.policy.overlap import patterns_meet
@@ -18,7 +18,7 @@ from bonobofs.state.following import plain
 from bonobofs.state.leases import Granted, Holder, Lease, Wanted
 from bonobofs.state.presence import Present
 from bonobofs.state.registry import check_label
-from bonobofs.state.sessions import Session
+from bonobofs.state.sessions import Session, lives, load_all
 
 Told = Callable[[list[Present]], None]
 
@@ -42,7 +42,8 @@ class Terms(NamedTuple):
 def acquire(home: Path, whose: Whose, patterns: list[str], terms: Terms, told: Told | None = None) -> Lease:
     """Acquire a lease and return when it binds every live session; an agent that is new is registered.
 
-    `told` is called with the sessions that are waited for. UsageError, ForbiddenError, StateError.
+    `told` is called with the sessions that are waited for. UsageError, ForbiddenError, StateError; where it is
+    interrupted while it waits, or the database goes away then, the lease is granted all the same, and that is said.
     """
     for pattern in patterns:
         try:
@@ -51,12 +52,51 @@ def acquire(home: Path, whose: Whose, patterns: list[str], terms: Terms, told: T
             raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
     with Database.open(home) as database:
         made = registry.register(database, _label(whose))
-        workspace = None if terms.workspace is None else str(terms.workspace)
+        workspace = None if terms.workspace is None else _source(home, terms.workspace)
         holder = Holder(made.label, made.id, _chain(whose))
         wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
         granted = leases.acquire(database, wanted, patterns_meet)
-        leases.wait(database, granted.generation, told=told)
+        _wait(database, granted, told)
         return granted.lease
+
+
+def _wait(database: Database, granted: Granted, told: Told | None) -> None:
+    waited_for: list[Present] = []
+
+    def keep(present: list[Present]) -> None:
+        waited_for[:] = present
+        if told is not None:
+            told(present)
+
+    try:
+        leases.wait(database, granted.generation, told=keep)
+    except (StateError, KeyboardInterrupt) as error:
+        those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
+        stands = (
+            f"the lease {granted.lease.id} is granted, but these may not be bound by it yet: {those or 'not known'}; "
+            "release it, or acquire again to wait for them"
+        )
+        if isinstance(error, KeyboardInterrupt):
+            raise InterruptedWaitError(stands) from None
+        raise StateError(f"{error}; {stands}") from error
+
+
+def _source(home: Path, named: Path) -> str:
+    """The source that is meant by a directory: a mountpoint stands for what is mounted there.
+
+    UsageError for a directory inside of one: patterns begin at the source's root.
+    """
+    for session in load_all(home):
+        if lives(session):
+            roots = {Path(root) for root in (session.source, session.mountpoint) if root is not None}
+            if named in roots:
+                return session.source
+            if not roots.isdisjoint(named.parents):
+                raise UsageError(
+                    f"{named} lies inside {session.source}; name that, with patterns that begin there, such as "
+                    f"{named.relative_to(next(iter(roots.intersection(named.parents))))}/**"
+                )
+    return str(named)
 
 
 def extend(home: Path, whose: Whose, lease: str | None, seconds: float) -> Lease:
@@ -89,12 +129,17 @@ def known(home: Path, session: Session) -> Leases:
 def import_locks(home: Path, locks: list[Lock]) -> tuple[list[Lease], list[str]]:
     """Acquire what was locked elsewhere, each by its chain; gives the leases, and why others could not be kept."""
     made, lost = [], []
+    before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
     for lock in locks:
         terms = Terms(seconds=lock.seconds, reason=lock.reason)
         try:
             made.append(acquire(home, Whose(lock.agent, lock.chain), lock.patterns, terms))
         except BonobofsError as error:
             lost.append(f"line {lock.line}: {lock.chain}: {error}")
+            continue
+        given_up = sorted(set(before.get(lock.chain, ())) - set(lock.patterns))
+        if given_up:
+            lost.append(f"line {lock.line}: {lock.chain} held {', '.join(given_up)} here, and does no more")
     return made, lost
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bonobofs import session
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+from tests.fuse.waiting import until
+from tests.watch.looking import stopped
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
 
 
 def listed() -> list[dict[str, object]]:
@@ -105,10 +112,51 @@ def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) ->
         (world.path / "a").write_text("text")
 
 
+def test_a_source_is_named_by_its_mountpoint_too(mounted: Mounted) -> None:
+    """By a directory inside of it nothing is meant: it is refused, where it would have covered nothing."""
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    (world.path / "docs").mkdir()
+    wrong = bonobofs("lease", "acquire", "--agent", "bob", "--workspace", world.path / "docs", "**")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert f"lies inside {world.source}; name that" in wrong.stderr
+    assert wrong.stderr.endswith("such as docs/**\n")
+    assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", world.path, "docs/**").returncode == 0
+    assert listed()[0]["workspace"] == str(world.source)
+    with pytest.raises(PermissionError):
+        (world.path / "docs/a").write_text("text")
+
+
+def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mounted) -> None:
+    """The lease is granted, to nobody else either; who is not bound by it yet is named."""
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    with stopped(world.pid):
+        command = [sys.executable, "-m", "bonobofs", "lease", "acquire", "--agent", "bob", "docs/**"]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as acquiring:
+            (lease,) = until(listed, "it is granted")
+            # Granted a moment ago, it waits from now on.
+            until(lambda: "nanosleep" in Path(f"/proc/{acquiring.pid}/wchan").read_text(), "it waits")
+            acquiring.send_signal(signal.SIGINT)
+            _, said = acquiring.communicate(timeout=30)
+    assert acquiring.returncode == 130
+    assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these may not be bound by it yet: ")
+    assert f"ann on {os.uname().nodename} in {world.source}" in said
+    assert listed() == [lease]
+
+
+def test_a_file_that_cannot_be_read_is_one_line(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"\xff")
+    for file in (tmp_path / "none", tmp_path / "odd", tmp_path):
+        for command in ("lease", "policy"):
+            wrong = bonobofs(command, "import", file)
+            assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
+            assert f"{file} cannot be read" in wrong.stderr
+    assert not (home / "bonobofs.log").exists()
+
+
 def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
     """What cannot be kept is named, with its line, and the exit code says so."""
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    locks = {
+    locks: dict[str, Any] = {
         "version": 1,
         "chains": {
             "CHAIN-001": {"files": ["src/**"], "agent": "impl", "expiresAt": later},
@@ -124,6 +172,14 @@ def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
         f"{later[:19]}+00:00; wait for it, or ask them to release it\n"
     )
     assert [(lease["holder"], lease["patterns"]) for lease in listed()] == [("chain:CHAIN-001", ["src/**"])]
+    del locks["chains"]["CHAIN-002"]
+    locks["chains"]["CHAIN-001"]["files"] = ["docs/**"]
+    file.write_text(json.dumps(locks, indent=1))
+    again = bonobofs("lease", "import", file)
+    assert (again.returncode, again.stderr) == (
+        1,
+        f"bonobofs: {file}: line 4: CHAIN-001 held src/** here, and does no more\n",
+    )
 
 
 def test_a_governance_of_choragen_becomes_a_policy(tmp_path: Path) -> None:
