@@ -16,6 +16,7 @@ from bonobofs.guards import BeadsGuard
 from bonobofs.guards.beads import Beads, find_beads
 from bonobofs.request import Agent
 from bonobofs.session import OpenSession, open_session
+from tests.worlds.faulty import Faulty
 from tests.worlds.issues import WORLD, Workspace, find_bd
 
 ALICE = Agent("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f", "agent")
@@ -96,3 +97,9 @@ def opened(beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: 
     for each in made:
         report = verify_trail(each.trail, each.trail.with_suffix(".head"), session=each.session.session.session)
         assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
+
+
+@pytest.fixture
+def faulty(bd: Path, tmp_path: Path) -> Faulty:
+    """A bd that goes wrong where it is told to."""
+    return Faulty(bd, tmp_path / "faulty")

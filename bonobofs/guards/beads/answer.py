@@ -49,17 +49,21 @@ def notices(output: Output) -> tuple[str, ...]:
 
 
 def _payload(text: str) -> Any:
-    start = 0
+    """The longest JSON that begins a line: what a notice holds of it is shorter than an answer."""
+    found: Any = None
+    longest = start = 0
     while (start := _opening(text, start)) >= 0:
         try:
-            found, _ = _DECODER.raw_decode(text, start)
-        except ValueError:
-            start += 1
-            continue
-        if isinstance(found, dict) and "data" in found and found.keys() <= {"data", "schema_version"}:
-            return found["data"]
-        return found
-    return None
+            value, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            if end - start > longest:
+                found, longest = value, end - start
+        start = end
+    if isinstance(found, dict) and found.keys() >= {"data", "schema_version"}:
+        return found["data"]
+    return found
 
 
 def _opening(text: str, start: int) -> int:

@@ -31,6 +31,8 @@ LIMIT: Final = 30.0
 """Seconds for one call of bd; with a thousand issues its slowest takes about one."""
 WAIT: Final = 120.0
 """Seconds to wait until others are done with the same `.beads`."""
+_STEERING: Final = (".env", "config.yaml", "metadata.json")
+"""Files by which bd could be led to another database."""
 
 
 def find_beads(source: Path) -> Path:
@@ -75,7 +77,7 @@ class Beads:
 
         BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
         """
-        path = self._named if self._named is not None else find_program(self._home)
+        path = self._named if self._named is not None else find_program(self._home, self._beads)
         with lock.held(self._home, self._beads, self._wait) as held:
             program = Program(path, self._beads, self._home, self._agent, self._limit)
             identity = self._identity(path)
@@ -90,15 +92,18 @@ class Beads:
                 turn.end()
 
     def _identity(self, program: Path) -> tuple[int, ...]:
-        """Changes when there is another `.beads`, another program, or something that leads bd elsewhere."""
+        """Changes when there is another `.beads`, another program, or something else that steers it."""
         if os.path.lexists(self._beads / "redirect"):
             raise BeadsError(f"{self._beads / 'redirect'} leads to other issues; open the session where those are")
+        steering = (self._beads / name for name in _STEERING)
         try:
             found = [os.stat(path) for path in (self._beads, program)]
+            found += [os.stat(path) for path in steering if os.path.lexists(path)]
         except OSError as error:
             raise BeadsError(f"{error.filename} cannot be used: {error.strerror}") from error
-        beads, there = found
-        return beads.st_dev, beads.st_ino, there.st_dev, there.st_ino, there.st_mtime_ns
+        beads, *others = found
+        files = (number for each in others for number in (each.st_dev, each.st_ino, each.st_mtime_ns))
+        return beads.st_dev, beads.st_ino, *files
 
     def _check_place(self, program: Program, held: lock.Lock) -> None:
         """Whether bd works where it is told to: a directory that it does not take it passes over without a word."""
@@ -106,8 +111,8 @@ class Beads:
         told = payload(output)
         path = told.get("path") if isinstance(told, dict) else None
         if not isinstance(path, str):
-            raise BeadsError(
-                f"bd does not find its issues in {self._beads}: {complaint(output) or 'it does not say why'}"
-            )
-        if os.path.realpath(path) != str(self._beads):
-            raise BeadsError(f"bd works in {path} and not in {self._beads}; nothing is asked of it")
+            what = complaint(output) or "it does not say why"
+            raise BeadsError(f"bd does not find its issues in {self._beads}: {what}")
+        for place in (path, told.get("database_path") or path):
+            if not Path(os.path.realpath(place)).is_relative_to(self._beads):
+                raise BeadsError(f"bd works in {place} and not in {self._beads}; nothing is asked of it")

@@ -1,8 +1,8 @@
 """Running the installed bd: found once, never through a shell, with an environment made from nothing.
 
 What steers bd from outside is shut out: its HOME and its working directory are empty ones of ours, from which no
-`.beads` and no git repository can be found upwards, and of the caller's environment only PATH remains, less what lies
-in our own sessions, whose `bd` would ask us again. Its time is limited: bd itself waits without end for its lock.
+`.beads` and no git repository can be found upwards, and of the caller's environment only PATH remains, less what an
+agent could put there. Its time is limited: bd itself waits without end for its lock.
 """
 
 from __future__ import annotations
@@ -23,35 +23,42 @@ from bonobofs.errors import BeadsError, UsageError
 from bonobofs.guards.beads.answer import Output, complaint, payload
 from bonobofs.guards.beads.lock import Lock
 from bonobofs.request import Agent
+from bonobofs.state import mounts
 
 GRACE: Final = 2.0
 """Seconds between asking a bd that is out of time to end, which it does without a half-stored issue, and ending it."""
 OLDEST: Final = (1, 0, 4)
 """The first version that keeps everything in its database alone; before, files beside it changed issues."""
 BEFORE: Final = (2,)
+_ROLE: Final = "[beads]\n\trole = maintainer\n"
+"""What git is configured with; without a role bd complains at every call."""
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _INSTALL: Final = (
     "install bd 1.0.5 or a later 1.x from the releases of Beads and put it on PATH, or name it in BONOBOFS_BD"
 )
 
 
-def find_program(home: Path) -> Path:
+def find_program(home: Path, beads: Path) -> Path:
     """`$BONOBOFS_BD`, else `bd` on PATH; BeadsError where there is none."""
     named = os.environ.get("BONOBOFS_BD")
-    found = shutil.which(named or "bd", path=search_path(home))
+    found = shutil.which(named or "bd", path=search_path(home, beads))
     if found is None:
         where = f"BONOBOFS_BD names {named}, which is no program" if named else "there is no bd on PATH"
         raise BeadsError(f"{where}; {_INSTALL}")
     return Path(found).absolute()
 
 
-def search_path(home: Path) -> str:
-    """PATH without relative directories and without the shims of our sessions."""
-    sessions = os.path.realpath(home / "sessions") + "/"
-    directories = os.environ.get("PATH", os.defpath).split(":")
-    return ":".join(
-        each for each in directories if os.path.isabs(each) and not (os.path.realpath(each) + "/").startswith(sessions)
-    )
+def search_path(home: Path, beads: Path) -> str:
+    """PATH without what an agent could put there: our sessions' shims, what is mounted, the workspace itself."""
+    agents = [str(home / "sessions"), str(beads.parent), *(str(mount.mountpoint) for mount in mounts.ours())]
+
+    def is_agents(directory: str) -> bool:
+        return any(directory == top or directory.startswith(top + "/") for top in agents)
+
+    # As it is written first: what hangs in a dead mount is not to be looked at.
+    absolute = [each for each in os.environ.get("PATH", os.defpath).split(":") if os.path.isabs(each)]
+    named = [each for each in absolute if not is_agents(os.path.normpath(each))]
+    return ":".join(each for each in named if not is_agents(os.path.realpath(each)))
 
 
 class Program:
@@ -67,12 +74,12 @@ class Program:
         try:
             for directory in (own, self._cwd):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Without a role bd complains at every call.
-            configuration.write_text("[beads]\n\trole = maintainer\n", encoding="ascii")
+            if not configuration.exists() or configuration.read_text(encoding="utf-8") != _ROLE:
+                configuration.write_text(_ROLE, encoding="utf-8")
         except OSError as error:
             raise BeadsError(f"{home / 'beads'} cannot be made: {error.strerror}") from error
         self._environment: Final = {
-            "PATH": search_path(home),
+            "PATH": search_path(home, beads),
             "HOME": str(own),
             "LC_ALL": "C.UTF-8",
             "BEADS_DIR": str(beads),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from . import fields
 from .answers import Answers, Failed
 from .call import Call
 from .dependencies import add_edge
-from .store import Issue, now
+from .store import Issue, now, random_uuid
 
 UPDATE_FLAGS = {
     "title": "text", "status": "s:text", "priority": "p:text", "type": "t:text", "assignee": "a:text",
@@ -207,7 +206,7 @@ def comment(call: Call) -> None:
     id_, text = call.id_of(word, "stdout"), " ".join(rest)
     if not text:
         raise Failed("comment text is required", "stdout")
-    entry = {"id": str(uuid.uuid4()), "issue_id": id_, "author": call.person.actor, "text": text, "created_at": now()}
+    entry = {"id": random_uuid(), "issue_id": id_, "author": call.person.actor, "text": text, "created_at": now()}
     call.store.comments.append(entry)
     call.changed(id_, "update")
     call.answers.tell(entry, f"Comment added to {id_}")

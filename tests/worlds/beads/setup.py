@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import subprocess
-import uuid
 from pathlib import Path
 from typing import Any
 
 from . import workspace
 from .answers import Answers, Failed
 from .call import Call
-from .store import Store, now
+from .store import Store, now, random_uuid
 from .workspace import Workspace
 
 VERSION = "1.0.5"
@@ -50,7 +49,7 @@ def init(flags: dict[str, Any]) -> int:
         "interactions.jsonl": "",
         "metadata.json": json.dumps(
             {"database": "dolt", "backend": "dolt", "dolt_mode": "embedded", "dolt_database": name}
-            | {"project_id": str(uuid.uuid4())}
+            | {"project_id": random_uuid()}
         ),
     }.items():
         (path / file).write_text(text)

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +27,11 @@ def now(*, exact: bool = False) -> str:
     if exact:
         return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
     return datetime.fromtimestamp(round(moment.timestamp()), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017
+
+
+def random_uuid() -> str:
+    digits = os.urandom(16).hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 class Store:
@@ -138,10 +142,9 @@ def _empty(prefix: str) -> dict[str, Any]:
 
 
 def _replace(path: Path, state: dict[str, Any]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(state, file)
-    os.rename(temporary, path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(state))
+    temporary.rename(path)
 
 
 def _wait(path: Path) -> int:

@@ -1,0 +1,347 @@
+"""Which bd is run, with what, and what it is never asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import BeadsError, UsageError
+from bonobofs.guards.beads import Beads, NewIssue, find_beads
+from bonobofs.guards.beads.commands import FLAGS, command
+from bonobofs.request import Agent
+from tests.beads.conftest import ALICE
+from tests.fuse.waiting import until
+from tests.worlds import ALLOW_ALL, Mounted
+from tests.worlds.faulty import Faulty
+from tests.worlds.issues import Workspace
+
+
+def program(path: Path, text: str) -> Path:
+    """A program of Python that stands for bd."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable} -S\nimport json, os, sys\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def place(source: Path) -> Path:
+    """A `.beads` in which there is nothing."""
+    (source / ".beads").mkdir()
+    return find_beads(source)
+
+
+def asked(place: Path, home: Path, bd: Path | None) -> None:
+    with Beads(place, home, ALICE, program=bd).turn() as turn:
+        turn.everything()
+
+
+@pytest.mark.parametrize("version", ["0.49.6", "1.0.3", "2.0.0", "10.1.0"])
+def test_a_version_that_is_not_known_to_keep_the_contract_is_refused(
+    place: Path, home: Path, tmp_path: Path, version: str
+) -> None:
+    """It is named, and so is the one to install."""
+    bd = program(tmp_path / "bd", f"print(json.dumps({{'data': {{'version': {version!r}}}, 'schema_version': 1}}))")
+    with pytest.raises(BeadsError, match=f"bd {version}, which is not supported; install bd 1.0.5"):
+        asked(place, home, bd)
+
+
+@pytest.mark.parametrize("version", ["1.0.4", "1.0.5", "1.3.2", "1.2.2-dc4"])
+@pytest.mark.parametrize(
+    "form", ["{'data': {'version': V}, 'schema_version': 1}", "{'version': V}", "f'bd version {V}'"]
+)
+def test_a_version_is_read_from_all_its_forms(place: Path, home: Path, tmp_path: Path, version: str, form: str) -> None:
+    """JSON in an envelope, JSON and text; what comes next is to know where it works."""
+    told = form if form.startswith("f") else f"json.dumps({form})"
+    bd = program(tmp_path / "bd", f"V = {version!r}\nif 'version' in sys.argv: print({told})")
+    with pytest.raises(BeadsError, match="does not find its issues"):
+        asked(place, home, bd)
+
+
+@pytest.mark.parametrize("text", ["pass", "print('hello')", "sys.exit('Error: no')", "print('bd 1.0.5'); sys.exit(1)"])
+def test_what_does_not_tell_its_version_is_not_asked_anything(
+    place: Path, home: Path, tmp_path: Path, text: str
+) -> None:
+    """Whatever program it may be."""
+    with pytest.raises(BeadsError, match="does not tell its version"):
+        asked(place, home, program(tmp_path / "bd", text))
+
+
+def test_a_missing_bd_is_told_with_how_to_install_it(
+    place: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PATH, under the name that the environment gives, or what is there being no program."""
+    monkeypatch.delenv("BONOBOFS_BD", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BeadsError, match=r"no bd on PATH; install bd 1\.0\.5 .* releases of Beads"):
+        asked(place, home, None)
+    monkeypatch.setenv("BONOBOFS_BD", str(tmp_path / "none"))
+    with pytest.raises(BeadsError, match=r"BONOBOFS_BD names .*/none, which is no program; install"):
+        asked(place, home, None)
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    with pytest.raises(BeadsError, match="cannot be started: Exec format error; install"):
+        asked(place, home, tmp_path / "text")
+
+
+def test_what_an_agent_could_put_on_path_is_not_run(
+    place: Path,
+    home: Path,
+    source: Path,
+    tmp_path: Path,
+    mounted: Mounted,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not what lies in a mount, in the workspace, in our sessions or wherever bd happens to stand."""
+    world = mounted(policy=ALLOW_ALL)
+    monkeypatch.delenv("BONOBOFS_BD", raising=False)
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "empty").mkdir()
+    for directory in (source, world.path, home / "sessions" / "1" / "bin"):
+        program(directory / "bd", "raise AssertionError")
+    for directory in (source, world.path, tmp_path / "link", home / "sessions" / "1" / "bin", Path(".")):
+        monkeypatch.setenv("PATH", f"{directory}:{tmp_path / 'empty'}:")
+        monkeypatch.chdir(source if directory == Path(".") else tmp_path)
+        with pytest.raises(BeadsError, match="no bd on PATH"):
+            asked(place, home, None)
+    monkeypatch.chdir("/")
+
+
+def test_bd_is_given_nothing_of_the_caller(
+    beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: Allowed
+) -> None:
+    """Its environment, its directory, its standard input and its descriptors are all ours."""
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'kept'}::relative:{os.environ['PATH']}")
+    for name in ("BD_ACTOR", "BEADS_ACTOR", "BEADS_DB", "BD_READONLY", "EDITOR", "LD_PRELOAD", "GIT_DIR"):
+        monkeypatch.setenv(name, "caller's")
+    telling = f"""
+with open({str(tmp_path / "told")!r}, "a") as file:
+    print(json.dumps({{
+        "env": dict(os.environ), "cwd": os.getcwd(), "stdin": os.readlink("/proc/self/fd/0"), "argv": sys.argv[1:],
+        "group": os.getpgid(0) == os.getpid(), "open": [os.readlink(f"/proc/self/fd/{{n}}") for n in range(3, 9)
+            if os.path.lexists(f"/proc/self/fd/{{n}}")],
+    }}), file=file)
+os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
+    bd = program(tmp_path / "bd", telling)
+    secret = (tmp_path / "secret").open("w")
+    os.set_inheritable(secret.fileno(), True)
+    with secret, Beads(find_beads(beads_workspace.directory), home, ALICE, program=bd).turn() as turn:
+        turn.create_issue(NewIssue("one"), leave)
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [each["argv"][0] for each in told] == ["version", "where", "list", "create", "list"]
+    for each in told:
+        assert set(each["env"]) - {"LC_CTYPE"} == {
+            "PATH", "HOME", "LC_ALL", "BEADS_DIR", "BD_JSON_ENVELOPE", "BD_NON_INTERACTIVE", "BD_NO_HOOKS",
+            "BD_NO_PAGER", "GIT_AUTHOR_EMAIL", "GIT_CEILING_DIRECTORIES", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM",
+            "GIT_TERMINAL_PROMPT",
+        }  # fmt: skip
+        assert each["env"]["BEADS_DIR"] == str(beads_workspace.beads)
+        assert "relative" not in each["env"]["PATH"].split(":")
+        assert Path(each["env"]["HOME"]).is_relative_to(home)
+        assert Path(each["cwd"]).is_relative_to(home)
+        assert not list(Path(each["cwd"]).iterdir())
+        assert each["stdin"] == "/dev/null"
+        assert each["group"]
+        assert not [path for path in each["open"] if "secret" in path or "trails" in path]
+        assert each["argv"][0] == "version" or "--actor=alice" in each["argv"]
+
+
+def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace, leave: Allowed) -> None:
+    """Neither its .env nor its configuration, of which hooks are a part that is not run."""
+    (beads_workspace.beads / ".env").write_text("BD_ACTOR=bob\nBEADS_ACTOR=bob\nGIT_AUTHOR_EMAIL=bob@x\n")
+    (beads_workspace.beads / "config.yaml").write_text("actor: bob\n")
+    hooks = beads_workspace.beads / "hooks"
+    for event in ("create", "update", "close"):
+        program(hooks / f"on_{event}", f"open({str(beads_workspace.person / 'ran')!r}, 'a')")
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), leave).issue
+        turn.add_comment(made.id, "hello", leave)
+        turn.close_issue(made.id, leave)
+        assert [each.author for each in turn.comments(made.id)] == ["alice"]
+    assert (made.created_by, made.owner) == ("alice", f"{ALICE.id}@bonobofs.invalid")
+    # A hook of an ordinary call, to know that they would have run by now.
+    program(hooks / "on_update", f"open({str(beads_workspace.person / 'ordinary')!r}, 'a')")
+    beads_workspace.json("update", made.id, "-p", "1")
+    until((beads_workspace.person / "ordinary").exists, "a hook runs")
+    assert not (beads_workspace.person / "ran").exists()
+
+
+def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
+    """bd would take it for somebody else."""
+    with pytest.raises(UsageError, match="without a name"):
+        Beads(place, home, Agent(" ", "0b5c1f2a", "agent"))
+
+
+def test_an_agent_may_be_called_like_a_flag(beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
+    """Its name is its name."""
+    agent = Agent("--force", ALICE.id, "agent")
+    with Beads(find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd).turn() as turn:
+        assert turn.create_issue(NewIssue("one"), leave).issue.created_by == "--force"
+
+
+def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tmp_path: Path) -> None:
+    """Also when it appears between two turns."""
+    with beads.turn() as turn:
+        turn.everything()
+    (beads_workspace.beads / "redirect").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BeadsError, match="leads to other issues"), beads.turn():
+        pass
+
+
+def test_a_beads_that_is_gone_is_not_made_up_for(beads: Beads, beads_workspace: Workspace) -> None:
+    """By one that lies elsewhere."""
+    with beads.turn() as turn:
+        turn.everything()
+    beads_workspace.beads.rename(beads_workspace.directory / "moved")
+    with pytest.raises(BeadsError, match="cannot be had: No such file"), beads.turn():
+        pass
+
+
+def test_where_bd_works_is_asked_before_anything_else_and_anew_when_something_steers_it(
+    beads_workspace: Workspace, home: Path, faulty: Faulty
+) -> None:
+    """And not at every turn."""
+    beads = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
+    for _ in range(2):
+        with beads.turn() as turn:
+            turn.everything()
+    assert faulty.called() == ["version", "where", "list", "list"]
+    (beads_workspace.beads / ".env").write_text("A=b\n")
+    with beads.turn():
+        pass
+    assert faulty.called()[4:] == ["version", "where"]
+
+
+@pytest.mark.parametrize("key", ["path", "database_path"])
+def test_a_bd_that_works_elsewhere_is_not_asked_anything(place: Path, home: Path, tmp_path: Path, key: str) -> None:
+    """Nor one whose database lies elsewhere."""
+    told = {"version": "1.0.5", "path": str(place), "database_path": str(place / "x"), key: str(tmp_path / ".beads")}
+    bd = program(tmp_path / "bd", f"print({json.dumps(told)!r})")
+    with pytest.raises(BeadsError, match=r"bd works in .* and not in"):
+        asked(place, home, bd)
+
+
+def test_a_source_without_beads_says_so(source: Path) -> None:
+    """And how to make them."""
+    with pytest.raises(BeadsError, match="bd init"):
+        find_beads(source)
+
+
+def test_there_is_no_way_to_ask_for_another_flag() -> None:
+    """None by which bd would act elsewhere, read a file, choose an id or overrule itself."""
+    steering = {"db", "repo", "directory", "actor", "id", "file", "body-file", "graph", "deps", "ephemeral", "claim"}
+    assert not steering & {flag for flags in FLAGS.values() for flag in flags}
+    assert [name for name, flags in FLAGS.items() if "force" in flags] == ["delete"]
+    with pytest.raises(KeyError):
+        command("create", "alice", [("id", "gt-1")])
+    with pytest.raises(KeyError):
+        command("import", "alice")
+
+
+@pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b"])
+def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, leave: Allowed, label: str) -> None:
+    """In a new issue, and in one that is there."""
+    with beads.turn() as turn:
+        with pytest.raises(UsageError):
+            turn.create_issue(NewIssue("x", labels=(label,)), leave)
+        made = turn.create_issue(NewIssue("x"), leave).issue
+        for change in ({"add_labels": [label]}, {"remove_labels": [label]}):
+            with pytest.raises(UsageError):
+                turn.update_issue(made.id, leave, **change)  # type: ignore[arg-type] # one of the two
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udcff", "x" * 200_000])
+def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, leave: Allowed, text: str) -> None:
+    """NUL, what is not UTF-8, and more than the kernel lets through."""
+    with beads.turn() as turn, pytest.raises(UsageError):
+        turn.create_issue(NewIssue("x", description=text), leave)
+
+
+@pytest.mark.parametrize(
+    "text", ["-", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
+)
+def test_a_text_is_stored_as_it_is(beads: Beads, leave: Allowed, tmp_path: Path, text: str) -> None:
+    """In every field, and as a reason."""
+    with beads.turn() as turn:
+        new = NewIssue(text, description=text, design=text, acceptance=text, notes=text, assignee=text)
+        made = turn.create_issue(new, leave).issue
+        assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
+        assert turn.update_issue(made.id, leave, notes=text + text, assignee="").issue.notes == text + text
+        assert turn.close_issue(made.id, leave, reason=text).issue.close_reason == text
+
+
+def test_a_file_that_is_named_is_not_read(beads: Beads, leave: Allowed, tmp_path: Path) -> None:
+    """Metadata goes to bd as JSON, in which a file's name is only a name."""
+    (tmp_path / "secret").write_text('{"secret": 1}')
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), leave).issue
+    assert "secret" not in made.metadata
+
+
+def test_closing_is_not_a_matter_of_updating(beads: Beads, leave: Allowed) -> None:
+    """bd would close what is blocked."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("x"), leave).issue
+        with pytest.raises(UsageError, match="by closing it"):
+            turn.update_issue(made.id, leave, status="closed")
+
+
+def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, leave: Allowed) -> None:
+    """And once."""
+    with beads.turn() as turn:
+        first = turn.create_issue(NewIssue("x"), leave)
+    with beads.turn() as turn:
+        second = turn.create_issue(NewIssue("y"), leave)
+        assert set(turn.undo_create(second, leave)) == {first.issue.id}
+        for made in (first, second):
+            with pytest.raises(UsageError, match="not created just now"):
+                turn.undo_create(made, leave)
+
+
+def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
+    """Nothing more is asked of bd without the lock."""
+    with beads.turn() as turn:
+        pass
+    with pytest.raises(RuntimeError):
+        turn.everything()
+
+
+def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
+    """What is read before a change is still so when it is made: of ten that count up, none is lost."""
+    one = beads_workspace.create("0")
+
+    def count_up() -> None:
+        with beads.turn() as turn:
+            title = turn.everything()[one].title
+            turn.update_issue(one, leave, title=str(int(title) + 1))
+
+    threads = [threading.Thread(target=count_up) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert beads_workspace.issue(one)["title"] == "5"
+
+
+def test_a_thousand_issues_are_read_and_changed(
+    beads_workspace: Workspace, home: Path, faulty: Faulty, leave: Allowed
+) -> None:
+    """With one list before and one after."""
+    lines = [
+        {"id": f"gt-{n}", "title": f"issue {n}", "status": "open", "issue_type": "task", "description": "x" * 500}
+        for n in range(1000)
+    ]
+    file = beads_workspace.person / "issues.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert beads_workspace.run("import", file).returncode == 0
+    with Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).turn() as turn:
+        assert len(turn.everything()) == 1000
+        assert turn.add_dependency("gt-1", "gt-999", "blocks", leave).issue.edges
+    assert faulty.called()[2:] == ["list", "dep add", "list"]
