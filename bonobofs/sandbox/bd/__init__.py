@@ -1,0 +1,1 @@
+"""bd's command line, as the gate of a session answers it."""

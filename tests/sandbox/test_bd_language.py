@@ -1,0 +1,283 @@
+"""bd's command line, as the gate understands it. Nothing runs here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.sandbox.bd.flags import Unanswered
+from bonobofs.sandbox.bd.language import READING, WRITING, Asking, Reading, Step, understand
+
+
+def asking(*arguments: str) -> Asking:
+    found = understand(arguments)
+    assert isinstance(found, Asking), found
+    return found
+
+
+def step(*arguments: str) -> Step:
+    (only,) = asking(*arguments).steps
+    return only
+
+
+def unanswered(*arguments: str) -> Unanswered:
+    with pytest.raises(Unanswered) as caught:
+        understand(arguments)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("said", "written_out"),
+    [
+        ("", "help"),
+        ("list", "list"),
+        ("list --json -s open,in_progress -n0 --all", "list --status=open,in_progress --limit=0 --all --json"),
+        ("--json list -a=alice", "list --assignee=alice --json"),
+        ("show gt-1 gt-2 --long", "show --long -- gt-1 gt-2"),
+        ("view -- gt-1", "show -- gt-1"),
+        ("ready -up1 --label phase:a", "ready --priority=1 --label=phase:a --unassigned"),
+        ("search login bug", "search -- login bug"),
+        ("query status=open", "query -- status=open"),
+        ("dep tree gt-1 --direction up", "dep tree --direction=up -- gt-1"),
+        ("dep cycles", "dep cycles"),
+        ("label list-all --json", "label list-all --json"),
+        ("comments gt-1", "comments -- gt-1"),
+        ("create --help", "help create"),
+        ("dep add -h", "help dep add"),
+        ("help create", "help create"),
+        ("--version", "version"),
+    ],
+)
+def test_what_reads_is_written_out_anew_for_the_real_bd(said: str, written_out: str) -> None:
+    """bd is told what was understood, and never what was said."""
+    assert understand(said.split()) == Reading(tuple(written_out.split()))
+
+
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [
+        ("create Title", Step("create", "", {"title": "Title", "type": "task", "priority": 2})),
+        (
+            "new --title=-x -tbug -p P1 -d text -l phase:a,unit:b -l stage:c --parent gt-1 --deps gt-2,blocks:gt-3",
+            Step(
+                "create",
+                "",
+                {
+                    "title": "-x",
+                    "type": "bug",
+                    "priority": "P1",
+                    "description": "text",
+                    "parent": "gt-1",
+                    "labels": ["phase:a", "unit:b", "stage:c"],
+                    "dependencies": ["gt-2", "blocks:gt-3"],
+                },
+            ),
+        ),
+        ("update gt-1 --claim", Step("update", "gt-1", {"claim": True})),
+        (
+            "update gt-1 -s done --set-labels phase:a --remove-label unit:b -a=",
+            Step(
+                "update", "gt-1", {"status": "done", "assignee": "", "remove_labels": ["unit:b"], "labels": ["phase:a"]}
+            ),
+        ),
+        ("close gt-1", Step("close", "gt-1", {"reason": None})),
+        ("done gt-1 -r because", Step("close", "gt-1", {"reason": "because"})),
+        ("reopen gt-1 --reason=again", Step("reopen", "gt-1", {"reason": "again"})),
+        ("dep add gt-1 gt-2", Step("tie", "gt-1", {"other": "gt-2", "type": "blocks"})),
+        ("dep add gt-1 --blocked-by gt-2 -t waits-for", Step("tie", "gt-1", {"other": "gt-2", "type": "waits-for"})),
+        ("dep gt-1 --blocks gt-2", Step("tie", "gt-2", {"other": "gt-1", "type": "blocks"})),
+        ("dep rm gt-1 gt-2", Step("untie", "gt-1", {"other": "gt-2"})),
+        ("label add gt-1 phase:a", Step("label", "gt-1", {"add": ["phase:a"]})),
+        ("label remove gt-1 unit:b", Step("label", "gt-1", {"remove": ["unit:b"]})),
+        ("comment gt-1 two words", Step("comment", "gt-1", {"text": "two words"})),
+        ("comments add gt-1 -- -x", Step("comment", "gt-1", {"text": "-x"})),
+    ],
+)
+def test_what_changes_is_asked_of_the_gate(said: str, call: Step) -> None:
+    assert step(*said.split()) == call
+
+
+def test_several_issues_are_several_calls() -> None:
+    assert [each.issue for each in asking("close", "gt-1", "gt-2", "--json").steps] == ["gt-1", "gt-2"]
+    labels = asking("label", "add", "gt-1", "gt-2", "phase:a").steps
+    assert [(each.issue, each.arguments) for each in labels] == [
+        ("gt-1", {"add": ["phase:a"]}),
+        ("gt-2", {"add": ["phase:a"]}),
+    ]
+    assert asking("create", "--silent", "x").silent
+    assert asking("update", "gt-1", "--json", "--title=x").json
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "init",
+        "import",
+        "export -o x",
+        "delete gt-1",
+        "edit gt-1",
+        "sql x",
+        "config set a b",
+        "hooks install",
+        "q x",
+        "batch",
+        "rename gt-1 gt-2",
+        "mail",
+        "sync",
+        "setup claude",
+        "dolt push",
+        "vc merge x",
+        "gate create",
+        "label propagate a b",
+        "epic close-eligible",
+        "assign gt-1 bob",
+        "note gt-1 x",
+        "remember x",
+        "worktree create x",
+        "repo add x",
+        "LIST",
+        "purge",
+        "admin reset",
+        "restore",
+        "audit record",
+        "list-",
+        "create-form",
+        "./bd list",
+    ],
+)
+def test_every_other_command_is_refused(said: str) -> None:
+    """Those that `--readonly` lets write are among them."""
+    assert unanswered(*said.split()).rule == "command"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--db=x",
+        "--actor=x",
+        "--force",
+        "--id=gt-1",
+        "--repo=x",
+        "-C",
+        "-Cx",
+        "--global",
+        "--dolt-auto-commit=off",
+        "--ignore-schema-skew",
+        "--profile",
+        "--sandbox",
+        "--readonly",
+        "--ephemeral",
+        "--dry-run",
+        "--no-cycle-check",
+        "--claim-next",
+        "--watch",
+        "-w",
+        "-f",
+        "--silent=false",
+        "--json=false",
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list",
+        "show gt-1",
+        "create x",
+        "update gt-1",
+        "close gt-1",
+        "dep add gt-1 gt-2",
+        "comment gt-1 x",
+        "label add gt-1 x",
+        "ready",
+        "reopen gt-1",
+    ],
+)
+def test_flags_that_lead_elsewhere_or_past_a_rule_are_refused(command: str, flag: str) -> None:
+    """Wherever they stand, and also where another flag would take them for its value."""
+    assert unanswered(*command.split(), flag).rule == "flag"
+    assert unanswered(flag, *command.split()).rule == "flag"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "create --body-file=x y",
+        "create y --body-file x",
+        "create -d @notes.txt y",
+        "create @x",
+        "update gt-1 --notes=@x",
+        "update gt-1 --metadata=@x",
+        "create --file plan.md",
+        "create --graph=x",
+        "comments add gt-1 --file x",
+        "comment gt-1 @x",
+        "update gt-1 --design-file=x",
+        "close gt-1 --reason-file x",
+        "create x --stdin",
+        "dep add --file x",
+        "list -s @x",
+    ],
+)
+def test_no_file_is_read(said: str) -> None:
+    assert unanswered(*said.split()).rule == "file"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "create",
+        "create a b",
+        "create --title=a b",
+        "update",
+        "close",
+        "reopen",
+        "show",
+        "dep add gt-1",
+        "dep gt-1",
+        "dep add gt-1 gt-2 --depends-on gt-3",
+        "label add gt-1",
+        "comment gt-1",
+        "close gt-1 -r",
+        "update gt-1 --title",
+        "comments list gt-1",
+        "dep relate gt-1 gt-2",
+        "help ../x",
+    ],
+)
+def test_a_command_that_is_not_whole_is_refused(said: str) -> None:
+    """bd would take the issue that was touched last."""
+    assert unanswered(*said.split()).rule == "form"
+
+
+words = st.one_of(
+    st.sampled_from(sorted({part for name in (*READING, *WRITING) for part in name.split()})),
+    st.sampled_from(
+        ["--json", "-s", "--status=open", "--", "gt-1", "-p1", "-abc", "--db", "x", "-", "=", "--=", "-=", ""]
+    ),
+    st.text(max_size=6),
+)
+
+
+@given(st.lists(words, max_size=6))
+@settings(max_examples=500)
+def test_whatever_is_said_is_read_asked_or_refused(said: list[str]) -> None:
+    """What goes to bd begins with a command of the list, and has flags of its form alone; nothing else can happen."""
+    found: Reading | Asking | Unanswered
+    try:
+        found = understand(said)
+    except Unanswered as refused:
+        found = refused
+    if isinstance(found, Unanswered):
+        assert found.rule in {"command", "flag", "form", "file"}
+        assert found.about.isprintable()
+        return
+    if isinstance(found, Asking):
+        assert found.command in WRITING
+        return
+    name = next(name for name in READING if tuple(name.split()) == found.arguments[: len(name.split())])
+    rest = found.arguments[len(name.split()) :]
+    flags = rest[: rest.index("--")] if "--" in rest else rest
+    for flag in flags:
+        known = {*READING[name].values.values(), *READING[name].switches.values(), "json", "quiet", "verbose"}
+        assert name == "help" or flag.removeprefix("--").partition("=")[0] in known
