@@ -99,6 +99,8 @@ class Holding(NamedTuple):
     """The chain that holds it; None: the agent does."""
     until: str
     """When it ends, ISO 8601."""
+    holder_id: str | None = None
+    """UUID of that agent, for the record; None: known to Agent Mail only."""
 
     def __str__(self) -> str:
         by = self.holder if self.chain is None else f"{self.holder} for chain {self.chain}"
@@ -130,7 +132,8 @@ Decision = Allowed | Denied
 def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
     """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
     if isinstance(decision, Denied):
-        holding = {} if decision.holding is None else decision.holding._asdict()
+        holder, chain, until, _ = decision.holding or (None, None, None, None)
+        holding = {} if holder is None else {"holder": holder, "chain": chain, "until": until}
         about = {"about": decision.about} if decision.about else {}
         return {
             "allowed": False,

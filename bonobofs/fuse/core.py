@@ -213,8 +213,12 @@ class Core:
                 self._inodes.drop_link(node.ino, parent, name)
             else:
                 verdict = self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts)
-                # A name that is scratch promises that the source stays as it is, which this change would not keep.
-                good += isinstance(verdict, Allowed) and (node.apart is not Apart.NO or not verdict.apart)
+                if isinstance(verdict, Allowed):
+                    # A name that is scratch promises that the source stays as it is, which this change would not keep.
+                    good += node.apart is not Apart.NO or not verdict.apart
+                else:
+                    # Under its own name it is refused as what it is, and says who keeps it.
+                    good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
         return facts._replace(foreign_names=st.st_nlink - good)
 
     def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:

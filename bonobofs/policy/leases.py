@@ -48,12 +48,19 @@ class Leases:
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
-    """Make leases ready. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` or None, and `until`."""
+    """Make leases ready. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` or None, and `until`.
+
+    `holder_id` is the UUID that goes with the label, where there is one.
+    """
     return Leases(
         Matcher(
             (
                 parse(pattern),
-                Held(Holding(each["holder"], each["chain"], each["until"]), bool(each["shared"]), bool(each["own"])),
+                Held(
+                    Holding(each["holder"], each["chain"], each["until"], each.get("holder_id")),
+                    bool(each["shared"]),
+                    bool(each["own"]),
+                ),
             )
             for each in documents
             for pattern in each["patterns"]

@@ -146,9 +146,12 @@ def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -
     """The names of a file beyond this one; none where the mount, which knows the others, says that they are allowed."""
     if found is None or found.st_nlink < 2:
         return 0
-    if place.mounted and _asked(place.root / relative).get("code") != Code.HARDLINK:
-        return 0
-    return found.st_nlink - 1
+    if not place.mounted:
+        return found.st_nlink - 1
+    answer = _asked(place.root / relative)
+    # Of all its names the mount speaks of the one that it saw last.
+    by_another_name = answer.get("code") == Code.LEASED and answer.get("path") != relative
+    return found.st_nlink - 1 if by_another_name or answer.get("code") == Code.HARDLINK else 0
 
 
 def _foreign_mount(home: Path, named: Path) -> mounts.Mount | None:

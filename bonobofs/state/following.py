@@ -88,6 +88,7 @@ def plain(lease: Lease, holder: str) -> dict[str, Any]:
         "shared": lease.shared,
         "own": lease.holder.key == holder,
         "holder": lease.holder.agent,
+        "holder_id": lease.holder.agent_id,
         "chain": lease.holder.chain,
         "until": lease.until.isoformat(timespec="seconds"),
     }

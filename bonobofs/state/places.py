@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bonobofs.errors import MountError
 from bonobofs.state import mounts, processes
+from bonobofs.state.reaching import url
 
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_CASEFOLD_FL = 0x40000000
@@ -42,6 +43,16 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
     _check_unguarded(home, "state directory")
 
 
+def _check_database(home: Path, path: Path, what: str) -> None:
+    where = url(home)
+    file = Path(where.database or "")
+    if where.get_backend_name() == "sqlite" and _inside(file, path):
+        raise MountError(
+            f"the database {file} lies inside the {what}, where those it binds could reach it; "
+            "set BONOBOFS_DATABASE to a file outside, or not at all"
+        )
+
+
 def check_source(source: Path, home: Path) -> None:
     """Raise MountError, one line with the remedy, where this source cannot be guarded."""
     _check_directory(source, "source")
@@ -52,6 +63,7 @@ def check_source(source: Path, home: Path) -> None:
             "set BONOBOFS_HOME to a directory outside"
         )
     _check_record(home, source, "source")
+    _check_database(home, source, "source")
     try:
         folds = folds_case(source)
     except OSError as error:
@@ -115,6 +127,7 @@ def _check_state(home: Path, mountpoint: Path) -> None:
             "set BONOBOFS_HOME to a directory outside"
         )
     _check_record(home, mountpoint, "mountpoint")
+    _check_database(home, mountpoint, "mountpoint")
 
 
 def _check_record(home: Path, path: Path, what: str) -> None:

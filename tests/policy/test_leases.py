@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed, Code, Denied
+from bonobofs.decision import Allowed, Code, Denied, Holding
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.policy.leases import UNKNOWN, compile_leases
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
@@ -21,6 +21,7 @@ leases = st.lists(
             "shared": st.booleans(),
             "own": st.booleans(),
             "holder": st.sampled_from(["ann", "bob"]),
+            "holder_id": st.sampled_from([None, "22222222-2222-4222-8222-222222222222"]),
             "chain": st.sampled_from([None, "C1"]),
             "until": st.just("2026-11-23T00:00:00+00:00"),
         }
@@ -49,7 +50,9 @@ def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
     if isinstance(decision, Denied):
         assert decision.code is Code.LEASED
         assert decision.holding is not None
-        assert decision.holding in [(lease["holder"], lease["chain"], lease["until"]) for lease in held]
+        assert decision.holding in [
+            Holding(lease["holder"], lease["chain"], lease["until"], lease["holder_id"]) for lease in held
+        ]
 
 
 @settings(max_examples=300, deadline=None)

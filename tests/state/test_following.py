@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 
 from bonobofs import session
 from bonobofs.audit.history import read
-from bonobofs.decision import Code, Refused
+from bonobofs.decision import Code, Holding, Refused
 from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.overlap import patterns_meet
@@ -76,10 +76,17 @@ def test_a_lease_of_another_refuses_every_change_of_what_matches(ann: OpenSessio
         files.guarded_delete_file("docs/a.md", "ann")
     until = granted.lease.until.isoformat(timespec="seconds")
     assert f"It is held by bob until {until}." in str(refused.value)
-    assert refused.value.decision.holding == ("bob", None, until)
+    bob = granted.lease.holder.agent_id
+    assert refused.value.decision.holding == Holding("bob", None, until, bob)
     entries = list(read(Path(ann.session.source).parent / "home" / "trails" / f"{ann.session.session}.jsonl"))
     (entry, *_) = [entry for entry in entries if entry.result == "denied"]
-    assert (entry.code, entry.lock, entry.details["until"]) == ("LEASED", "bob", until)
+    assert (entry.code, entry.lock) == ("LEASED", "bob")
+    assert {name: entry.details[name] for name in Holding._fields} == {
+        "holder": "bob",
+        "holder_id": bob,
+        "chain": None,
+        "until": until,
+    }
 
 
 def test_the_holders_own_changes_go_on_and_are_recorded_as_such(ann: OpenSession, database: Database) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import mmap
 import os
 import signal
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +23,7 @@ from bonobofs.state.leases import Granted, Holder, Wanted
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
 from tests.watch.looking import companion_of, stopped
-from tests.worlds import ALLOW_ALL, Mounted
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 
 def acquire(database: Database, label: str, *patterns: str) -> Granted:
@@ -135,3 +140,108 @@ def test_two_hosts_share_leases_through_postgresql(
         assert not writes(here.path / "docs/a.md")
         assert [lease.holder.agent for lease in leases.list_leases(database)] == ["bob"]
     monkeypatch.setenv("BONOBOFS_HOME", str(here.home))
+
+
+def _exchange(one: Path, other: Path) -> None:
+    if ctypes.CDLL(None, use_errno=True).renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _seen(directory: Path) -> dict[str, object]:
+    """All that a change of any kind would show in."""
+    found: dict[str, object] = {}
+    for path in (directory, *directory.rglob("*")):
+        st = path.lstat()
+        attributes = {name: os.getxattr(path, name, follow_symlinks=False) for name in os.listxattr(path)}
+        content = path.read_bytes() if stat.S_ISREG(st.st_mode) else None
+        found[str(path)] = (
+            st.st_ino,
+            st.st_mode,
+            st.st_uid,
+            st.st_nlink,
+            st.st_size,
+            st.st_mtime_ns,
+            content,
+            attributes,
+        )
+    return found
+
+
+def test_no_call_changes_what_another_has_leased(mounted: Mounted, database: Database) -> None:
+    """Nor makes, moves or takes away a name there; what was dirty in a mapping before never arrives."""
+    world = mounted(policy=ALLOW_ALL)
+    docs, free = world.path / "docs", world.path / "free"
+    (docs / "sub").mkdir(parents=True)
+    free.mkdir()
+    (docs / "a").write_bytes(b"a" * 400)
+    (docs / "sub/b").touch()
+    (docs / "ln").symlink_to("a")
+    for name in ("x", "y"):
+        (free / name).write_bytes(b"x" * 400)
+    with (
+        open(docs / "a", "r+b", buffering=0) as file,
+        open(free / "x", "rb") as other,
+        mmap.mmap(file.fileno(), 400) as mapped,
+        open(free / ".x.swp", "wb", buffering=0) as temporary,
+    ):
+        temporary.write(b"held")
+        mapped[:5] = b"dirty"
+        acquire(database, "bob", "docs/**")
+        before = _seen(world.source / "docs")
+        calls: dict[str, Callable[[], object]] = {
+            "msync": mapped.flush,
+            "write": lambda: file.write(b"b"),
+            "ftruncate": lambda: file.truncate(1),
+            "fallocate": lambda: os.posix_fallocate(file.fileno(), 0, 9999),
+            "copy_file_range": lambda: os.copy_file_range(other.fileno(), file.fileno(), 9),
+            "fchmod": lambda: os.fchmod(file.fileno(), 0o600),
+            "truncate": lambda: os.truncate(docs / "a", 1),
+            "open, truncating": lambda: os.open(docs / "a", os.O_WRONLY | os.O_TRUNC),
+            "chown": lambda: os.chown(docs / "a", os.geteuid(), os.getegid()),
+            "utime": lambda: os.utime(docs / "a", (1, 1)),
+            "utime of a symlink": lambda: os.utime(docs / "ln", (1, 1), follow_symlinks=False),
+            "setxattr": lambda: os.setxattr(docs / "a", "user.x", b"1"),
+            "unlink": lambda: os.unlink(docs / "a"),
+            "rmdir": lambda: os.rmdir(docs / "sub"),
+            "rename out": lambda: os.rename(docs / "a", free / "n"),
+            "rename over": lambda: os.rename(free / "y", docs / "a"),
+            "rename in": lambda: os.rename(free / "y", docs / "n"),
+            "rename of what was held": lambda: os.rename(free / ".x.swp", docs / "a"),
+            "exchange": lambda: _exchange(free / "y", docs / "a"),
+            "exchange of directories": lambda: _exchange(free, docs),
+            "rename of the directory": lambda: os.rename(docs, world.path / "n"),
+            "rename of one below": lambda: os.rename(docs / "sub", docs / "n"),
+            "rename of a directory into it": lambda: os.rename(free, docs / "n"),
+            "link in": lambda: os.link(free / "y", docs / "n"),
+            "link out": lambda: os.link(docs / "a", free / "n"),
+            "symlink": lambda: os.symlink("a", docs / "n"),
+            "mkdir": lambda: os.mkdir(docs / "n"),
+            "mkfifo": lambda: os.mkfifo(docs / "n"),
+            "create": lambda: os.open(docs / "n", os.O_CREAT | os.O_EXCL | os.O_WRONLY),
+        }
+        for name, call in calls.items():
+            with pytest.raises(PermissionError):
+                call()
+            assert _seen(world.source / "docs") == before, name
+    session.settle(world.home)
+    assert _seen(world.source / "docs") == before
+    assert (docs / "a").read_bytes() == b"a" * 400
+    codes = {entry.code for entry in world.entries() if entry.result == "denied"}
+    assert codes == {"LEASED"}
+
+
+def test_a_lease_binds_a_file_under_its_other_names(mounted: Mounted, database: Database) -> None:
+    """Under the name that is leased it is told whose it is; under another, that it has a name which is not allowed."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "docs").mkdir()
+    (world.path / "docs/a").write_text("text")
+    (world.path / "alias").hardlink_to(world.path / "docs/a")
+    with open(world.path / "alias", "ab", buffering=0) as opened:
+        acquire(database, "bob", "docs/**")
+        with pytest.raises(PermissionError):
+            opened.write(b"more")
+    for path, code in (("docs/a", "LEASED"), ("alias", "HARDLINK")):
+        assert not writes(world.path / path)
+        why = json.loads(bonobofs("why", world.path / path, "--json").stdout)
+        assert (why["code"], why.get("holder")) == (code, "bob" if code == "LEASED" else None)
+    assert (world.source / "alias").read_text() == "text"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.state import mounts, places
-from tests.worlds import ROOT, environment
+from tests.worlds import ROOT, bonobofs, environment
 
 
 @pytest.fixture
@@ -45,3 +45,17 @@ def test_a_source_that_tells_case_apart_is_not(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     (tmp_path / "OTHER").touch()
     assert not places.folds_case(tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["source", "mount"])
+def test_a_database_that_those_could_reach_whom_it_binds_is_refused(
+    inside: str, source: Path, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / inside)
+    for place in (inside, "link"):
+        env = {"BONOBOFS_DATABASE": f"sqlite:///{tmp_path}/{place}/state.db"}
+        wrong = bonobofs("mount", source, tmp_path / "mount", env=env)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+        assert f"the database {tmp_path}/{inside}/state.db lies inside the {inside}" in wrong.stderr
+    assert list((tmp_path / inside).iterdir()) == []
