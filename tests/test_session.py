@@ -14,8 +14,10 @@ from bonobofs import session
 from bonobofs.audit.history import read
 from bonobofs.decision import Refused
 from bonobofs.errors import BonobofsError
+from bonobofs.guards import FileTools
 from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.state import sessions
+from tests.watch.looking import until
 from tests.worlds import ALLOW_ALL, Mounted
 
 
@@ -131,3 +133,33 @@ def test_a_session_without_a_mount_refuses_the_same_sources(home: Path) -> None:
     """The state directory cannot be guarded from within."""
     with pytest.raises(BonobofsError, match="lies inside the source"), session.open_session(home.parent):
         pass
+
+
+def test_the_shipped_roles_hold_in_a_mount(mounted: Mounted) -> None:
+    """`mount --role impl` writes what the rules admit, `--role control` nothing; each reads what it may do."""
+    impl, control, unknown = (mounted(role=role, agent=role) for role in ("impl", "control", "unheard-of"))
+    (impl.path / "tests").mkdir()
+    (impl.path / "tests/test_a.py").write_text("assert True\n")
+    with pytest.raises(PermissionError):
+        (impl.path / "tests/a.json").write_text("{}")
+    for world in (control, unknown):
+        with pytest.raises(PermissionError):
+            (world.path / "tests/test_a.py").unlink()
+        assert json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])["code"] == "ROLE"
+    tools = "- Tools beside the mount: `read_file`, `list_files`, `search_files`."
+    assert tools in (control.path / ".bonobofs/policy.md").read_text()
+    assert "may do nothing" in (unknown.path / ".bonobofs/policy.md").read_text()
+    assert json.loads((unknown.path / ".bonobofs/whoami.json").read_text())["tools"] == []
+
+
+def test_a_tool_beside_a_mount_writes_what_the_mount_shows(mounted: Mounted) -> None:
+    world = mounted(role="impl")
+    assert not (world.path / "tests").exists()
+    with session.open_session(world.source, agent="ann", role="impl") as opened:
+        tools = FileTools(opened)
+        tools.guarded_write_file("tests/test_a.py", "assert True\n")
+        until((world.path / "tests/test_a.py").exists, "the file shows in the mount")
+        (world.path / "tests/test_a.py").write_text("assert 1\n")
+        assert tools.guarded_read_file("tests/test_a.py").content == "     1\tassert 1"
+        tools.close()
+    assert [entry for entry in world.entries() if entry.operation == "out_of_band"] == []

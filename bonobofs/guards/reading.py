@@ -27,6 +27,7 @@ MOST_ENTRIES: Final = 10_000
 MOST_SEARCHED: Final = 200_000
 """Files that are searched."""
 
+_TRIES: Final = 100
 _RESERVED: Final = ".bonobofs"
 _NOT_ENTERED: Final = frozenset({".git", ".beads"})
 
@@ -70,6 +71,7 @@ class FileMatches:
     """What was left out; "" where that is nothing."""
 
 
+_Looked = TypeVar("_Looked")
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
@@ -97,42 +99,37 @@ class Reading:
         """Lines of a text file, from the line `offset` on."""
         if offset < 1 or (limit is not None and limit < 1):
             raise UsageError("offset and limit are numbers of lines, from 1 on")
-        with self._place(named) as place:
-            if place.kind is Kind.DIRECTORY:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), named)
-            if place.kind is not Kind.FILE:
-                raise UsageError("this is no regular file; read_file gives lines of text")
-            with open(place.open_file(), "rb", buffering=0) as file:
-                found = lines_of(file, offset, limit, monotonic() + SECONDS)
+        path, descriptor = _in_rest(lambda: self._opened(named))
+        with open(descriptor, "rb", buffering=0) as file:
+            found = lines_of(file, offset, limit, monotonic() + SECONDS)
         end = offset + len(found.lines) - 1
         numbered = [f"{number:6}\t{line.decode('utf-8', 'replace')}" for number, line in enumerate(found.lines, offset)]
         cut = "" if found.whole else f"Only a part is given, because it is much; go on with offset {end + 1}."
-        result = FileText(place.path, "\n".join(numbered), offset, end, found.total, cut)
-        return Read(result, place.path, sum(len(line) for line in found.lines))
+        result = FileText(path, "\n".join(numbered), offset, end, found.total, cut)
+        return Read(result, path, sum(len(line) for line in found.lines))
 
     def entries(self, named: WorkspacePath, pattern: str | None, *, recursive: bool) -> Read[FileList]:
         """What lies in a directory and, where it is recursive, below."""
         wanted = _any if pattern is None else matching(pattern)
-        with self._place(named) as place:
-            if place.kind is not Kind.DIRECTORY:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), named)
-        walk = self._walk(place.path, SECONDS)
+        start, kind = _in_rest(lambda: self._found(named))
+        if kind is not Kind.DIRECTORY:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), named)
+        walk = self._walk(start, SECONDS)
         entries: list[Found] = []
         for found in walk.found(recursive=recursive, wanted=wanted):
             if len(entries) == MOST_ENTRIES:
                 cut = f"Only the first {MOST_ENTRIES:,} entries are given; name a directory below, or a pattern."
-                return Read(FileList(place.path, entries, cut), place.path, 0)
+                return Read(FileList(start, entries, cut), start, 0)
             entries.append(found)
-        return Read(FileList(place.path, entries, _left_out(walk)), place.path, 0)
+        return Read(FileList(start, entries, _left_out(walk)), start, 0)
 
     def matches(self, named: WorkspacePath, query: str, include: str | None, exclude: str | None) -> Read[FileMatches]:
         """Lines that match, in one file or in all files below a directory."""
         deadline = monotonic() + SECONDS
         included = _any if include is None else matching(include)
         excluded = _none if exclude is None else matching(exclude)
-        with self._place(named) as place:
-            start = place.path
-        if place.kind is Kind.DIRECTORY:
+        start, kind = _in_rest(lambda: self._found(named))
+        if kind is Kind.DIRECTORY:
             paths, cut = self._below(start, included, excluded)
         else:
             paths, cut = [start], ""
@@ -156,6 +153,20 @@ class Reading:
                 return paths, f"Only the first {MOST_SEARCHED:,} files were searched; name a directory below."
             paths.append(above + found.path)
         return paths, _left_out(walk)
+
+    def _opened(self, named: WorkspacePath) -> tuple[WorkspacePath, int]:
+        """Where a regular file really lies, and the file, for the caller to close."""
+        with self._place(named) as place:
+            if place.kind is Kind.DIRECTORY:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), named)
+            if place.kind is not Kind.FILE:
+                raise UsageError("this is no regular file; read_file gives lines of text")
+            return place.path, place.open_file()
+
+    def _found(self, named: WorkspacePath) -> tuple[WorkspacePath, Kind]:
+        """Where a name really leads, and to what."""
+        with self._place(named) as place:
+            return place.path, place.kind
 
     def _place(self, named: WorkspacePath) -> Place:
         """What is there, its directory held open."""
@@ -182,6 +193,17 @@ class Reading:
             return from_scratch or policy.scratch_table(f"{start}/{path}" if start else path) is None
 
         return Walk(self._workspace, start, monotonic() + seconds, shows=shows, enters=enters)
+
+
+def _in_rest(look: Callable[[], _Looked]) -> _Looked:
+    """What is seen once nobody moves the way there or puts another file in its place while it is looked at."""
+    for _ in range(_TRIES):
+        try:
+            return look()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return look()
 
 
 def _left_out(walk: Walk) -> str:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.guards.beneath import KINDS, Workspace
-from bonobofs.policy.pattern import Matcher, compile_name, parse
+from bonobofs.policy.pattern import Matcher, Names, parse
 from bonobofs.request import Kind
 
 MOST_NAMES: Final = 200_000
@@ -96,20 +96,14 @@ def matching(text: str) -> Test:
 
     `*.{md,py}` is either.
     """
+    spelled = _spelled_out(text)
     try:
-        tests = [_matching(one) for one in _spelled_out(text)]
+        patterns = {one: parse(one) for one in spelled}
     except PolicyError as error:
         raise UsageError(f"{text!a} is no pattern: {error}") from None
-    return tests[0] if len(tests) == 1 else lambda path: any(test(path) for test in tests)
-
-
-def _matching(text: str) -> Test:
-    pattern = parse(text)
-    if "/" in text.rstrip("/"):
-        matcher = Matcher([(pattern, True)])
-        return lambda path: matcher.find(path.split("/"))
-    fits = compile_name(text.rstrip("/"))
-    return lambda path: fits(path.rpartition("/")[2])
+    names = Names(one.rstrip("/") for one in spelled if "/" not in one.rstrip("/"))
+    paths = Matcher((pattern, True) for one, pattern in patterns.items() if "/" in one.rstrip("/"))
+    return lambda path: names.match(path.rpartition("/")[2]) or (paths and paths.find(path.split("/")))
 
 
 def _spelled_out(text: str) -> list[str]:

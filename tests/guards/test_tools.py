@@ -265,6 +265,28 @@ def test_whoever_swaps_a_directory_for_a_symlink_gets_no_word_of_what_lies_outsi
         thread.join()
 
 
+def test_a_file_that_is_replaced_all_the_time_is_read_each_time_whole(impl: Tools) -> None:
+    impl.made("a", "0\n" * 1000)
+    done = threading.Event()
+
+    def replace() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            impl.made(".new", f"{number}\n" * 1000).rename(impl.root / "a")
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        for _ in range(300):
+            lines = impl.read("a").content.split("\n")
+            assert (len(lines), len({line.partition("\t")[2] for line in lines})) == (1000, 1)
+            assert "a" in impl.names()
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_the_name_that_is_bonobofs_own_is_not_there(impl: Tools) -> None:
     impl.made(".bonobofs/policy.md", "forged\n")
     impl.made("d/.bonobofs/a", "forged\n")
@@ -374,6 +396,7 @@ def test_a_directory_is_listed_in_the_order_of_its_names_and_what_it_holds_follo
         impl.names("a.md")
     assert impl.names("", "*.{py,md}", recursive=True) == ["a.md", "b/a.md", "b/c/x.py"]
     assert impl.names("", "{b/{a,x},c}.md", recursive=True) == ["b/a.md"]
+    assert impl.names("", "{b/,a.m?}", recursive=True) == ["a.md", "b", "b/a.md"]
     for pattern in ("", "a//b", "!a", "../*", "[", "{a,b}" * 9):
         with pytest.raises(UsageError, match="pattern"):
             impl.names("", pattern)

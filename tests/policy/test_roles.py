@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from bonobofs.decision import Allowed, Code, Denied
 from bonobofs.policy.calls import BEADS, CALLS, FAMILIES, GIT, OF_A_GATE, TOOLS
 from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.policy.leases import UNKNOWN, compile_leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, facts
 
@@ -64,6 +65,19 @@ def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, A
         for operation in (Operation.READ_FILE, Operation.COMMIT, Operation.UPDATE_ISSUE):
             for path in ("", ".git/config", "a/x.md"):
                 assert code(document, role, operation, path, known) == code(bare, role, operation, path)
+
+
+def test_a_lease_binds_changes_and_no_call_that_only_reads() -> None:
+    """What a commit brings along is bound, as its parts; reading goes on also where leases cannot be known."""
+    theirs = {"shared": False, "own": False, "holder": "bob", "chain": None, "until": "2030-01-01T00:00:00+00:00"}
+    policy = compile_policy({"default": "allow"})
+    for leases in (compile_leases([{**theirs, "patterns": ["**"]}]), UNKNOWN):
+        bound = policy.bound_by(leases)
+        for operation in (Operation.READ_FILE, Operation.COMMIT, Operation.UPDATE_ISSUE):
+            assert isinstance(decide(bound, ALICE, Request(operation, WorkspacePath("a"))), Allowed)
+        refused = decide(bound, ALICE, Request(Operation.WRITE_FILE, WorkspacePath("a")), Facts(size=1, tool=True))
+        assert isinstance(refused, Denied)
+        assert refused.code is Code.LEASED
 
 
 @pytest.mark.parametrize("path", ["..", "a/../b", "/etc/passwd", "a//b", "./a", "a\0b", "\ud800"])
