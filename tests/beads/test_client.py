@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bonobofs.decision import Allowed
@@ -124,3 +126,15 @@ def test_ids_are_given_in_full(beads: Beads, leave: Allowed) -> None:
         with pytest.raises(UsageError, match="touched last"):
             turn.close_issue("", leave)
         assert not turn.everything(fresh=True)[made.id].is_closed
+
+
+def test_what_is_read_for_people_is_what_bd_says_to_them(
+    beads: Beads, beads_workspace: Workspace, leave: Allowed
+) -> None:
+    """Their tools know no envelope; and in read-only mode nothing is written."""
+    one = beads_workspace.create("one")
+    with beads.turn() as turn:
+        assert json.loads(turn.read(["show", "--json", "--", one]).stdout) == beads_workspace.json("show", one)
+        refused = turn.read(["create", "--title=two"])
+        assert refused.status == 1
+        assert list(turn.everything(fresh=True)) == [one]

@@ -62,7 +62,7 @@ class Calls:
         first, *rest = arguments
         for argument in arguments:
             check_text(argument)
-        return self._run([first, "--readonly", f"--actor={self._actor}", *rest])
+        return self._run([first, "--readonly", f"--actor={self._actor}", *rest], bare=True)
 
     def issue(self, id: str) -> BeadsIssue:  # noqa: A002 - it is bd's word
         """The issue. BeadsError for an id that is none, or the short form of one: bd would take what fits."""
@@ -71,10 +71,10 @@ class Calls:
             raise BeadsError(f"there is no issue {id}; ids are given in full")
         return found
 
-    def _run(self, arguments: Sequence[str]) -> Output:
+    def _run(self, arguments: Sequence[str], *, bare: bool = False) -> Output:
         if self._ended:
             raise RuntimeError("the turn is over, and the lock somebody else's")
-        return self._program.run(arguments, self._held)
+        return self._program.run(arguments, self._held, bare=bare)
 
     def _array(self, arguments: Sequence[str], what: str) -> list[Any]:
         output = self._run(arguments)

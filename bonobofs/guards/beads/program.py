@@ -78,12 +78,11 @@ class Program:
                 configuration.write_text(_ROLE, encoding="utf-8")
         except OSError as error:
             raise BeadsError(f"{home / 'beads'} cannot be made: {error.strerror}") from error
-        self._environment: Final = {
+        self._bare: Final = {
             "PATH": search_path(home, beads),
             "HOME": str(own),
             "LC_ALL": "C.UTF-8",
             "BEADS_DIR": str(beads),
-            "BD_JSON_ENVELOPE": "1",
             "BD_NON_INTERACTIVE": "1",
             "BD_NO_HOOKS": "1",
             "BD_NO_PAGER": "1",
@@ -94,9 +93,10 @@ class Program:
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
         }
+        self._environment: Final = {**self._bare, "BD_JSON_ENVELOPE": "1"}
 
-    def run(self, arguments: Sequence[str], lock: Lock) -> Output:
-        """One call. When this returns no process of it is left.
+    def run(self, arguments: Sequence[str], lock: Lock, *, bare: bool = False) -> Output:
+        """One call; `bare`: its JSON is as people's tools read it. When this returns no process of it is left.
 
         bd holds the lock too. UsageError: the arguments are too long, or hold NUL; BeadsError: it cannot be started.
         """
@@ -108,7 +108,7 @@ class Program:
                     stdout=stdout.descriptor,
                     stderr=stderr.descriptor,
                     cwd=self._cwd,
-                    env=self._environment,
+                    env=self._bare if bare else self._environment,
                     pass_fds=(lock.descriptor,),
                     start_new_session=True,
                 )

@@ -112,6 +112,37 @@ WAITING: Final = _refusal(
 )
 
 
+UNANSWERED: Final = {
+    "command": _refusal(
+        "command",
+        "The session's bd does not answer this command.",
+        "Use create, update, close, reopen, dep, label, comment, or what reads, such as list and show; the rest is"
+        " the operator's.",
+    ),
+    "flag": _refusal(
+        "flag",
+        "The session's bd does not take this flag: it could lead elsewhere, past a rule, or to another name.",
+        "Leave it out; place, agent and id are the session's and bd's to choose.",
+    ),
+    "form": _refusal(
+        "form",
+        "The command is not whole, or is more than it can have.",
+        "Name each issue in full, and give what bd help shows for the command.",
+    ),
+    "file": _refusal(
+        "file",
+        "The session's bd reads and writes no files, nor its standard input.",
+        "Give the text itself; let it not begin with @.",
+    ),
+    "environment": _refusal(
+        "environment",
+        "The session's bd is not steered by the environment.",
+        "Take the variable away; place and agent are the session's.",
+    ),
+}
+"""Of command lines that are not answered."""
+
+
 def wrong_type(known: Conventions) -> Refusal:
     return _refusal("type", "There is no type of issue of this name here.", f"Use {_any(known.types)}.")
 
