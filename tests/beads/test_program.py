@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -228,10 +229,45 @@ def test_a_bd_that_works_elsewhere_is_not_asked_anything(place: Path, home: Path
         asked(place, home, bd)
 
 
+def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
+    bd: Path, beads_workspace: Workspace, home: Path, tmp_path: Path, leave: Allowed
+) -> None:
+    """bd may be configured to keep new issues in another workspace."""
+    other = Workspace(bd, tmp_path / "other", tmp_path / "person").init()
+    led = f"if sys.argv[1] == 'create': os.environ['BEADS_DIR'] = {str(other.beads)!r}"
+    leading = program(tmp_path / "bd", f"{led}\nos.execv({str(bd)!r}, ['bd', *sys.argv[1:]])")
+    astray = Beads(find_beads(beads_workspace.directory), home, ALICE, program=leading)
+    with astray.turn() as turn, pytest.raises(BeadsError, match="not among these issues") as raised:
+        turn.create_issue(NewIssue("one"), leave)
+    assert raised.value.carried_out is None
+    (id_,) = other.everything()
+    assert id_ in str(raised.value)
+
+
 def test_a_source_without_beads_says_so(source: Path) -> None:
     """And how to make them."""
     with pytest.raises(BeadsError, match="bd init"):
         find_beads(source)
+
+
+def test_a_worktree_has_the_beads_of_its_repository(
+    beads_workspace: Workspace, home: Path, tmp_path: Path, leave: Allowed
+) -> None:
+    """Also where a copy of them was checked out with it; but not who only says to be a worktree."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(beads_workspace.directory)]
+    for words in (["init", "-q"], ["add", "-f", ".beads/README.md"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    tree = tmp_path / "tree"
+    subprocess.run([*git, "worktree", "add", "-q", tree], check=True)
+    assert (tree / ".beads").is_dir()
+    assert find_beads(tree) == find_beads(beads_workspace.directory)
+    with Beads(find_beads(tree), home, ALICE, program=beads_workspace.bd).turn() as turn:
+        made = turn.create_issue(NewIssue("one"), leave).issue
+    assert made.id in beads_workspace.everything()
+    liar = tmp_path / "liar"
+    (liar / ".beads").mkdir(parents=True)
+    (liar / ".git").write_text((tree / ".git").read_text())
+    assert find_beads(liar) == liar / ".beads"
 
 
 def test_there_is_no_way_to_ask_for_another_flag() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.guards.beads.answer import Output, complaint, notices, payload
 from bonobofs.guards.beads.commands import check_text, command
-from bonobofs.guards.beads.issue import BeadsIssue, Comment, Issues, read_comment, read_issue
+from bonobofs.guards.beads.issue import BeadsIssue, Comment, Issues, read_comment, read_issues
 from bonobofs.guards.beads.lock import Lock
 from bonobofs.guards.beads.program import Program
 
@@ -21,6 +21,7 @@ class Calls:
         self._held: Final = held
         self._actor: Final = actor
         self._known: Issues | None = None
+        self._last: Issues | None = None
         self._ended = False
 
     def end(self) -> None:
@@ -30,11 +31,11 @@ class Calls:
     def everything(self, *, fresh: bool = False) -> Issues:
         """All issues, as they were when this turn last asked or changed something; `fresh`: as they are now."""
         if self._known is None or fresh:
-            self._known = None
+            before, self._known = self._last, None
             flags = [("limit", "0"), ("all", None), ("include-infra", None), ("include-gates", None)]
             told = self._array(command("list", self._actor, flags), "its issues")
             try:
-                self._known = Issues(map(read_issue, told))
+                self._known = self._last = read_issues(told, before)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise BeadsError(f"bd lists what is no issue to us ({error}); is it a bd 1.x?") from error
         return self._known

@@ -36,11 +36,29 @@ _STEERING: Final = (".env", "config.yaml", "metadata.json")
 
 
 def find_beads(source: Path) -> Path:
-    """The `.beads` of this directory, without symlinks; BeadsError where there is none."""
-    beads = Path(os.path.realpath(source / ".beads"))
-    if not beads.is_dir():
-        raise BeadsError(f"{source} has no .beads; run `bd init` there")
-    return beads
+    """The `.beads` of this directory, without symlinks; BeadsError where there is none.
+
+    A worktree of git has that of its repository's main one, as bd has it, though a copy may have been checked out.
+    """
+    main = _main_worktree(source)
+    for directory in (source,) if main is None else (main, source):
+        beads = Path(os.path.realpath(directory / ".beads"))
+        if beads.is_dir():
+            return beads
+    raise BeadsError(f"{source} has no .beads; run `bd init` there")
+
+
+def _main_worktree(source: Path) -> Path | None:
+    """Where the repository of this worktree is at home; None where this is no worktree that the repository knows."""
+    link = source / ".git"
+    try:
+        own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+        known_as = (own / "gitdir").read_text(encoding="utf-8").strip()
+        common = Path(os.path.realpath(own / (own / "commondir").read_text(encoding="utf-8").strip()))
+        is_known = os.path.samefile(own / known_as, link)
+    except (OSError, ValueError):
+        return None
+    return common.parent if is_known and common.name == ".git" else None
 
 
 class Beads:

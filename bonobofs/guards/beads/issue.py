@@ -85,7 +85,9 @@ class NewIssue:
 class Issues(Mapping[str, BeadsIssue]):
     """All issues at one moment, by their full ids: the closed, messages and gates too."""
 
-    def __init__(self, issues: Iterable[BeadsIssue]) -> None:
+    def __init__(self, issues: Iterable[BeadsIssue], told: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """`told`: what they were read from, by their ids."""
+        self.told: Final = told or {}
         self._issues: Final = {issue.id: issue for issue in issues}
         self.edges: Final = tuple(edge for issue in self._issues.values() for edge in issue.edges)
 
@@ -107,35 +109,46 @@ class Issues(Mapping[str, BeadsIssue]):
         return [edge.on for edge in self._issues[child].edges if edge.kind == PARENT]
 
 
+def read_issues(told: Iterable[Mapping[str, Any]], before: Issues | None = None) -> Issues:
+    """The issues of `list`; those that are told as they were before are not read again.
+
+    AttributeError, KeyError, TypeError, ValueError: something there is no issue.
+    """
+    known = {} if before is None else before.told
+    issues = []
+    told_by_id = {}
+    for each in told:
+        id_ = each["id"]
+        told_by_id[id_] = each
+        issues.append(before[id_] if before is not None and known.get(id_) == each else read_issue(each))
+    return Issues(issues, told_by_id)
+
+
 def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
-    """An issue of `list`. KeyError, TypeError, ValueError: it is not one."""
-
-    def text(key: str) -> str:
-        value = told.get(key)
-        return value if isinstance(value, str) else ""
-
+    """An issue of `list`. AttributeError, KeyError, TypeError, ValueError: it is not one."""
+    get = told.get
     return BeadsIssue(
         id=str(told["id"]),
         title=str(told["title"]),
         issue_type=str(told["issue_type"]),
         status=str(told["status"]),
-        priority=int(told.get("priority", 0)),
-        description=text("description"),
-        design=text("design"),
-        acceptance=text("acceptance_criteria"),
-        notes=text("notes"),
-        assignee=text("assignee"),
-        created_by=text("created_by"),
-        owner=text("owner"),
-        created_at=text("created_at"),
-        updated_at=text("updated_at"),
-        closed_at=text("closed_at"),
-        close_reason=text("close_reason"),
-        labels=tuple(map(str, told.get("labels") or ())),
-        edges=tuple(_read_edge(edge) for edge in told.get("dependencies") or ()),
-        metadata=_read_metadata(told.get("metadata")),
-        ephemeral=bool(told.get("ephemeral")),
-        comment_count=int(told.get("comment_count") or 0),
+        priority=int(get("priority", 0)),
+        description=str(get("description") or ""),
+        design=str(get("design") or ""),
+        acceptance=str(get("acceptance_criteria") or ""),
+        notes=str(get("notes") or ""),
+        assignee=str(get("assignee") or ""),
+        created_by=str(get("created_by") or ""),
+        owner=str(get("owner") or ""),
+        created_at=str(get("created_at") or ""),
+        updated_at=str(get("updated_at") or ""),
+        closed_at=str(get("closed_at") or ""),
+        close_reason=str(get("close_reason") or ""),
+        labels=tuple(map(str, get("labels") or ())),
+        edges=tuple([_read_edge(edge) for edge in get("dependencies") or ()]),
+        metadata=_read_metadata(get("metadata")),
+        ephemeral=bool(get("ephemeral")),
+        comment_count=int(get("comment_count") or 0),
     )
 
 

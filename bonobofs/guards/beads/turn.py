@@ -52,7 +52,7 @@ class Turn(Calls):
         after = self._read_back(output)
         made = _marked(after, mark)
         if made is None:
-            raise BeadsError(f"bd has created nothing: {why(output)}")
+            raise _nothing_made(output)
         if made.id in before:
             raise BeadsError(f"bd has written over {made.id}, which was there", carried_out=None)
         self._made.add(made.id)
@@ -225,6 +225,15 @@ class Turn(Calls):
             raise BeadsError(what, carried_out=None)
         self._made.discard(id)
         raise BeadsError(f"nothing is created: {reason}")
+
+
+def _nothing_made(output: Output) -> BeadsError:
+    """It may be configured to keep new issues elsewhere; then it tells an id that is none of these issues."""
+    told = payload(output)
+    id_ = told.get("id") if output.status == 0 and isinstance(told, dict) else None
+    if id_:
+        return BeadsError(f"bd says that it has created {id_}, which is not among these issues", carried_out=None)
+    return BeadsError(f"bd has created nothing: {why(output)}")
 
 
 def _marked(issues: Issues, mark: str) -> BeadsIssue | None:
