@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.below import directory_below
 from bonobofs.audit.history import is_closed, last, merged
 from bonobofs.audit.log import Trail
-from bonobofs.audit.record import APART, BY, AuditEntry, instant
+from bonobofs.audit.record import APART, BY, TOUCHES, AuditEntry, instant
 from bonobofs.audit.strays import by_way_of
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import TrailError
@@ -91,10 +91,22 @@ class _Record:
         self.names = _Node()
         """The span of changes of names: they alter the ctime of a file under its other names too."""
         self._open: dict[tuple[str, int], AuditEntry] = {}
+        self._touching: dict[tuple[str, int], AuditEntry] = {}
+        self._trees: list[tuple[str, float, float]] = []
+        """Of all below each, which is not told by name, when it was changed."""
+
+    def explains(self, path: str, moment: float) -> bool:
+        """Whether a change somewhere below a tree accounts for it."""
+        return any(
+            f"{path}/".startswith(tree) and began - SLACK <= moment <= ended + SLACK
+            for tree, began, ended in self._trees
+        )
 
     def play(self, entries: Iterator[AuditEntry]) -> None:
         for entry in entries:
             if entry.kind == "intent" and entry.result == "allowed":
+                if TOUCHES in entry.details:
+                    self._touching[entry.session, entry.seq] = entry
                 if APART in entry.details or entry.guard != "file":
                     continue  # its outcome finds no intent; the source was left as it is, or the path is no file's
                 self._open[entry.session, entry.seq] = entry
@@ -102,15 +114,38 @@ class _Record:
                     self._node(entry.path).content_by = (entry.session, entry.seq)
             elif entry.kind == "outcome":
                 number = entry.details.get("intent")
-                intent = self._open.pop((entry.session, number), None) if isinstance(number, int) else None
+                if not isinstance(number, int):
+                    continue
+                intent = self._open.pop((entry.session, number), None)
                 if intent is not None:
                     self._end(intent, entry)
+                touching = self._touching.pop((entry.session, number), None)
+                if touching is not None:
+                    self._touch(touching, entry.timestamp.timestamp())
             elif entry.operation == OUT_OF_BAND:
                 node = self._node(entry.path)
                 node.there = node.size = None
                 node.touch(0.0, entry.timestamp.timestamp())
         for intent in self._open.values():
             self._leave_open(intent)
+        for intent in self._touching.values():
+            self._touch(intent, FOREVER)
+
+    def _touch(self, intent: AuditEntry, ended: float) -> None:
+        """What else a change has touched: what is there now is not told, only that it may have come of it."""
+        touches = intent.details[TOUCHES]
+        began = intent.timestamp.timestamp()
+        for path in touches if isinstance(touches, list) else ():
+            name = path.rstrip("/") if isinstance(path, str) else ""
+            if not name:
+                continue
+            if name != path:
+                self._trees.append((path, began, ended))
+                self._put(name, _Node())
+            node = self._node(name)
+            node.there = node.size = None
+            node.touch(began, ended)
+            self._above(name).touch(began, ended)
 
     def _end(self, intent: AuditEntry, outcome: AuditEntry) -> None:
         began, ended = intent.timestamp.timestamp(), outcome.timestamp.timestamp()
@@ -297,7 +332,9 @@ class _Comparison:
                 return
         if status.st_ctime <= self._since:
             return
-        explained = node is not None and node.explains(status.st_ctime)
+        explained = (node is not None and node.explains(status.st_ctime)) or self._record.explains(
+            path, status.st_ctime
+        )
         moment = datetime.fromtimestamp(status.st_ctime, UTC)
         difference = Difference(path, f"was changed at {instant(moment)}, and the record does not say so")
         if has_other_names and (explained or self._record.names.explains(status.st_ctime)):

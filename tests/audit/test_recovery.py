@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Past:
         took: float | None = 0,
         result: str = "allowed",
         size: int | None = None,
-        details: dict[str, str | bool] | None = None,
+        details: Mapping[str, object] | None = None,
         guard: str = "file",
     ) -> None:
         """Enter a change and its outcome `took` seconds later; None: it has none."""
@@ -351,3 +351,21 @@ def test_the_name_by_way_of_which_content_comes_is_explained_where_it_was_left(p
     past.enter(Operation.CREATE_FILE, "d/file", "create", size=5)
     past.enter(Operation.RENAME, "x.tmp", "modify", took=None, details={"to": "d/file", "by": left})
     assert past.differences() == {f"d/{other}": CHANGED}
+
+
+def test_what_a_gate_has_touched_is_explained_though_it_is_not_named(past: Past) -> None:
+    """All below a tree, and single paths, within its span; of what was there before nothing is told any more."""
+    for path in ("repo/a/b", "plan.md", "other"):
+        (past.source / path).parent.mkdir(parents=True, exist_ok=True)
+        (past.source / path).write_text("text")
+    past.enter(Operation.CREATE_FILE, "repo/gone", "create", at=-60, size=9)
+    past.enter(Operation.MERGE, "", "modify", at=-0.5, took=0.5, guard="git", details={"touches": ["repo/", "plan.md"]})
+    assert past.differences() == {"other": CHANGED}
+
+
+def test_a_gate_that_was_killed_explains_what_it_touched(past: Past) -> None:
+    """Whenever that was, from its intent on."""
+    past.enter(Operation.MERGE, "", "modify", at=-60, took=None, guard="git", details={"touches": ["repo/"]})
+    (past.source / "repo/a").mkdir(parents=True)
+    (past.source / "repository").mkdir()
+    assert past.differences() == {"repository": CHANGED}
