@@ -78,7 +78,10 @@ ERRNO: Final[dict[Code, int]] = {
 
 
 class Allowed(NamedTuple):
-    """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it."""
+    """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it.
+
+    One that a process was given can be told to another of the same session (`policy.told`).
+    """
 
     rule: str
     """Name of the rule that admitted it."""

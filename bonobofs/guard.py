@@ -127,7 +127,7 @@ class _Repeat:
         self.count = 0
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """How an admitted change ended, not yet entered."""
 
     seq: int
@@ -142,15 +142,15 @@ class _Outcome(NamedTuple):
 class Admission:
     """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
 
-    __slots__ = ("_action", "_end", "_guard", "_request", "_seq", "details", "leave", "written")
+    __slots__ = ("_action", "_end", "_guard", "_request", "details", "leave", "seq", "written")
 
     def __init__(
-        self, end: Callable[[_Outcome], None], request: Request, leave: Allowed, seq: int, action: str, guard: str
+        self, end: Callable[[Outcome], None], request: Request, leave: Allowed, seq: int, action: str, guard: str
     ) -> None:
         self._end = end
         self._guard = guard
         self._request = request
-        self._seq = seq
+        self.seq = seq
         self._action = action
         self.leave = leave
         self.written = 0
@@ -165,7 +165,11 @@ class Admission:
         failed = 0
         if error is not None:
             failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
-        self._end(_Outcome(self._seq, self._request, self._action, failed, self.written, self.details, self._guard))
+        self.end(failed)
+
+    def end(self, error: int) -> None:
+        """Enter the outcome; `error` is an errno, 0 where the change was made."""
+        self._end(Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard))
 
 
 class Door(Protocol):
@@ -241,8 +245,8 @@ class Guard:
         self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
         self._repeats: dict[_Mark, _Repeat] = {}
-        self._ended: Final[list[_Outcome]] = []
-        self._end: Final[Callable[[_Outcome], None]] = self._ended.append if outcomes_later else self._enter
+        self._ended: Final[list[Outcome]] = []
+        self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
         self._leases = UNKNOWN
@@ -412,7 +416,7 @@ class Guard:
         run.generation = -1  # whoever still holds it must begin anew
         details = {"writes": run.count, "size": run.size}
         action = ACTIONS.get(run.request.operation, "modify")
-        self._end(_Outcome(run.seq, run.request, action, error, run.written, details))
+        self._end(Outcome(run.seq, run.request, action, error, run.written, details))
 
     def end_runs(self) -> None:
         """Settle every run: what is written next must be recorded anew, and is refused where that cannot be."""
@@ -425,7 +429,7 @@ class Guard:
             self._enter(outcome)
         self._ended.clear()
 
-    def _enter(self, outcome: _Outcome) -> None:
+    def _enter(self, outcome: Outcome) -> None:
         seq, request, action, error, written, details, guard = outcome
         self.trail.outcome(
             seq,

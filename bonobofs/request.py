@@ -52,6 +52,9 @@ class Operation(enum.StrEnum):
     SET_XATTR = "set_xattr"
     REMOVE_XATTR = "remove_xattr"
 
+    CALL = "call"
+    """What reached the guard socket and is none of these."""
+
     # Tools that read. Reading in a mount is free, and no operation.
     READ_FILE = "read_file"
     LIST_FILES = "list_files"

@@ -201,6 +201,10 @@ def _mounts() -> Iterator[Check]:
             where = one.session.mountpoint or one.session.source
             remedy = f"what changes behind it may show a second late, and is not entered in the record: {one.watch}"
             yield Check("watching", Verdict.NOTE, f"{where}: its source is not watched", remedy)
+        if one.leases is not None:
+            where = one.session.mountpoint or one.session.source
+            remedy = f"every change is refused until it is: {one.leases}"
+            yield Check("leases", Verdict.FAIL, f"{where}: it is not known what is leased", remedy)
 
 
 def _idling() -> Iterator[Check]:

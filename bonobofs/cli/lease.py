@@ -15,8 +15,9 @@ from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.session import leasing
-from bonobofs.session.leasing import Terms, Whose
-from bonobofs.state.leases import Lease
+from bonobofs.session.leasing import Terms, Whose, as_document
+from bonobofs.state.calling import call
+from bonobofs.state.home import session_directory
 
 app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
 
@@ -47,7 +48,8 @@ def acquire(
 ) -> None:
     """Keep everybody else from changing what matches, in place of what this holder held before.
 
-    All of it is granted or none. When this returns, every live session is bound by it.
+    All of it is granted or none. When this returns, every live session is bound by it. Run in a mount, with neither
+    --agent nor --chain, this and the other lease commands are the session's own.
 
     \b
     Examples:
@@ -55,10 +57,18 @@ def acquire(
       bonobofs lease acquire --agent alice --shared 'docs/**'
     """
     where = None if workspace is None else Path(os.path.realpath(workspace))
-    terms = Terms(shared=shared, seconds=_seconds(duration), reason=reason, workspace=where)
+    whose, terms = Whose(agent, chain), Terms(shared, _seconds(duration), reason, where)
     with waiting("waiting for the live sessions"):
-        lease = leasing.acquire(session.home(), Whose(agent, chain), patterns, terms)
-    say(f"{lease.id} until {_moment(lease.until)}")
+        lease = _by_the_session(
+            whose,
+            "acquire",
+            patterns=patterns,
+            shared=shared,
+            seconds=terms.seconds,
+            reason=reason,
+            workspace=None if where is None else str(where),
+        ) or as_document(leasing.acquire(session.home(), whose, patterns, terms))
+    say(f"{lease['id']} until {_moment(lease['until'])}")
 
 
 @app.command("extend")
@@ -71,8 +81,11 @@ def extend(
     Example:
       bonobofs lease extend --chain CHAIN-001 --for 24h
     """
-    longer = leasing.extend(session.home(), Whose(agent, chain), lease, _seconds(duration))
-    say(f"{longer.id} until {_moment(longer.until)}")
+    whose, seconds = Whose(agent, chain), _seconds(duration)
+    longer = _by_the_session(whose, "extend", lease=lease, seconds=seconds) or as_document(
+        leasing.extend(session.home(), whose, lease, seconds)
+    )
+    say(f"{longer['id']} until {_moment(longer['until'])}")
 
 
 @app.command("release")
@@ -84,8 +97,9 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
       bonobofs lease release --chain CHAIN-001
       bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, whoever holds it
     """
-    gone = leasing.release(session.home(), Whose(agent, chain), lease)
-    say(f"{gone.id} is released")
+    whose = Whose(agent, chain)
+    gone = _by_the_session(whose, "release", lease=lease) or as_document(leasing.release(session.home(), whose, lease))
+    say(f"{gone['id']} is released")
 
 
 @app.command("list")
@@ -93,7 +107,7 @@ def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: 
     """List the leases that count now."""
     found = leasing.list_leases(session.home())
     if json:
-        document([_plain(one) for one in found])
+        document([as_document(one) for one in found])
         return
     if not found:
         say("nothing is leased")
@@ -104,7 +118,7 @@ def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: 
             "shared" if one.shared else "exclusive",
             ", ".join(one.patterns),
             one.workspace or "every",
-            _moment(one.until),
+            _moment(one.until.isoformat()),
             one.reason or "-",
             one.id,
         )
@@ -124,7 +138,7 @@ def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen'
     locks, lost = read_locks(text_of(file), datetime.now(UTC))
     made, refused = leasing.import_locks(session.home(), locks)
     for one in made:
-        say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until)}")
+        say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until.isoformat())}")
     for line in lost + refused:
         note(f"{file}: {line}")
     return 1 if lost or refused else 0
@@ -137,22 +151,19 @@ def _seconds(duration: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _moment(when: datetime) -> str:
-    return when.isoformat(timespec="seconds")
+def _moment(when: str) -> str:
+    return datetime.fromisoformat(when).isoformat(timespec="seconds")
 
 
-def _plain(one: Lease) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "holder": one.holder.key,
-        "agent": one.holder.agent,
-        "agent_id": one.holder.agent_id,
-        "chain": one.holder.chain,
-        "patterns": list(one.patterns),
-        "shared": one.shared,
-        "workspace": one.workspace,
-        "reason": one.reason,
-        "origin": one.origin,
-        "acquired": one.acquired.isoformat(),
-        "until": one.until.isoformat(),
-    }
+def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any] | None:
+    """What the session says in whose mount this is run; None where it is run elsewhere, or a holder is named.
+
+    A person who stands in a mount works as its agent there, as every other program does.
+    """
+    if whose != Whose():
+        return None
+    made = session.mounted_around(session.home(), Path.cwd())
+    if made is None:
+        return None
+    lease: dict[str, Any] = call(session_directory(session.home(), made.session), f"lease.{what}", **arguments)
+    return lease

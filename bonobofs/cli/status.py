@@ -57,6 +57,8 @@ def _notes(one: session.Status) -> list[str]:
         notes.append(
             f"{where}: the policy as it is now could not be loaded, the last good one holds: {one.policy_error}"
         )
+    if one.leases is not None:
+        notes.append(f"{where}: it is not known what is leased, so every change is refused: {one.leases}")
     return notes
 
 
@@ -77,7 +79,7 @@ def _row(one: session.Status) -> tuple[str, ...]:
 
 def _plain(one: session.Status) -> dict[str, Any]:
     plain = {**dataclasses.asdict(one.session), "state": one.state.value}
-    plain |= {"watch": one.watch, "policy_error": one.policy_error}
+    plain |= {"watch": one.watch, "policy_error": one.policy_error, "leases": one.leases}
     notes = _notes(one)
     if notes:
         plain["note"] = " ".join(notes)

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.state.changes import BEGAN, GONE, MADE
@@ -79,7 +80,8 @@ class Judging:
             admitted = self._records.admitted(self._began_at - _SLACK)
         except OSError:
             admitted = set()  # in doubt nobody has admitted it
-        left = {path: one for path, one in left.items() if path not in admitted}
+        trees = tuple(path for path in admitted if path.endswith("/"))
+        left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
         if left:
             self._line.tell(Kind.OUT_OF_BAND, list(_told(left)))
 
@@ -139,7 +141,10 @@ class _Records:
         """What was renamed, from where to where, and when at the latest. What was changed below went along."""
 
     def admitted(self, since: float) -> set[str]:
-        """The paths of this source that others have changed since then, as their records say."""
+        """The paths of this source that others have changed since then, as their records say.
+
+        One that ends in `/` is all below it.
+        """
         with os.scandir(self._home / "trails") as trails:
             for entry in trails:
                 if entry.name.endswith(".jsonl") and entry.name != self._own:
@@ -221,3 +226,6 @@ def _paths(path: str, details: dict[str, Any]) -> Iterator[str]:
     by = by_way_of(path, details)
     if by is not None:
         yield by
+    touches = details.get(TOUCHES)
+    if isinstance(touches, list):
+        yield from (touched for touched in touches if isinstance(touched, str))

@@ -56,6 +56,7 @@ class Leases:
                 # The server refuses changes until a look succeeds; why, is told once, in its log.
                 if str(error) != said:
                     said = str(error)
+                    self._line.tell(Kind.UNKNOWN, {"reason": " ".join(said.split())})
                     sys.stderr.write(f"bonobofs: the leases cannot be followed: {' '.join(said.split())}\n")
                     sys.stderr.flush()
             self._wait(monotonic() + _SECONDS_BETWEEN)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bonobofs.errors import BonobofsError
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.state.home import read_document, write_document
+from bonobofs.state.home import write_document
 
 _EVERY: Final = 0.15
 """Seconds between two looks. A change is loaded once two looks have found the same: it may be in the making."""
@@ -26,13 +26,15 @@ class PolicyFile:
     directory, by a symlink that leads elsewhere.
     """
 
-    def __init__(self, line: Line, file: Path | None, source: Path, directory: Path) -> None:
-        """`directory` is the session's, whose policy.json is renewed; without a `file` nothing is ever loaded."""
+    def __init__(self, line: Line, config: dict[str, Any]) -> None:
+        """Without a file nothing is ever loaded. What has changed since the policy in force was is loaded soon."""
+        file, directory = config["policy_file"], Path(config["session_dir"])
         self._line: Final = line
-        self._file: Final = file
-        self._source: Final = source
+        self._file: Final = file and Path(file)
+        self._source: Final = Path(config["source"])
+        self._in_force: dict[str, Any] = config["policy"]
         self._kept: Final = directory / "policy.json"
-        self._loaded: Mark = self._look()
+        self._loaded: Mark = self._look() if config["first"] else None
         self._seen: Mark = self._loaded
         self._broken = False
         self._next = 0.0
@@ -65,7 +67,8 @@ class PolicyFile:
             self._line.tell(Kind.BROKEN, {"origin": str(self._file), "error": str(error)})
             return
         plain: dict[str, Any] = chosen.plain
-        if always or self._broken or plain != read_document(self._kept):
+        if always or self._broken or plain != self._in_force:
+            self._in_force = plain
             write_document(self._kept, plain)
             self._line.tell(Kind.POLICY, {"origin": str(chosen.origin), "policy": plain})
         self._broken = False

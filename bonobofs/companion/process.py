@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from bonobofs.companion.calls import called
+from bonobofs.companion.door import RemoteDoor
+from bonobofs.companion.entrance import Entrance
 from bonobofs.companion.judging import Judging
 from bonobofs.companion.leases import Leases
 from bonobofs.companion.policy import PolicyFile
+from bonobofs.companion.session import CalledSession
 from bonobofs.companion.watching import Watching
 from bonobofs.fuse import system
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.integrity.watch import UnwatchableError
+from bonobofs.request import Agent
 
 _MOST_SECONDS: Final = 3600.0
 
@@ -32,15 +39,54 @@ class Companion:
 
     def __init__(self, line: Line, config: dict[str, Any], watching: Watching | None, leases: Leases) -> None:
         source = Path(config["source"])
-        file = config["policy_file"]
         self._line: Final = line
         self._watching: Final = watching
         self._judging: Final = Judging(line, Path(config["home"]), config["session"], source)
         self._leases: Final = leases
-        self._policy: Final = PolicyFile(line, file and Path(file), source, Path(config["session_dir"]))
+        self._policy: Final = PolicyFile(line, config)
+        agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
+        self._door: Final = RemoteDoor(line, agent, config["policy"], self._end_change)
+        self._session: Final = CalledSession(config, self._door)
+        self._ended: Final[queue.SimpleQueue[dict[str, Any]]] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._entrance = self._open(Path(config["session_dir"]))
 
-    def run(self) -> None:
-        """Serve until the server is gone."""
+    def _open(self, directory: Path) -> Entrance | None:
+        try:
+            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments))
+        except OSError as error:
+            sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
+            sys.stderr.flush()
+            return None
+
+    def close(self) -> None:
+        """Take no more calls."""
+        if self._entrance is not None:
+            self._entrance.close()
+
+    def _end_change(self, document: dict[str, Any]) -> None:
+        """A change of an entrance has ended. From the thread that made it."""
+        self._ended.put(document)
+        with suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+    def _tell_ends(self, now: float) -> None:
+        """Tell the server which changes have ended, but first all that they have changed."""
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        ended = []
+        with suppress(queue.Empty):
+            while True:
+                ended.append(self._ended.get_nowait())
+        if ended and self._watching is not None:
+            self._watching.read_rest(now)
+        for document in ended:
+            self._line.tell(Kind.ENDED, document)
+
+    def run(self, messages: list[tuple[Kind, bytes]]) -> None:
+        """Serve until the server is gone; `messages` it has sent already."""
+        for kind, body in messages:
+            self._act(kind, body, monotonic())
         while True:
             now = monotonic()
             ready = self._wait(now)
@@ -52,6 +98,8 @@ class Companion:
                     return
                 for kind, body in messages:
                     self._act(kind, body, now)
+            if self._wake in ready:
+                self._tell_ends(now)
             if self._watching is not None and self._watching.fileno() in ready:
                 self._watching.read(now)
             if self._watching is not None and self._watching.due(now) <= 0:
@@ -65,6 +113,7 @@ class Companion:
         """The descriptors that can be read, or none when a service is due."""
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         seconds = min(self._judging.due(now), self._policy.due(now), _MOST_SECONDS)
         watching = self._watching
         if watching is not None:
@@ -84,6 +133,12 @@ class Companion:
             self._policy.load()
         elif kind is Kind.BOUND:
             self._leases.bound(json.loads(body)["number"])
+        elif kind is Kind.ANSWER:
+            self._door.answered(body)
+        elif kind is Kind.IN_FORCE:
+            self._door.change_policy(**json.loads(body))
+        elif kind is Kind.CLOSING:
+            self.close()
         elif kind is Kind.SETTLE:
             self._settle(now)
 
@@ -102,11 +157,14 @@ class _Standing:
 
 
 def _stand_apart(config: dict[str, Any]) -> _Standing:
-    """Where the mount covers the source, go where it does not."""
+    """Where the mount covers the source, go where it does not: where the first companion went, or else anywhere."""
     if config["mountpoint"] != config["source"]:
         return _Standing("")
     try:
-        system.unshare_mounts()
+        for descriptor in config["namespaces"]:
+            system.enter_namespace(descriptor)
+        if not config["namespaces"]:
+            system.unshare_mounts()
     except OSError as error:
         return _Standing(
             "",
@@ -116,8 +174,32 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
     return _Standing("", apart=True)
 
 
-def _first(line: Line) -> dict[str, Any]:
-    """The configuration, which is the first that the server says."""
+def _namespaces() -> list[int]:
+    """Those in which this process stands, by descriptors, in the order in which they can be entered."""
+    names = ("mnt",) if os.geteuid() == 0 else ("user", "mnt")
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+
+
+def _go_to_source(config: dict[str, Any], standing: _Standing) -> None:
+    # Apart, the path leads to the source; elsewhere a mount may lie on the way by now.
+    if standing.apart:
+        os.chdir(config["source"])
+    else:
+        os.fchdir(config["root"])
+
+
+def _stand(line: Line, standing: _Standing) -> None:
+    descriptors = _namespaces() if standing.apart else []
+    if descriptors:
+        line.hand_over(Kind.STANDING, asdict(standing), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+    else:
+        line.tell(Kind.STANDING, asdict(standing))
+
+
+def _first(line: Line) -> tuple[dict[str, Any], list[tuple[Kind, bytes]]]:
+    """The configuration, which is the first that the server says, and what it has said since."""
     poll = select.poll()
     poll.register(line.fileno(), select.POLLIN)
     messages: list[tuple[Kind, bytes]] = []
@@ -125,7 +207,7 @@ def _first(line: Line) -> dict[str, Any]:
         poll.poll()
         messages = line.receive()
     config: dict[str, Any] = json.loads(messages[0][1])
-    return config
+    return config, messages[1:]
 
 
 def main() -> int:
@@ -134,7 +216,7 @@ def main() -> int:
     line = Line(socket.socket(fileno=int(sys.argv.pop())), waits=True)
     os.umask(0o077)
     try:
-        config = _first(line)
+        config, more = _first(line)
     except EOFError:
         return 0
     standing = _stand_apart(config)
@@ -142,12 +224,18 @@ def main() -> int:
     leases = Leases(line, config)
     watching: Watching | None = None
     if not standing.refused:
-        os.chdir(config["source"])
         try:
+            _go_to_source(config, standing)
             watching = Watching(line)
         except (UnwatchableError, OSError) as error:
             standing = _Standing(str(error), apart=standing.apart)
-    line.tell(Kind.STANDING, asdict(standing))
-    Companion(line, config, watching, leases).run()
+    if standing.refused:
+        line.tell(Kind.STANDING, asdict(standing))
+        return 0
+    companion = Companion(line, config, watching, leases)
+    os.umask(config["umask"])
+    _stand(line, standing)
+    companion.run(more)
+    companion.close()
     leases.end()
     return 0

@@ -17,6 +17,8 @@ _QUIET: Final = 0.2
 """Seconds without a change after which it is told which files were closed."""
 _LONGEST: Final = 5.0
 """Seconds after which it is told in any case: the server remembers what it did for twice as long."""
+_MOST_READS: Final = 100
+"""Readings in a row after which those who keep changing things are waited for no longer."""
 _MOST_CLOSED: Final = 20_000
 
 
@@ -52,9 +54,9 @@ class Watching:
 
     def read_rest(self, now: float) -> None:
         """Tell the server all that has changed by now."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
-        if self._watcher is not None and poll.poll(0):
+        for _ in range(_MOST_READS):
+            if self._watcher is None or not _is_ready(self._watcher.fileno()):
+                break
             self.read(now)
         self.tell_closed()
 
@@ -100,3 +102,9 @@ class Watching:
             self._line.send(Kind.CHANGED, encode(changes.since, found))
         if len(self._closed) > _MOST_CLOSED:
             self.tell_closed()
+
+
+def _is_ready(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

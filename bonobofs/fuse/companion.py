@@ -17,7 +17,7 @@ from bonobofs.fuse.control import Kind, Line
 SECONDS_TO_STAND: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
 _SECONDS_TO_SETTLE: Final = 1.0
-_ENDED: Final = "the process that watches has ended; mount again, and look at server.log in the session's directory"
+_ENDED: Final = "the process that watches has ended; another is being started"
 
 
 class Standing(NamedTuple):
@@ -34,14 +34,17 @@ class Standing(NamedTuple):
 class Companion:
     """The process, and the line to it."""
 
-    def __init__(self, command: list[str], config: dict[str, Any]) -> None:
-        """Start it by exec: a forked one would keep /dev/fuse, and the server's memory. OSError."""
+    def __init__(self, command: list[str], config: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Start it by exec: a forked one would keep /dev/fuse, and the server's memory. OSError.
+
+        The descriptors have the same numbers there.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._line: Final = Line(ours, waits=False)
         with theirs:
             self._process: Final = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
@@ -77,6 +80,33 @@ class Companion:
             return self._line.receive()
         except (EOFError, ProtocolError, ValueError) as error:
             raise EOFError(_ENDED) from error
+
+    @property
+    def namespaces(self) -> tuple[int, ...]:
+        """The namespaces in which it stands apart, by descriptors; one that comes after it can stand there too."""
+        return tuple(self._line.descriptors)
+
+    def next_heard(self, seconds: float) -> list[tuple[Kind, bytes]]:
+        """What it says next; [] when it says nothing for so long. EOFError."""
+        try:
+            return self._next(time.monotonic() + seconds)
+        except (ProtocolError, ValueError) as error:
+            raise EOFError from error
+
+    def flush(self) -> None:
+        """Say what could not be said at once."""
+        self._line.flush()
+
+    def kill(self) -> int:
+        """Have it end, and give a descriptor that can be read when it has; `bury` comes then."""
+        self._line.socket.close()
+        handle = os.pidfd_open(self._process.pid)
+        self._process.kill()
+        return handle
+
+    def bury(self) -> None:
+        """It has ended: take its process off the system's table."""
+        self._process.wait()
 
     def tell(self, kind: Kind, document: Any = None) -> None:
         """Say something to it; it may be deaf by now."""

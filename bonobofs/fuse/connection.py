@@ -165,7 +165,7 @@ class Connection:
         self._idle: Final = Idle()
         self._served = 0
         self._pipe: Final = Pipe()
-        self._notices: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
+        self._notices: Final[queue.SimpleQueue[bytes | Callable[[], None]]] = queue.SimpleQueue()
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
         self._buffers: Final = [self._buffer]
         self._view: Final = memoryview(self._buffer)
@@ -179,6 +179,7 @@ class Connection:
         self._listener: Final = select.poll()
         self.flags = p.Init(0)
         self._minor = 0
+        self._closed = False
         os.set_blocking(fd, False)
 
     @property
@@ -189,7 +190,7 @@ class Connection:
     @property
     def notices(self) -> Notices:
         """What the kernel can be told through this connection."""
-        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names)
+        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.put)
 
     def listen(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
@@ -315,7 +316,8 @@ class Connection:
     def _hear(self, now: float, hooks: Hooks) -> None:
         for fd, _ in self._listener.poll(0):
             hooks.before(now)
-            self._listened[fd]()
+            if fd in self._listened:  # what comes before may have ended it
+                self._listened[fd]()
             hooks.after()
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
@@ -390,24 +392,36 @@ class Connection:
         for parent_id, name in names:
             self.invalidate_entry(parent_id, name)
 
+    def _then(self, call: Callable[[], None]) -> None:
+        if self._closed:
+            call()
+        else:
+            self._notices.put(call)
+
     def _notify(self) -> None:
+        gone = False
         while True:
             try:
                 notice = self._notices.get(timeout=LOOK)
             except queue.Empty:
                 self._idle.look(self._served)
                 continue
+            if callable(notice):
+                notice()
+                continue
             if not notice:
                 return
+            if gone:
+                continue
             try:
                 os.write(self._fd, notice)
             except OSError as error:
-                if error.errno in _GONE or error.errno == errno.EBADF:
-                    return
+                gone = error.errno in _GONE or error.errno == errno.EBADF
                 # ENOENT: the kernel does not know the node, so there is nothing to forget
 
     def close(self) -> None:
         """End the connection: whoever still stands in the mount gets ENOTCONN."""
+        self._closed = True
         self._notices.put(b"")
         if self._notifier.is_alive():
             self._notifier.join(1.0)

@@ -17,6 +17,7 @@ from bonobofs.errors import ProtocolError
 _HEAD: Final = struct.Struct("=IB")
 _MOST_WAITING: Final = 4 << 20
 _LONGEST: Final = 64 << 20
+_MOST_HANDED: Final = 4
 
 
 class Kind(enum.IntEnum):
@@ -48,6 +49,31 @@ class Kind(enum.IntEnum):
     """To it: {"number"}: every change is bound by that from now on."""
     SETTLE = 11
     """To it: say what is still to be said, and then the same. Nothing follows."""
+    UNKNOWN = 14
+    """From it: {"reason"}, why the leases cannot be read."""
+    IN_FORCE = 15
+    """To it: {"policy", "generation"}, the policy by which the door judges from now on."""
+    CLOSING = 16
+    """To it: take no more calls. Nothing follows."""
+
+    # From it, each with its number as "ask": what an entrance asks of the door. `asked` has the forms.
+    DECIDE = 20
+    """{"question"}; with "in_mount", as the mount itself is answered, which can hold names apart."""
+    ADMIT = 21
+    """{"question", "parts", "caller", "details", "size", "action", "guard"}; allowed, it is under way until ENDED."""
+    ENDED = 22
+    """{"admission", "error", "written", "details"}: the change of that number has been made, or not. It is answered
+    when the mount shows it."""
+    REFUSE = 23
+    """{"denied", "caller", "guard"}."""
+    NOTE = 24
+    """{"question", "caller", "details", "size", "error", "guard"}."""
+    EVENT = 25
+    """{"operation", "details"}: something that happened to the session."""
+    SYNC = 26
+    """Bring the record to the disk."""
+    ANSWER = 27
+    """To it: {"ask"}, and "allowed", "denied", "failed" (the trail) or "error" (the server) with what is to be said."""
 
 
 class Line:
@@ -59,7 +85,9 @@ class Line:
         self._waits: Final = waits
         self._received = bytearray()
         self._waiting = bytearray()
-        # The companion speaks from two threads.
+        self.descriptors: Final[list[int]] = []
+        """What the other end has handed over, to be closed by whoever takes it."""
+        # Both ends speak from several threads.
         self._speaking: Final = threading.Lock()
         end.setblocking(waits)
 
@@ -71,22 +99,32 @@ class Line:
         return self.send(kind, b"" if document is None else json.dumps(document).encode())
 
     def send(self, kind: Kind, body: bytes) -> bool:
-        """Send a message. False: the other end is gone, or takes nothing and too much waits for it already."""
-        if len(self._waiting) > _MOST_WAITING:
-            return False
+        """Send a message. False: the other end is gone, or takes nothing and too many suspects wait for it already."""
         message = _HEAD.pack(len(body), kind) + body
-        if self._waits:
-            try:
-                with self._speaking:
+        with self._speaking:
+            if self._waits:
+                try:
                     self.socket.sendall(message)
-            except OSError:
-                return False
-            return True
-        self._waiting += message
-        return self.flush()
+                except OSError:
+                    return False
+                return True
+            if len(self._waiting) > _MOST_WAITING and kind is Kind.SUSPECTS:
+                return False  # of all else there is no more than the other end has asked for
+            self._waiting += message
+            return self._flush()
+
+    def hand_over(self, kind: Kind, document: Any, descriptors: list[int]) -> None:
+        """Send a message, and descriptors with it. OSError."""
+        body = json.dumps(document).encode()
+        with self._speaking:
+            socket.send_fds(self.socket, [_HEAD.pack(len(body), kind) + body], descriptors)
 
     def flush(self) -> bool:
         """Send what waits, as far as it is taken; False: the other end is gone."""
+        with self._speaking:
+            return self._flush()
+
+    def _flush(self) -> bool:
         try:
             while self._waiting:
                 del self._waiting[: self.socket.send(self._waiting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
@@ -99,11 +137,12 @@ class Line:
     def receive(self) -> list[tuple[Kind, bytes]]:
         """The messages that have arrived whole, one read's worth. EOFError: the other end is gone."""
         try:
-            data = self.socket.recv(1 << 18, socket.MSG_DONTWAIT)
+            data, handed, _, _ = socket.recv_fds(self.socket, 1 << 18, _MOST_HANDED, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except OSError as error:
             raise EOFError from error
+        self.descriptors.extend(handed)
         if not data:
             raise EOFError
         received = self._received

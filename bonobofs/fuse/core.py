@@ -57,6 +57,8 @@ class Notices(NamedTuple):
     """Node ids, and the names of the same nodes: forget those that nobody has open."""
     names: Callable[[], bool]
     """Look every name up again. False: the kernel is too old to be told so."""
+    then: Callable[[Callable[[], None]], None]
+    """Once all that was queued before has been told, this is called, in whatever thread."""
 
 
 class Core:

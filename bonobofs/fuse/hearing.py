@@ -1,9 +1,11 @@
-"""What the server does with what its companion says: changes behind the mount, and new policies."""
+"""What the server does with what its companion says: changes behind the mount, policies, leases, and what is asked."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,17 +13,26 @@ from bonobofs.audit import recovery
 from bonobofs.audit.log import Trail
 from bonobofs.audit.recovery import Difference
 from bonobofs.errors import PolicyError, TrailError
-from bonobofs.fuse.companion import Companion
+from bonobofs.fuse.admissions import Admissions
+from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.control import Kind
-from bonobofs.fuse.core import SHORT
+from bonobofs.fuse.core import LONG, SHORT
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
+from bonobofs.state.home import GUARD_SOCKET
 from bonobofs.state.sessions import WATCHING, Live, PolicyMark, write_live
 
 _NOBODY: Final = "no process watches it"
+_GIVEN_UP: Final = (
+    "the process that watches keeps ending and is not started again; look at server.log in the session's directory, "
+    "and mount again"
+)
+_NOBODY_FOLLOWS: Final = "the process that follows them has ended"
+_SECONDS_TO_FINISH: Final = 1.0
+_UNTOLD: Final = "the process that follows them does not say"
 
 
 class Hearing:
@@ -32,6 +43,7 @@ class Hearing:
         companion: Companion | None,
         watch: str,
         operations: Operations,
+        admissions: Admissions,
         guard: Guard,
         config: dict[str, Any],
         diagnostics: Diagnostics,
@@ -39,6 +51,14 @@ class Hearing:
         """`watch` is why the source is not watched; "" where it is."""
         self._companion = companion
         self._watch = watch
+        self._admissions: Final = admissions
+        self._plain: dict[str, Any] = config["policy"]
+        self._unknown = ""
+        """Why the leases cannot be known, as the companion has it."""
+        self._told_leases: str | None = None
+        self._is_restarted: bool = config.get("companion") is not None
+        """Where there is no companion, another is about to be started."""
+        self._reload_asked = False
         self._operations: Final = operations
         self._noticing: Final = operations.noticing
         self._guard: Final = guard
@@ -62,15 +82,41 @@ class Hearing:
         try:
             messages = self._companion.heard()
         except EOFError as error:
-            self._companion.end()
             self._companion = None
-            self._watch_no_more(str(error))
+            self._lose(str(error))
             return False
         self._take(messages)
         return True
 
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The policy in force, as plain data."""
+        return self._plain
+
+    def give_up(self, deaths: int) -> None:
+        """There will be no companion any more. TrailError: that is not entered."""
+        self._is_restarted = False
+        self._end_watch(_GIVEN_UP)
+        reason = "The process beside the mount keeps ending; it is not started again."
+        self._trail.alert(reason, operation="companion", details={"deaths": deaths})
+
+    def buried(self) -> None:
+        """The companion is dead, and nothing that it did goes on."""
+        self._admissions.abandon()
+
+    def begin(self, companion: Companion) -> None:
+        """Listen to another one. It will say how it stands."""
+        self._companion = companion
+        if self._reload_asked:
+            self._reload_asked = False
+            companion.tell(Kind.RELOAD)
+
     def tidy(self) -> bool:
         """Do what waits; True: there is more of it."""
+        if self._companion is not None:
+            self._companion.flush()
+        if self._leases() != self._told_leases:
+            self._keep()
         self._noticing.go_on()
         self._give_suspects()
         self._enter()
@@ -80,28 +126,57 @@ class Hearing:
         """Have the policy loaded anew, changed or not."""
         if self._companion is not None:
             self._companion.tell(Kind.RELOAD)
+        elif self._is_restarted:
+            self._reload_asked = True
         else:
             self._refuse_policy(self._origin, f"{_NOBODY}: mount again to change the policy")
 
     def end(self) -> None:
         """Take in the last that the companion has to say, and let it go."""
+        try:
+            self._end()
+        finally:
+            (self._directory / GUARD_SOCKET).unlink(missing_ok=True)
+
+    def _end(self) -> None:
         if self._companion is None:
+            self._admissions.abandon()
             return
+        self._finish()
         # First what has changed, then what it makes of that.
         for _ in range(2):
             self._take(self._companion.settle())
         self._companion.end()
         self._companion = None
+        self._admissions.abandon()
+
+    def _finish(self) -> None:
+        """Let the companion end what it is in the middle of, for as long as may be."""
+        companion = self._companion
+        assert companion is not None
+        companion.tell(Kind.CLOSING)
+        deadline = time.monotonic() + _SECONDS_TO_FINISH
+        with contextlib.suppress(EOFError):
+            while self._admissions and (left := deadline - time.monotonic()) > 0:
+                self._take(companion.next_heard(left))
 
     def _take(self, messages: list[tuple[Kind, bytes]]) -> None:
         for kind, body in messages:
             try:
-                self._act(kind, body)
+                if not self._is_of_the_door(kind, body):
+                    self._act(kind, body)
             except TrailError as error:
                 self._diagnostics.say(str(error))
             except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
                 self._diagnostics.failed(f"what the companion said ({kind.name})", error)
         self._give_suspects()
+
+    def _is_of_the_door(self, kind: Kind, body: bytes) -> bool:
+        if kind is Kind.ADMIT or kind is Kind.ENDED:
+            self._give_suspects()  # by what is under way at this moment
+        companion = self._companion
+        # What it is answered later goes to this one, and not to one that comes after it.
+        return companion is not None and self._admissions.act(kind, body, companion.tell)
 
     def _act(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.CHANGED:
@@ -121,12 +196,17 @@ class Hearing:
             self._refuse_policy(**json.loads(body))
         elif kind is Kind.LEASES:
             self._follow(**json.loads(body))
+        elif kind is Kind.UNKNOWN:
+            self._unknown = json.loads(body)["reason"]
+        elif kind is Kind.STANDING:
+            self._stand(Standing(**json.loads(body)))
 
     def _give_suspects(self) -> None:
         companion = self._companion
         if companion is not None:
             self._noticing.give_suspects(
-                lambda found: companion.tell(Kind.SUSPECTS, [[*one, self._is_protected(one[0])] for one in found])
+                lambda found: companion.tell(Kind.SUSPECTS, [[*one, self._is_protected(one[0])] for one in found]),
+                self._admissions.touches,
             )
 
     def _enter(self) -> None:
@@ -143,15 +223,34 @@ class Hearing:
     def _is_protected(self, path: str) -> bool:
         return bool(self._guard.policy.protect.find(path.split("/")))
 
+    def _lose(self, reason: str) -> None:
+        self._end_watch(reason)
+        try:
+            self._trail.alert("The process beside the mount has ended.", operation="companion")
+        except TrailError as error:
+            self._diagnostics.say(str(error))
+
     def _watch_no_more(self, reason: str) -> None:
-        if self._watch:
-            return
+        self._end_watch(reason)
+        self._trail.alert("The source is not watched any more.", operation="watch", details={"reason": reason})
+
+    def _end_watch(self, reason: str) -> None:
+        if self._noticing.watched:
+            self._noticing.watched = False
+            self._operations.believe(SHORT)
+            self._noticing.lost()
         self._watch = reason
-        self._noticing.watched = False
-        self._operations.believe(SHORT)
+        self._keep()
+
+    def _stand(self, standing: Standing) -> None:
+        """Another companion stands: everything is looked at anew."""
+        self._watch = standing.watch or standing.refused
+        self._noticing.watched = not self._watch
+        self._operations.believe(SHORT if self._watch else LONG)
+        # What changed while nobody watched is among what the kernel knows, or it is looked up from now on.
         self._noticing.lost()
         self._keep()
-        self._trail.alert("The source is not watched any more.", operation="watch", details={"reason": reason})
+        self._trail.event("companion", {"watch": self._watch or WATCHING})
 
     def _change_policy(self, origin: str, policy: dict[str, Any]) -> None:
         try:
@@ -161,6 +260,9 @@ class Hearing:
             return
         self._guard.change_policy(compiled)
         gc.collect()  # the old one's automaton is made of cycles, and nobody else collects them here
+        self._plain = policy
+        if self._companion is not None:
+            self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})
         self._origin = origin
         self._policy_error = None
         self._keep()
@@ -170,8 +272,9 @@ class Hearing:
     def _follow(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
         # Between two requests: nothing is under way that was admitted before.
         self._guard.follow(until, None if leases is None else compile_leases(leases))
+        self._unknown = ""
         if self._companion is not None:
-            self._companion.tell(Kind.BOUND, {"number": number})
+            self._admissions.bind(number, self._companion.tell)
 
     def _refuse_policy(self, origin: str, error: str) -> None:
         self._policy_error = error
@@ -179,10 +282,18 @@ class Hearing:
         reason = "The policy could not be loaded; the last good one stays in force."
         self._trail.alert(reason, operation="policy", details={"origin": origin, "error": error})
 
+    def _leases(self) -> str | None:
+        """Why it is not known what is leased; None where it is."""
+        leases = self._guard.policy.leases
+        if leases is None or (leases.known and not self._guard.is_forgetting()):
+            return None
+        return self._unknown or (_UNTOLD if self._companion is not None else _NOBODY_FOLLOWS)
+
     def _keep(self) -> None:
         policy = self._guard.policy
         mark = PolicyMark(self._origin, policy.digest, policy.generation)
+        self._told_leases = self._leases()
         try:
-            write_live(self._directory, Live(self._watch or WATCHING, mark, self._policy_error))
+            write_live(self._directory, Live(self._watch or WATCHING, mark, self._policy_error, self._told_leases))
         except OSError as error:
             self._diagnostics.say(f"live.json cannot be written: {error}")

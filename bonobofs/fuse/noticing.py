@@ -205,6 +205,29 @@ class Noticing:
         self._remember(node, st)
         self._suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
 
+    def look(self, path: str) -> None:
+        """The session's own companion has changed what this name leads to: the kernel is to look again."""
+        above, _, name = os.fsencode(path).rpartition(b"/")
+        try:
+            ino = self._backing.stat_below(above or b".").st_ino
+        except OSError:
+            return
+        directory = self._inodes.find(ino)
+        st = self._look(None, above, name)
+        there = st.st_ino if st is not None else 0
+        self.lately.note(ino, name, there)
+        node = self._inodes.find(there) if st is not None else None
+        if directory is not None:
+            # A name that leads where it led is let be: whoever stands in that directory would stand nowhere.
+            if node is None or node.parent is not directory or node.name != name:
+                self._notices.entry(directory.id, name)
+            self._notices.inode(directory.id, 0, 0)
+            directory.told = UNTOLD
+        if st is not None:
+            if node is not None:
+                self._notices.inode(node.id, 0, 0)
+            self._remember(node, st)
+
     def _remember(self, node: Node | None, st: os.stat_result) -> None:
         if node is not None:
             node.told = told_by(st)
@@ -293,8 +316,10 @@ class Noticing:
             kinds = known.kinds | (kinds & ~BEGAN)
         self._suspects[path] = Suspect(path, kinds, size)
 
-    def give_suspects(self, give: Callable[[list[Suspect]], object]) -> None:
-        """Give on what was found since the last time."""
+    def give_suspects(self, give: Callable[[list[Suspect]], object], is_own: Callable[[str], bool]) -> None:
+        """Give on what was found since the last time; `is_own` says of a path that the session itself changes it."""
         if self._suspects:
-            give(list(self._suspects.values()))
+            found = [one for one in self._suspects.values() if not is_own(one.path)]
             self._suspects.clear()
+            if found:
+                give(found)

@@ -507,6 +507,7 @@ class Portable:
             lambda _directory, _name: None,
             lambda _nodes, _names: self._callbacks.paths.give_up(),
             lambda: True,
+            lambda call: call(),
         )
 
     def listen(self, fd: int, callback: Callable[[], None]) -> None:

@@ -28,7 +28,9 @@ from bonobofs.decision import Apart
 from bonobofs.errors import BonobofsError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
+from bonobofs.fuse.admissions import Admissions
 from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.beside import Beside, accompany
 from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
@@ -84,7 +86,7 @@ class Server:
         self._more = False
         self._tidied = 0.0
         self._trail_fails = False
-        companion, standing = _accompany(config)
+        companion, standing = accompany(config, self._root)
         virtual = Virtual(
             {
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
@@ -114,11 +116,15 @@ class Server:
         )
         self._operations.turns = _turns(Path(config["home"]))
         self._watched: Final = not standing.watch
-        self._ear = -1 if companion is None else companion.fileno()
-        self._hearing: Final = Hearing(
-            companion, standing.watch, self._operations, self._guard, config, self._diagnostics
-        )
+        self._hearing, self._beside = self._attend(companion, standing)
         self._synced = threading.Event()
+
+    def _attend(self, companion: Companion | None, standing: Standing) -> tuple[Hearing, Beside]:
+        config, diagnostics, noticing = self._config, self._diagnostics, self._operations.noticing
+        admissions = Admissions(self._guard, noticing, self._transport.notices, self._root, config["session"])
+        hearing = Hearing(companion, standing.watch, self._operations, admissions, self._guard, config, diagnostics)
+        beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)
+        return hearing, beside
 
     def _apart(self, inodes: Inodes, limit: int) -> tuple[Held, Scratch]:
         """What will be held, and the scratch layer. `limit` is how many descriptors may be open."""
@@ -143,8 +149,7 @@ class Server:
         """Serve until the mount ends, then settle and close the trail."""
         self._install_signals()
         self._transport.handshake(watched=self._watched)
-        if self._ear >= 0:
-            self._transport.listen(self._ear, self._heard)
+        self._beside.listen()
         # Also where nobody can be heard: then nothing is ever known of leases.
         self._guard.follow(0.0)
         self._begin_trail()
@@ -195,14 +200,16 @@ class Server:
 
     def _catch_up(self, seconds: float) -> None:
         """Hear what the companion says of the leases: before a change is refused, it may only be late."""
-        poll = select.poll()
-        if self._ear >= 0:
-            poll.register(self._ear, select.POLLIN)
         deadline = time.monotonic() + seconds
-        self._heard()
-        while self._guard.is_forgetting() and self._ear >= 0 and (left := deadline - time.monotonic()) > 0:
+        self._beside.heard()
+        while self._guard.is_forgetting() and (left := deadline - time.monotonic()) > 0:
+            ear = self._beside.fileno()
+            if ear < 0:
+                break
+            poll = select.poll()
+            poll.register(ear, select.POLLIN)
             if poll.poll(left * 1000):
-                self._heard()
+                self._beside.heard()
         self._guard.forget_in_time()
 
     def _after(self) -> None:
@@ -212,14 +219,6 @@ class Server:
             self._operations.relieve()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
-
-    def _heard(self) -> None:
-        try:
-            if not self._hearing.heard() and self._ear >= 0:
-                self._transport.deafen(self._ear)
-                self._ear = -1
-        except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
-            self._diagnostics.failed("what the companion said", error)
 
     def _tidy(self, now: float) -> float | None:
         if self._ending and now >= self._ending:
@@ -250,6 +249,7 @@ class Server:
         if self._reload_asked:
             self._reload_asked = False
             self._hearing.reload()
+        self._beside.tidy(now)
         self._more = self._hearing.tidy()
         self._operations.quiet()
 
@@ -298,25 +298,6 @@ class Server:
 
     def _failed(self, opcode: int, error: Exception) -> None:
         self._diagnostics.failed(p.Opcode(opcode).name, error)
-
-
-def _accompany(config: dict[str, Any]) -> tuple[Companion | None, Standing]:
-    """Start the companion and wait until it stands. MountError: without it, this mount must not be."""
-    command = config.get("companion")
-    if command is None:
-        return None, Standing("it was mounted without the process that watches")
-    told = ("source", "mountpoint", "home", "session", "session_dir", "policy_file", "database", "holder")
-    companion: Companion | None = None
-    try:
-        companion = Companion(command, {name: config[name] for name in told})
-        standing = companion.wait()
-    except OSError as error:
-        standing = Standing(f"the process that watches cannot be started: {error.strerror}")
-    if standing.refused:
-        raise MountError(standing.refused)
-    if config["source"] == config["mountpoint"] and not standing.apart:
-        raise MountError(f"mounting over the source itself needs a process beside the mount, but {standing.watch}")
-    return companion, standing
 
 
 def _turns(home: Path) -> Turns | None:

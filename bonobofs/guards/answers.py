@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from bonobofs.audit.log import AuditLog
+from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Allowed, Code, Decision, Denied
 from bonobofs.guard import Caller, Door
 from bonobofs.request import Agent, Operation, WorkspacePath
@@ -36,6 +36,13 @@ class _Recorded(Protocol):
     def source(self) -> str: ...
 
 
+class Log(Protocol):
+    """What a guard's caller reads of the session's record."""
+
+    def recent(self, limit: int = 50) -> list[AuditEntry]: ...
+    def filter_by_agent(self, agent: str) -> list[AuditEntry]: ...
+
+
 class GuardedSession(Protocol):
     """What a guard needs of a session; `bonobofs.session.open_session` gives one."""
 
@@ -44,7 +51,11 @@ class GuardedSession(Protocol):
     @property
     def guard(self) -> Door: ...
     @property
-    def log(self) -> AuditLog: ...
+    def log(self) -> Log: ...
+    @property
+    def place(self) -> str:
+        """Where the source is opened: its path, or another way to it where that leads elsewhere by now."""
+
     @property
     def turn(self) -> AbstractContextManager[object]:
         """Held for each change, from its intent to its outcome; left, all of it is in the record."""

@@ -63,11 +63,11 @@ def _moved(path: str) -> OSError:
 class Workspace:
     """A directory by its descriptor, which is closed with the last reference to this, if not before."""
 
-    def __init__(self, root: Path) -> None:
-        """Open the directory; `root` is absolute and without symlinks."""
+    def __init__(self, root: Path, place: str = "") -> None:
+        """Open the directory; `root` is absolute and without symlinks. `place` is where it lies, if not there."""
         self.root: Final = root
         self._boundary: Final = boundary_of(str(root))
-        self.descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.descriptor = os.open(place or root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._close: Final = weakref.finalize(self, os.close, self.descriptor)
 
     def close(self) -> None:

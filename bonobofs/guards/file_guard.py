@@ -73,7 +73,7 @@ class FileGuard:
         self._plain: Final = Facts(tool=tool)
         self.audit: Final = session.log
         self._guard: Final[Door] = session.guard
-        self._workspace: Final = Workspace(Path(session.session.source))
+        self._workspace: Final = Workspace(Path(session.session.source), session.place)
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
         # session's, so that whoever holds it knows that no change is under way.
         self._turn: Final = session.turn
@@ -97,7 +97,7 @@ class FileGuard:
         `operation` is a word of `Operation`, such as write_file or delete_file; UsageError for another. A denial is
         entered in the record, as that of the change would be. Nothing is changed.
         """
-        asked = _operation(operation)
+        asked = operation_of(operation)
         caller = Caller("validate_path")
         with self._turn:
             named = self._workspace.named(path)
@@ -249,7 +249,8 @@ class FileGuard:
         return told(decisions[0])
 
 
-def _operation(word: str) -> Operation:
+def operation_of(word: str) -> Operation:
+    """The operation that a word names. UsageError."""
     try:
         return Operation(word)
     except ValueError:

@@ -30,6 +30,7 @@ __all__ = [
     "decide_in_source",
     "describe",
     "digest",
+    "in_source",
 ]
 
 EXECUTABLE_HEADS: Final = (
@@ -164,7 +165,11 @@ def _lacks(policy: Policy, agent: Agent, operation: Operation) -> Refusal | None
 
 def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
     """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
-    decision = decide(policy, agent, request, facts)
+    return in_source(decide(policy, agent, request, facts), request)
+
+
+def in_source(decision: Decision, request: Request) -> Decision:
+    """What a decision on this request comes to for who can hold nothing apart."""
     if isinstance(decision, Denied) or decision.apart is Apart.NO:
         return decision
     reason, instead = words.ONLY_IN_A_MOUNT[decision.apart]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bonobofs.session.asking import ask
 from bonobofs.session.ending import Ended, stop
-from bonobofs.session.listing import State, Status, around, live_at, settle, statuses
+from bonobofs.session.listing import State, Status, around, live_at, mounted_around, settle, statuses
 from bonobofs.session.mail import ask_witnesses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
@@ -46,6 +46,7 @@ __all__ = [
     "identity_of",
     "in_force",
     "live_at",
+    "mounted_around",
     "open_index",
     "open_session",
     "prepare_foreground",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import Apart, Code, as_document
-from bonobofs.errors import UsageError
+from bonobofs.decision import Apart, Code, Decision, as_document
+from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.session.leasing import known
-from bonobofs.session.listing import around, lies_in, statuses
+from bonobofs.session.listing import around, lies_in, mounted_around, statuses
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
+from bonobofs.state.calling import call
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
 
@@ -41,12 +44,14 @@ _MADE: Final = {
 _PLAIN_FILE: Final = 0o644
 
 
+Decide = Callable[[Request, Facts], Decision]
+
+
 class _Place(NamedTuple):
-    """A workspace, and under what it stands."""
+    """A workspace, and who decides about it."""
 
     root: Path
-    policy: Policy
-    role: str
+    decide: Decide
     mounted: bool
 
 
@@ -71,15 +76,44 @@ def ask(
     foreign = _foreign_mount(home, named)
     if foreign is not None:
         return _ask_the_mount(named, foreign, plain=operation is None and size is None and role is None)
+    if role is None and ".." not in path.split("/"):
+        answer = _ask_the_session(home, base, named, (os.path.join(base, path), operation, size))
+        if answer is not None:
+            return answer
     place = _place(home, named, base if workspace is not None else None, role)
+    return _ask(place, base, path, operation, size)
+
+
+def ask_in(root: Path, path: str, operation: Operation | None, size: int | None, decide: Decide) -> dict[str, Any]:
+    """The decision on a change of `path`, from the root of the mount or absolute, as `decide` has it."""
+    return _ask(_Place(root, decide, mounted=True), root, path, operation, size)
+
+
+def _ask_the_session(
+    home: Path, base: Path, named: Path, asked: tuple[str, Operation | None, int | None]
+) -> dict[str, Any] | None:
+    """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
+    session = mounted_around(home, named)
+    if session is None or not lies_in(base, session.mountpoint) or session.mountpoint == session.source:
+        return None
+    path, operation, size = asked
+    try:
+        answer: dict[str, Any] = call(
+            session_directory(home, session.session), "why", path=path, operation=operation, size=size
+        )
+    except (BonobofsError, OSError):
+        return None  # what is known of it here has to do
+    return answer
+
+
+def _ask(place: _Place, base: Path, path: str, operation: Operation | None, size: int | None) -> dict[str, Any]:
     relative, found = _locate(place.root, base, path, operation)
     chosen = operation or _usual(path, found)
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
     kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
     facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
     facts = facts._replace(in_source=_in_source(place, relative, found))
-    request = Request(chosen, WorkspacePath(relative), kind)
-    decision = decide(place.policy, Agent("", "", place.role), request, facts)
+    decision = place.decide(Request(chosen, WorkspacePath(relative), kind), facts)
     return as_document(decision, relative, chosen)
 
 
@@ -87,9 +121,15 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
     session, root, mounted = _session_of(home, workspace or named)
     if session is not None:
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
-        return _Place(workspace or root, policy.bound_by(known(home, session)), role or session.role, mounted)
+        bound = policy.bound_by(known(home, session))
+        return _Place(workspace or root, _by(bound, role or session.role), mounted)
     chosen = choose_policy(home, None)
-    return _Place(workspace or Path.cwd(), chosen.compiled, role or chosen.document.default_role, mounted=False)
+    by = _by(chosen.compiled, role or chosen.document.default_role)
+    return _Place(workspace or Path.cwd(), by, mounted=False)
+
+
+def _by(policy: Policy, role: str) -> Decide:
+    return partial(decide, policy, Agent("", "", role))
 
 
 def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
 from bonobofs.policy.choragen import Lock
@@ -15,10 +15,24 @@ from bonobofs.session.setup import default_agent
 from bonobofs.state import leases, registry
 from bonobofs.state.database import Database
 from bonobofs.state.following import plain
-from bonobofs.state.leases import Granted, Holder, Lease, Wanted
+from bonobofs.state.leases import DAY, Granted, Holder, Lease, Wanted
 from bonobofs.state.presence import Present
 from bonobofs.state.registry import check_label
 from bonobofs.state.sessions import Session, lives, load_all
+
+__all__ = [
+    "DAY",
+    "Holder",
+    "Terms",
+    "Whose",
+    "acquire",
+    "as_document",
+    "extend",
+    "import_locks",
+    "known",
+    "list_leases",
+    "release",
+]
 
 Told = Callable[[list[Present]], None]
 
@@ -34,12 +48,12 @@ class Terms(NamedTuple):
     """On what terms a lease is asked for."""
 
     shared: bool = False
-    seconds: float = leases.DAY
+    seconds: float = DAY
     reason: str = ""
     workspace: Path | None = None
 
 
-def acquire(home: Path, whose: Whose, patterns: list[str], terms: Terms, told: Told | None = None) -> Lease:
+def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms, told: Told | None = None) -> Lease:
     """Acquire a lease and return when it binds every live session; an agent that is new is registered.
 
     `told` is called with the sessions that are waited for. UsageError, ForbiddenError, StateError; where it is
@@ -51,9 +65,10 @@ def acquire(home: Path, whose: Whose, patterns: list[str], terms: Terms, told: T
         except PolicyError as error:
             raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
     with Database.open(home) as database:
-        made = registry.register(database, _label(whose))
+        if not isinstance(whose, Holder):
+            registry.register(database, _label(whose))
         workspace = None if terms.workspace is None else _source(home, terms.workspace)
-        holder = Holder(made.label, made.id, _chain(whose))
+        holder = _holder(database, whose)
         wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
         granted = leases.acquire(database, wanted, patterns_meet)
         _wait(database, granted, told)
@@ -99,12 +114,12 @@ def _source(home: Path, named: Path) -> str:
     return str(named)
 
 
-def extend(home: Path, whose: Whose, lease: str | None, seconds: float) -> Lease:
+def extend(home: Path, whose: Whose | Holder, lease: str | None, seconds: float) -> Lease:
     """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own."""
     return _change(home, whose, lease, lambda database, one, by: leases.extend(database, one, seconds, by=by))
 
 
-def release(home: Path, whose: Whose, lease: str | None) -> Lease:
+def release(home: Path, whose: Whose | Holder, lease: str | None) -> Lease:
     """End a lease: the one that is named, by the operator, else the holder's own."""
     return _change(home, whose, lease, lambda database, one, by: leases.release(database, one, by=by))
 
@@ -144,7 +159,7 @@ def import_locks(home: Path, locks: list[Lock]) -> tuple[list[Lease], list[str]]
 
 
 def _change(
-    home: Path, whose: Whose, lease: str | None, change: Callable[[Database, str, Holder | None], Granted]
+    home: Path, whose: Whose | Holder, lease: str | None, change: Callable[[Database, str, Holder | None], Granted]
 ) -> Lease:
     with Database.open(home) as database:
         if lease is not None:
@@ -157,7 +172,27 @@ def _change(
         return change(database, own[0].id, holder).lease
 
 
-def _holder(database: Database, whose: Whose) -> Holder:
+def as_document(one: Lease) -> dict[str, Any]:
+    """A lease for JSON."""
+    return {
+        "id": one.id,
+        "holder": one.holder.key,
+        "agent": one.holder.agent,
+        "agent_id": one.holder.agent_id,
+        "chain": one.holder.chain,
+        "patterns": list(one.patterns),
+        "shared": one.shared,
+        "workspace": one.workspace,
+        "reason": one.reason,
+        "origin": one.origin,
+        "acquired": one.acquired.isoformat(),
+        "until": one.until.isoformat(),
+    }
+
+
+def _holder(database: Database, whose: Whose | Holder) -> Holder:
+    if isinstance(whose, Holder):
+        return whose
     label = _label(whose)
     return Holder(label, registry.identity_of(database, label), _chain(whose))
 

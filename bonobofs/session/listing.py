@@ -45,6 +45,8 @@ class Status(NamedTuple):
     """`watching`, or why changes behind the mount are looked for once a second only; None where it is not served."""
     policy_error: str | None = None
     """Why the policy file that is there now is not in force."""
+    leases: str | None = None
+    """Why it is not known what is leased, so that every change is refused."""
 
 
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:
@@ -68,7 +70,7 @@ def _status(home: Path, session: Session, state: State) -> Status:
     session = dataclasses.replace(session, policy=live.policy)
     if state is not State.SERVING:
         return Status(session, state)
-    return Status(session, state, live.watch, live.policy_error)
+    return Status(session, state, live.watch, live.policy_error, live.leases)
 
 
 def around(home: Path, path: Path) -> Status | None:
@@ -79,6 +81,12 @@ def around(home: Path, path: Path) -> Status | None:
             if lies_in(path, getattr(one.session, place)):
                 return one
     return None
+
+
+def mounted_around(home: Path, path: Path) -> Session | None:
+    """The serving session in whose mount a path lies; what is called there is called as its agent."""
+    one = around(home, path)
+    return one.session if one is not None and lies_in(path, one.session.mountpoint) else None
 
 
 def lies_in(path: Path, directory: str | None) -> bool:

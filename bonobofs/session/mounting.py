@@ -137,9 +137,17 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "head": str(head_path(home, session.session)),
         "out_of_band": differences,
         "strays": strays.left_in(home, source),
+        "umask": _umask(),
         "ready_fd": None,
     }
     return drawn, config, earlier, notes
+
+
+def _umask() -> int:
+    """Of whoever mounts, for the files that the session's tools make."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:

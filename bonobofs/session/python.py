@@ -37,6 +37,11 @@ class OpenSession(NamedTuple):
     turn: Turn
     """Held by whoever makes a change, from its intent to its outcome."""
 
+    @property
+    def place(self) -> str:
+        """Where the source lies."""
+        return self.session.source
+
 
 @contextlib.contextmanager
 def open_session(

@@ -60,6 +60,8 @@ class Live:
     """The policy in force."""
     policy_error: str | None
     """Why the policy file that is there now is not in force; null where it is."""
+    leases: str | None = None
+    """Why it is not known what is leased, so that every change is refused; null where it is."""
 
 
 WATCHING = "watching"

@@ -223,6 +223,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "policy_file": str(policy),
         "holder": f"agent:{made.agent_id}",
         "database": {},
+        "umask": 0o022,
         "companion": launch.beside(str(source), str(mountpoint)),
         "transport": "kernel",
         "allow_other": False,

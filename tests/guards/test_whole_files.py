@@ -117,7 +117,7 @@ def test_a_reader_keeps_the_file_that_it_opened(alice: Guarded) -> None:
 def test_a_file_that_its_user_may_not_write_is_not_replaced(ordinary_user: OrdinaryUser) -> None:
     """A rename asks for the directory alone; the mode of the file counts all the same."""
     said = ordinary_user.run(
-        ordinary_user._python,
+        ordinary_user.python,
         "-c",
         """
 import os
@@ -156,6 +156,7 @@ class _Session(NamedTuple):
     guard: Guard
     log: AuditLog
     turn: threading.Lock
+    place: str
 
 
 @pytest.fixture
@@ -166,7 +167,9 @@ def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     trail = Trail.create(tmp_path / "own.jsonl", tmp_path / "own.head", Identity("own", alice.label, alice.id))
     policy = compile_policy(parse('default = "allow"', "test").model_dump(mode="json"))
     with FileGuard(
-        _Session(_Source(str(world.path)), Guard(policy, alice, trail), AuditLog(trail), threading.Lock())
+        _Session(
+            _Source(str(world.path)), Guard(policy, alice, trail), AuditLog(trail), threading.Lock(), str(world.path)
+        )
     ) as files:
         yield files
     trail.close()

@@ -12,8 +12,8 @@ import pytest
 
 from bonobofs import session
 from tests.fuse.conftest import Traffic
-from tests.watch.looking import companion_of, out_of_band, recorded, status, stopped, text, until
-from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, bonobofs
+from tests.watch.looking import companion_of, out_of_band, status, stopped, text, until
+from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser
 
 LIMITS: Final = Path("/proc/sys/fs/inotify")
 
@@ -56,47 +56,6 @@ def test_after_lost_changes_everything_is_looked_at_again(source: Path, mounted:
     (source / "e/f/new").write_text("made in a directory that was not watched before")
     until((world.path / "e/f/new").exists, "what is new is watched")
     assert status(world).watch == session.WATCHING
-
-
-def test_a_companion_that_dies_is_not_missed(source: Path, mounted: Mounted) -> None:
-    """The mount shows changes a second late, enters an alert, and `status` and `doctor` say so.
-
-    What is leased is not known any more then, so that changes are refused.
-    """
-    for name in ("file", "other"):
-        (source / name).write_text("as it was")
-    world = mounted(policy=ALLOW_ALL)
-    assert (world.path / "file").read_text() == "as it was"
-    assert not (world.path / "new").exists()
-    assert status(world).watch == session.WATCHING
-    os.kill(companion_of(world.pid), signal.SIGKILL)
-    until(lambda: recorded(world, "watch", "alert"), "there is an alert")
-    (source / "file").write_text("changed")
-    (source / "new").write_text("new")
-    until(lambda: text(world.path / "file") == "changed", "the change shows")
-    until(lambda: text(world.path / "new") == "new", "the new file shows")
-    for turn in range(3):
-        (source / "file").write_text(f"turn {turn}")
-        until(lambda wanted=f"turn {turn}": text(world.path / "file") == wanted, "it shows again")  # type: ignore[misc]
-    until(lambda: not _writes(world.path / "own"), "changes are refused")
-    (alert,) = recorded(world, "watch", "alert")
-    assert alert.reason == "The source is not watched any more."
-    (one,) = json.loads(bonobofs("status", "--json").stdout)
-    assert one["watch"] == alert.details["reason"]
-    assert str(world.path) in one["note"]
-    assert "not watched" in bonobofs("status").stdout
-    checks = json.loads(bonobofs("doctor", "--json").stdout)["checks"]
-    assert [check["found"] for check in checks if check["name"] == "watching"] == [
-        f"{world.path}: its source is not watched"
-    ]
-
-
-def _writes(path: Path) -> bool:
-    try:
-        path.write_text("still allowed")
-    except PermissionError:
-        return False
-    return True
 
 
 def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:

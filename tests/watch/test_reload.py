@@ -167,9 +167,9 @@ def test_a_signal_loads_it_anew(world: World) -> None:
     (world.path / "docs/plan.md").write_text("served on")
     assert text(world.source / "docs/plan.md") == "served on"
     os.kill(companion_of(world.pid), signal.SIGKILL)
-    until(lambda: recorded(world, "watch", "alert"), "the companion is missed", SOON)
+    until(lambda: recorded(world, "companion", "alert"), "the companion is missed", SOON)
     os.kill(world.pid, signal.SIGHUP)
-    until(lambda: recorded(world, "policy", "alert"), "that nobody can load it is told", SOON)
+    until(lambda: status(world).session.policy.generation == 3, "the one that is started anew loads it", SOON)
     assert world.is_alive
 
 

@@ -67,7 +67,7 @@ class OrdinaryUser:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT}:{packages}",
         }
-        self._python = self._find_python()
+        self.python = self._find_python()
 
     def run(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program as this user, in its directory."""
@@ -84,7 +84,7 @@ class OrdinaryUser:
         )
 
     def bonobofs(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return self.run(self._python, "-m", "bonobofs", *arguments, env=env)
+        return self.run(self.python, "-m", "bonobofs", *arguments, env=env)
 
     def _find_python(self) -> str:
         """The interpreter of the tests may lie where only root may look."""

@@ -1,0 +1,180 @@
+"""What can be called through the guard socket, by name. Whoever calls acts as the session's agent.
+
+A call takes the session and its arguments and gives what can be written as JSON. Refused, BonobofsError and OSError are
+told to the caller; UsageError is for arguments that cannot be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, TypeVar
+
+from bonobofs.companion.session import CalledSession
+from bonobofs.errors import UsageError
+from bonobofs.guard import Caller
+from bonobofs.guards.answers import claiming, is_of_the_session, not_the_agent
+from bonobofs.guards.file_guard import operation_of
+from bonobofs.policy.engine import callable_words
+from bonobofs.request import Operation, WorkspacePath
+
+Arguments = dict[str, Any]
+Call = Callable[[CalledSession, Arguments], Any]
+
+_T = TypeVar("_T")
+_MOST_TOLD: Final = 200
+_OF_A_LEASE: Final = ("patterns", "shared", "workspace", "until", "reason")
+
+
+def called(session: CalledSession, name: str, arguments: Arguments) -> Any:
+    """What the call of that name gives; a call that names another agent is refused, with an alert."""
+    call = CALLS.get(name)
+    if call is None:
+        raise UsageError(f"there is no call {name!r}; there are {', '.join(CALLS)}")
+    claimed = arguments.pop("agent", None)
+    if claimed is not None and not is_of_the_session(claimed, session.guard.agent):
+        word, path = name.rpartition(".")[2], arguments.get("path")
+        operation = Operation(word) if word in list(Operation) else Operation.CALL
+        denied = not_the_agent(WorkspacePath(path if isinstance(path, str) else ""), operation)
+        raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MOST_TOLD]))
+    return call(session, arguments)
+
+
+def _may(arguments: Arguments, name: str, kind: type[_T]) -> _T | None:
+    """One argument, which is of that type; None where it is not given. UsageError."""
+    value = arguments.pop(name, None)
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise UsageError(f"{name} is not of the type {kind.__name__}")
+    return value
+
+
+def _must(arguments: Arguments, name: str, kind: type[_T]) -> _T:
+    """As `_may`, for one that is needed."""
+    value = _may(arguments, name, kind)
+    if value is None:
+        raise UsageError(f"the call needs {name}")
+    return value
+
+
+def _done(arguments: Arguments) -> None:
+    """No argument is left over, which would not have been heeded. UsageError."""
+    if arguments:
+        raise UsageError(f"the call takes no {', '.join(arguments)}")
+
+
+def _path(session: CalledSession, arguments: Arguments) -> str:
+    """A path of the workspace: relative to its root, or absolute in the mount or the source."""
+    path = _must(arguments, "path", str)
+    pure = PurePosixPath(path)
+    for root in (session.who.mountpoint, session.who.source):
+        if root is not None and pure.is_absolute() and pure.is_relative_to(root):
+            return str(pure.relative_to(root)) + ("/" if path.endswith("/") else "")
+    return path
+
+
+# -- who one is, and what one may
+
+
+def _whoami(session: CalledSession, arguments: Arguments) -> Any:
+    _done(arguments)
+    policy = session.guard.policy
+    return {**session.who.plain(), "policy": policy.digest, **callable_words(policy, session.who.role)}
+
+
+def _why(session: CalledSession, arguments: Arguments) -> Any:
+    path = _path(session, arguments)
+    word, size = _may(arguments, "operation", str), _may(arguments, "size", int)
+    _done(arguments)
+    root = Path(session.who.mountpoint or session.who.source)
+    operation = None if word is None else operation_of(word)
+    asking = import_module("bonobofs.session.asking")
+    return asking.ask_in(root, path, operation, size, session.guard.decide_in_mount)
+
+
+# -- files
+
+
+def _write_file(session: CalledSession, arguments: Arguments) -> Any:
+    path, content = _path(session, arguments), _must(arguments, "content", str)
+    overwrite = _may(arguments, "overwrite", bool) or False
+    _done(arguments)
+    written = session.files.guarded_write_file(path, content, session.who.agent_id, overwrite=overwrite)
+    return {"path": str(written.relative_to(session.who.source))}
+
+
+def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
+    path = _path(session, arguments)
+    _done(arguments)
+    session.files.guarded_delete_file(path, session.who.agent_id)
+    return None
+
+
+# -- leases
+
+
+def _acquire(session: CalledSession, arguments: Arguments) -> Any:
+    patterns = _must(arguments, "patterns", list)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError("patterns are text")
+    leasing = _leasing()
+    workspace = _may(arguments, "workspace", str)
+    terms = leasing.Terms(
+        shared=_may(arguments, "shared", bool) or False,
+        seconds=_seconds(arguments),
+        reason=_may(arguments, "reason", str) or "",
+        workspace=None if workspace is None else Path(workspace),
+    )
+    _done(arguments)
+    return _leased(session, "acquire_lease", leasing.acquire(session.home, _holder(session), patterns, terms))
+
+
+def _extend(session: CalledSession, arguments: Arguments) -> Any:
+    lease, seconds = _may(arguments, "lease", str), _seconds(arguments)
+    _done(arguments)
+    return _leased(session, "extend_lease", _leasing().extend(session.home, _holder(session), lease, seconds))
+
+
+def _release(session: CalledSession, arguments: Arguments) -> Any:
+    lease = _may(arguments, "lease", str)
+    _done(arguments)
+    return _leased(session, "release_lease", _leasing().release(session.home, _holder(session), lease))
+
+
+def _list(session: CalledSession, arguments: Arguments) -> Any:
+    _done(arguments)
+    leasing = _leasing()
+    return [leasing.as_document(lease) for lease in leasing.list_leases(session.home)]
+
+
+def _seconds(arguments: Arguments) -> int:
+    seconds = _may(arguments, "seconds", int)
+    return _leasing().DAY if seconds is None else seconds
+
+
+def _leased(session: CalledSession, operation: str, lease: Any) -> Any:
+    """What became of the agent's own lease; the session's record has an entry of it."""
+    document = _leasing().as_document(lease)
+    session.guard.event(operation, {"lease": document["id"], **{name: document[name] for name in _OF_A_LEASE}})
+    return document
+
+
+def _holder(session: CalledSession) -> Any:
+    return _leasing().Holder(session.who.agent, session.who.agent_id, session.who.chain)
+
+
+def _leasing() -> Any:
+    """Loading it takes longer than most calls do."""
+    return import_module("bonobofs.session.leasing")
+
+
+CALLS: Final[dict[str, Call]] = {
+    "whoami": _whoami,
+    "why": _why,
+    "lease.acquire": _acquire,
+    "lease.extend": _extend,
+    "lease.release": _release,
+    "lease.list": _list,
+    "write_file": _write_file,
+    "delete_file": _delete_file,
+}

@@ -1,0 +1,152 @@
+"""The door of the process that serves the mount, as the entrances of the companion ask of it: over their line.
+
+One session has one trail, one count of denials and one view of the leases, and they are the server's. A thread that
+asks waits for the answer; the loop of the companion hands it over.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import queue
+from collections.abc import Callable
+from typing import Any, Final
+
+from bonobofs.decision import Allowed, Denied, Refused
+from bonobofs.errors import TrailError
+from bonobofs.fuse.asked import plain_question
+from bonobofs.fuse.control import Kind, Line
+from bonobofs.guard import NOBODY, Admission, Caller, Outcome, Part
+from bonobofs.policy.engine import Policy, compile_policy
+from bonobofs.policy.told import decision, plain_decision
+from bonobofs.request import NO_FACTS, Agent, Facts, Request
+
+
+class RemoteDoor:
+    """A `Door`. Used by many threads; `answered` and `change_policy` by the one that listens to the line."""
+
+    def __init__(self, line: Line, agent: Agent, policy: dict[str, Any], end: Callable[[dict[str, Any]], None]) -> None:
+        """`end` sends an ENDED, once the server has been told all that the change has changed."""
+        self.agent: Final = agent
+        self.policy: Policy = compile_policy(policy)
+        self._line: Final = line
+        self._tell_end: Final = end
+        self._numbers: Final = itertools.count(1)
+        self._waiting: Final[dict[int, queue.SimpleQueue[dict[str, Any]]]] = {}
+
+    def change_policy(self, policy: dict[str, Any], generation: int) -> None:
+        """The server judges by this policy now."""
+        self.policy = compile_policy(policy, generation)
+
+    def answered(self, body: bytes) -> None:
+        """Hand over an answer to the thread that waits for it."""
+        answer = json.loads(body)
+        waiting = self._waiting.pop(answer.pop("ask"), None)
+        if waiting is not None:
+            waiting.put(answer)
+
+    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+        """As `Door.decide`."""
+        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, facts)})[1])
+
+    def decide_in_mount(self, request: Request, facts: Facts) -> Allowed | Denied:
+        """What the mount would say of it, which can hold apart what a gate cannot."""
+        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, facts), "in_mount": True})[1])
+
+    def admit(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *parts: Part,
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        action: str = "",
+        guard: str = "file",
+    ) -> Admission:
+        """As `Door.admit`. Leaving the admission returns when the mount shows what was changed."""
+        document = {
+            "question": plain_question(request, facts),
+            "parts": [plain_question(part.request, part.facts) for part in parts],
+            "caller": list(caller),
+            "details": details,
+            "size": size,
+            "action": action,
+            "guard": guard,
+        }
+        number, answer = self._ask(Kind.ADMIT, document)
+        leave = decision(answer)
+        if isinstance(leave, Denied):
+            raise Refused(leave)
+        return Admission(self._ended, request, leave, number, action, guard)
+
+    def note(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *,
+        guard: str = "file",
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        error: int = 0,
+    ) -> None:
+        """As `Door.note`."""
+        document = {
+            "question": plain_question(request, facts),
+            "caller": list(caller),
+            "details": details,
+            "size": size,
+            "error": error,
+            "guard": guard,
+        }
+        _, answer = self._ask(Kind.NOTE, document)
+        if "denied" in answer:
+            denied = decision(answer)
+            assert isinstance(denied, Denied)
+            raise Refused(denied)
+
+    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
+        """As `Door.refuse`."""
+        self._ask(Kind.REFUSE, {**plain_decision(denied), "caller": list(caller), "guard": guard})
+        return Refused(denied)
+
+    def event(self, operation: str, details: dict[str, Any]) -> None:
+        """Enter what happened to the session. TrailError."""
+        self._check(self._ask(Kind.EVENT, {"operation": operation, "details": details})[1])
+
+    def sync(self) -> None:
+        """As `Door.sync`."""
+        self._check(self._ask(Kind.SYNC, {})[1])
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        if "failed" in answer:
+            raise TrailError(answer["failed"])
+
+    def _ended(self, outcome: Outcome) -> None:
+        document = {
+            "admission": outcome.seq,
+            "error": outcome.error,
+            "written": outcome.written,
+            "details": outcome.details,
+        }
+        number, waiting = self._wait()
+        self._tell_end({**document, "ask": number})
+        waiting.get()
+
+    def _ask(self, kind: Kind, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The number of what is asked, and the answer. OSError: the server is gone, or has failed at it."""
+        number, waiting = self._wait()
+        if not self._line.tell(kind, {**document, "ask": number}):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        answer = waiting.get()
+        if "error" in answer:
+            raise OSError(errno.EPROTO, answer["error"])
+        return number, answer
+
+    def _wait(self) -> tuple[int, queue.SimpleQueue[dict[str, Any]]]:
+        number = next(self._numbers)
+        waiting = self._waiting[number] = queue.SimpleQueue()
+        return number, waiting

@@ -1,0 +1,315 @@
+"""The guard socket: `guard.sock` in the session's directory, which takes calls as JSON, one document a line.
+
+Only the session's user and root are let in, by what the kernel says of the other end; all of them act as the session's
+agent. Anybody among them may be slow, silent or hostile: one thread moves bytes and waits for nobody, what a connection
+may hold is bounded, and of too many the one that has been idle the longest gives way. Calls are answered by a few other
+threads, of each connection one at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import selectors
+import socket
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from bonobofs.decision import Refused, as_document
+from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.state.home import GUARD_SOCKET
+
+LONGEST_LINE: Final = 16 << 20
+"""Bytes of a call, its newline aside."""
+MOST_CONNECTIONS: Final = 64
+_MOST_HELD: Final = 64 << 20
+"""Bytes that all connections may hold together."""
+_SECONDS_FOR_A_LINE: Final = 10.0
+"""Seconds in which a line must be there once it has begun, and an answer taken."""
+_THREADS: Final = 8
+_BLOCK: Final = 1 << 16
+_OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
+_CREDENTIALS: Final = struct.Struct("=iII")
+
+Answer = Callable[[str, dict[str, Any]], Any]
+"""What a call gives, by its name and its arguments."""
+
+
+class _Connection:
+    """One caller."""
+
+    def __init__(self, end: socket.socket, now: float) -> None:
+        self.end: Final = end
+        self.incoming = bytearray()
+        self.looked = 0
+        """So much of it holds no newline."""
+        self.outgoing = bytearray()
+        self.calling = 0
+        """Bytes of its call that is being answered."""
+        self.ending = False
+        """It is let go when what is to be said to it is said."""
+        self.since = now
+        """When it last did something, and by when the line or answer that is under way began."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.calling and not self.outgoing
+
+    @property
+    def size(self) -> int:
+        return len(self.incoming) + len(self.outgoing) + self.calling
+
+
+class Entrance:
+    """Listens from its making to `close`."""
+
+    def __init__(self, directory: Path, answer: Answer) -> None:
+        """Listen in this directory, in place of whoever did before. OSError."""
+        self._path: Final = directory / GUARD_SOCKET
+        self._answer: Final = answer
+        self._listener: Final = _listen(directory)
+        self._admitted: Final = _admitted()
+        self._selector: Final = selectors.DefaultSelector()
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._connections: Final[dict[int, _Connection]] = {}
+        self._calls: Final[queue.SimpleQueue[tuple[_Connection, bytes]]] = queue.SimpleQueue()
+        self._answers: Final[queue.SimpleQueue[tuple[_Connection, bytes]]] = queue.SimpleQueue()
+        self._closing = False
+        threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
+        for _ in range(_THREADS):
+            threading.Thread(target=self._work, name="bonobofs-call", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more calls; what is being answered goes on."""
+        self._closing = True
+        self._path.unlink(missing_ok=True)
+        with suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+    # -- the thread that moves bytes
+
+    def _run(self) -> None:
+        while True:
+            for key, events in self._selector.select(self._until_due()):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fd == self._wake:
+                    with suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                else:
+                    connection = self._connections.get(key.fd)
+                    if connection is not None:
+                        self._move(connection, events)
+            self._hand_back()
+            self._let_go_of_the_slow(monotonic())
+
+    def _until_due(self) -> float | None:
+        begun = [one.since for one in self._connections.values() if one.outgoing or (one.incoming and one.is_idle)]
+        return None if not begun else max(0.0, min(begun) + _SECONDS_FOR_A_LINE - monotonic())
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                end, _ = self._listener.accept()
+                self._admit(end)
+
+    def _admit(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        _, uid, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        now = monotonic()
+        connection = _Connection(end, now)
+        refusal = "" if uid in self._admitted else "this socket belongs to another user"
+        if not refusal and self._closing:
+            refusal = "the session is ending"
+        if not refusal and len(self._connections) >= MOST_CONNECTIONS:
+            idle = min((one for one in self._connections.values() if one.is_idle), key=_since, default=None)
+            if idle is None:
+                refusal = f"{MOST_CONNECTIONS} calls are being answered; try again"
+            else:
+                self._drop(idle)
+        if refusal:
+            code = errno.EACCES if uid not in self._admitted else errno.EAGAIN
+            with suppress(OSError), end:
+                end.send(_line(_failure(OSError(code, refusal))))
+            return
+        self._connections[end.fileno()] = connection
+        self._selector.register(end, selectors.EVENT_READ)
+
+    def _move(self, connection: _Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                del connection.outgoing[: connection.end.send(connection.outgoing)]
+            if events & selectors.EVENT_READ:
+                self._read(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        if connection.ending and not connection.outgoing:
+            self._drop(connection)
+        elif connection.end.fileno() >= 0:
+            self._next(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        data = connection.end.recv(_BLOCK)
+        if not data:
+            self._drop(connection)
+            return
+        if not connection.incoming:
+            connection.since = monotonic()
+        connection.incoming += data
+        if sum(one.size for one in self._connections.values()) > _MOST_HELD:
+            self._drop(max(self._connections.values(), key=_size))
+
+    def _next(self, connection: _Connection) -> None:
+        """Hand on the next line of a connection, if there is one and it is its turn."""
+        if connection.is_idle and not connection.ending:
+            at = connection.incoming.find(b"\n", connection.looked)
+            if at >= 0:
+                line = bytes(connection.incoming[:at])
+                del connection.incoming[: at + 1]
+                connection.looked = 0
+                connection.calling = at + 1
+                connection.since = monotonic()
+                self._calls.put((connection, line))
+            else:
+                connection.looked = len(connection.incoming)
+                if connection.looked > LONGEST_LINE:
+                    self._say(connection, _line(_failure(UsageError(f"a call has at most {LONGEST_LINE} bytes"))))
+                    connection.ending = True
+                    connection.incoming.clear()
+        self._listen_to(connection)
+
+    def _listen_to(self, connection: _Connection) -> None:
+        """Read where there is room for more, write where there is something to be said."""
+        wanted = selectors.EVENT_WRITE if connection.outgoing else 0
+        if not connection.ending and len(connection.incoming) <= LONGEST_LINE:
+            wanted |= selectors.EVENT_READ
+        key = self._selector.get_map().get(connection.end.fileno())
+        if key is None:
+            if wanted:
+                self._selector.register(connection.end, wanted)
+        elif not wanted:
+            self._selector.unregister(connection.end)
+        elif key.events != wanted:
+            self._selector.modify(connection.end, wanted)
+
+    def _hand_back(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                connection, line = self._answers.get_nowait()
+                connection.calling = 0
+                if connection.end.fileno() >= 0:
+                    self._say(connection, line)
+                    self._move(connection, selectors.EVENT_WRITE)
+
+    def _say(self, connection: _Connection, line: bytes) -> None:
+        connection.since = monotonic()
+        connection.outgoing += line
+
+    def _let_go_of_the_slow(self, now: float) -> None:
+        for connection in list(self._connections.values()):
+            begun = connection.outgoing or (connection.incoming and connection.is_idle)
+            if begun and now - connection.since >= _SECONDS_FOR_A_LINE:
+                self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        fd = connection.end.fileno()
+        if self._connections.pop(fd, None) is not None:
+            if fd in self._selector.get_map():
+                self._selector.unregister(connection.end)
+            connection.end.close()
+
+    # -- those that answer
+
+    def _work(self) -> None:
+        while True:
+            connection, line = self._calls.get()
+            self._answers.put((connection, self._answered(line)))
+            with suppress(BlockingIOError):
+                os.write(self._waker, b"\0")
+
+    def _answered(self, line: bytes) -> bytes:
+        try:
+            name, arguments = _call(line)
+            return _line({"ok": True, "result": self._answer(name, arguments)})
+        except Refused as refused:
+            denied = refused.decision
+            return _line({"ok": False, "denied": as_document(denied, denied.path, denied.operation)})
+        except (BonobofsError, OSError) as error:
+            return _line(_failure(error))
+        except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes an answer and a record
+            sys.stderr.write(f"bonobofs: a call has failed: {error!r}\n")
+            sys.stderr.flush()
+            return _line(_failure(error))
+
+
+def _call(line: bytes) -> tuple[str, dict[str, Any]]:
+    """The name of a call, and its arguments. UsageError."""
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"this is no JSON document: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("call"), str):
+        raise UsageError('a call is an object such as {"call": "whoami"}')
+    return document.pop("call"), document
+
+
+def _listen(directory: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    (directory / GUARD_SOCKET).unlink(missing_ok=True)
+    # The path of a socket has at most 107 bytes, and that of the state directory may be longer.
+    handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{handle}/{GUARD_SOCKET}")
+    finally:
+        os.close(handle)
+    os.chmod(directory / GUARD_SOCKET, stat.S_IRUSR | stat.S_IWUSR)
+    listener.listen(4 * MOST_CONNECTIONS)
+    listener.setblocking(False)
+    return listener
+
+
+def _admitted() -> frozenset[int]:
+    """The users whom this socket serves: its own and root.
+
+    In a user namespace in which root has no number, the kernel gives root's the one that stands for all such. Others
+    who have none do not come this far: socket and directory are open to their owner alone.
+    """
+    admitted = {os.geteuid(), 0}
+    if all(int(line.split()[0]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()):
+        admitted.add(int(_OVERFLOW.read_text(encoding="ascii")))
+    return frozenset(admitted)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    told: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, OSError):
+        told["message"] = error.strerror or str(error)
+        if error.errno is not None:
+            told["errno"] = error.errno
+    return {"ok": False, "error": told}
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
+def _since(connection: _Connection) -> float:
+    return connection.since
+
+
+def _size(connection: _Connection) -> int:
+    return connection.size

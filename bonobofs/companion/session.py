@@ -1,0 +1,80 @@
+"""The session as it is called through the guard socket: whose it is, its door, its files."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.history import last
+from bonobofs.audit.log import RING
+from bonobofs.audit.record import AuditEntry
+from bonobofs.companion.door import RemoteDoor
+from bonobofs.guards.file_guard import FileGuard
+
+
+class Who(NamedTuple):
+    """Whose session it is. The field names are those of whoami.json."""
+
+    agent: str
+    agent_id: str
+    team: str | None
+    role: str
+    chain: str | None
+    session: str
+    source: str
+    mountpoint: str | None
+
+    def plain(self) -> dict[str, Any]:
+        """As whoami.json has it, but for the policy."""
+        return {name: value for name, value in self._asdict().items() if name != "mountpoint"}
+
+
+class Record:
+    """The session's record, read where the server writes it."""
+
+    def __init__(self, trail: Path, who: Who) -> None:
+        self._trail: Final = trail
+        self._who: Final = who
+
+    def recent(self, limit: int = 50) -> list[AuditEntry]:
+        """The last entries, at most `limit` and at most 1000, oldest first."""
+        return last(self._trail, min(limit, RING))
+
+    def filter_by_agent(self, agent: str) -> list[AuditEntry]:
+        """Those of the last 1000 entries that are of `agent`, by UUID or by the label of the session's own."""
+        identity = self._who.agent_id if agent == self._who.agent else agent
+        return [entry for entry in self.recent(RING) if entry.agent_id == identity]
+
+
+class CalledSession:
+    """A `GuardedSession`, used by the threads that answer calls."""
+
+    def __init__(self, config: dict[str, Any], door: RemoteDoor) -> None:
+        """The working directory is the source, whatever its path leads to now."""
+        self.home: Final = Path(config["home"])
+        self.who: Final = Who(
+            config["agent"]["label"],
+            config["agent"]["id"],
+            config["team"],
+            config["role"],
+            config["chain"],
+            config["session"],
+            config["source"],
+            config["mountpoint"],
+        )
+        self.guard: Final = door
+        self.log: Final = Record(Path(config["trail"]), self.who)
+        self.turn: Final = threading.Lock()
+        self.place: Final = "."
+
+    @property
+    def session(self) -> Who:
+        """What a guard needs to know of it."""
+        return self.who
+
+    @cached_property
+    def files(self) -> FileGuard:
+        """Its guarded files."""
+        return FileGuard(self)

@@ -1,0 +1,200 @@
+"""The door, as the companion asks of it: what its entrances admit is judged, counted and recorded here.
+
+A change that was admitted is under way until the companion says how it ended. Until then no new lease is said to bind
+this session, and what the change touches is its own and not somebody's behind the mount. Should the companion die, how
+its changes ended is not known: that is entered, what they may have left half done is taken away, and the kernel is made
+to look again.
+
+Nothing here waits for the companion.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit import strays
+from bonobofs.audit.record import INODE, TOUCHES
+from bonobofs.audit.strays import Stray, by_way_of
+from bonobofs.decision import Decision, Denied, Refused
+from bonobofs.errors import TrailError
+from bonobofs.fuse.asked import caller, question
+from bonobofs.fuse.control import Kind
+from bonobofs.fuse.core import Notices
+from bonobofs.fuse.noticing import Noticing
+from bonobofs.guard import Admission, Guard, Part
+from bonobofs.policy.engine import in_source
+from bonobofs.policy.told import decision, plain_decision
+
+Tell = Callable[[Kind, Any], None]
+
+
+class _Open(NamedTuple):
+    """A change that is under way."""
+
+    admission: Admission
+    paths: frozenset[str]
+    below: tuple[str, ...]
+    """Directories, each with a slash at its end, of which all that lies below may be touched."""
+    stray: Stray | None
+    """What it leaves where it is broken off."""
+
+
+class Admissions:
+    """What is asked over the line. Used by the thread that serves."""
+
+    def __init__(self, guard: Guard, noticing: Noticing, notices: Notices, root: int, session: str) -> None:
+        """`root` is the source, open; `session` the UUID."""
+        self._guard: Final = guard
+        self._noticing: Final = noticing
+        self._notices: Final = notices
+        self._root: Final = root
+        self._session: Final = session
+        self._open: Final[dict[int, _Open]] = {}
+        self._bound: list[tuple[int, set[int]]] = []
+        """Looks at the leases that bind everybody once these changes are over."""
+        self._acts: Final[dict[Kind, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+            Kind.DECIDE: self._decide,
+            Kind.ADMIT: self._admit,
+            Kind.REFUSE: self._refuse,
+            Kind.NOTE: self._note,
+            Kind.EVENT: self._event,
+            Kind.SYNC: self._sync,
+        }
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def touches(self, path: str) -> bool:
+        """Whether a change that is under way may touch this path."""
+        return any(path in one.paths or f"{path}/".startswith(one.below) for one in self._open.values())
+
+    def act(self, kind: Kind, body: bytes, tell: Tell) -> bool:
+        """Do what is asked and answer it; False: it is nothing that is asked of the door."""
+        if kind is Kind.ENDED:
+            self._end(json.loads(body), tell)
+        elif kind in self._acts:
+            asked = json.loads(body)
+            number = asked.pop("ask")
+            try:
+                answer = self._acts[kind]({**asked, "number": number} if kind is Kind.ADMIT else asked)
+            except Refused as refused:
+                answer = plain_decision(refused.decision)
+            except TrailError as error:
+                answer = {"failed": str(error)}
+            except Exception as error:
+                tell(Kind.ANSWER, {"ask": number, "error": repr(error)})
+                raise
+            tell(Kind.ANSWER, {"ask": number, **answer})
+        else:
+            return False
+        return True
+
+    def bind(self, number: int, tell: Tell) -> None:
+        """Say that every change is bound by that look at the leases, once those are over that began before it."""
+        if self._open:
+            self._bound.append((number, set(self._open)))
+        else:
+            tell(Kind.BOUND, {"number": number})
+
+    def abandon(self) -> None:
+        """The companion is dead: enter that nobody knows how its changes ended. Never raises."""
+        self._bound.clear()
+        for number in list(self._open):
+            one = self._open.pop(number)
+            one.admission.details = {"end": "unknown"}
+            one.admission.end(errno.EOWNERDEAD)
+            # What cannot be entered now is not taken away now: the next session does both.
+            with suppress(TrailError):
+                self._guard.enter_outcomes()
+                self._guard.trail.flush()
+                if one.stray is not None:
+                    strays.remove(self._root, self._guard.trail, [one.stray])
+            self._show(one)
+
+    # -- what is asked
+
+    def _judge(self, part: Part) -> Decision:
+        return in_source(self._guard.decide(part.request, part.facts), part.request)
+
+    def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
+        part = question(asked["question"])
+        in_mount = asked.get("in_mount", False)
+        return plain_decision(self._guard.decide(part.request, part.facts) if in_mount else self._judge(part))
+
+    def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
+        number, details, guard = asked["number"], asked["details"], asked["guard"]
+        first, parts = question(asked["question"]), [question(part) for part in asked["parts"]]
+        who = caller(asked["caller"])
+        for part in (first, *parts):
+            denied = self._judge(part)
+            if isinstance(denied, Denied):
+                raise self._guard.refuse(denied, who, guard=guard)
+        admission = self._guard.admit(
+            first.request,
+            first.facts,
+            *parts,
+            caller=who,
+            details=details,
+            size=asked["size"],
+            action=asked["action"],
+            guard=guard,
+        )
+        self._open[number] = self._under_way(admission, [first, *parts], {**who.details, **(details or {})})
+        return plain_decision(admission.leave)
+
+    def _under_way(self, admission: Admission, parts: list[Part], details: dict[str, Any]) -> _Open:
+        path = parts[0].request.path
+        named = [*(part.request.path for part in parts), *details.get(TOUCHES, ())]
+        by, stray = by_way_of(path, details), None
+        if by is not None:
+            named.append(by)
+            stray = Stray(by, self._session, admission.seq, details.get(INODE))
+        exact = frozenset(name for name in named if not name.endswith("/"))
+        return _Open(admission, exact, tuple(name for name in named if name.endswith("/")), stray)
+
+    def _refuse(self, asked: dict[str, Any]) -> dict[str, Any]:
+        denied = decision(asked)
+        assert isinstance(denied, Denied)
+        return plain_decision(self._guard.refuse(denied, caller(asked["caller"]), guard=asked["guard"]).decision)
+
+    def _note(self, asked: dict[str, Any]) -> dict[str, Any]:
+        part, who = question(asked.pop("question")), caller(asked.pop("caller"))
+        self._guard.note(*part[:2], caller=who, **asked)
+        return {}
+
+    def _event(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._guard.trail.event(asked["operation"], asked["details"])
+        return {}
+
+    def _sync(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._guard.sync()
+        return {}
+
+    # -- how it ended
+
+    def _end(self, asked: dict[str, Any], tell: Tell) -> None:
+        one = self._open.pop(asked["admission"])
+        one.admission.written, one.admission.details = asked["written"], asked["details"]
+        one.admission.end(asked["error"])
+        with suppress(TrailError):  # it stays queued, and the next change is refused if it cannot be written then
+            self._guard.enter_outcomes()
+            self._guard.trail.flush()
+        self._show(one)
+        self._notices.then(lambda: tell(Kind.ANSWER, {"ask": asked["ask"]}))
+        self._release(asked["admission"], tell)
+
+    def _show(self, one: _Open) -> None:
+        for path in one.paths:
+            self._noticing.look(path)
+        if one.below and not self._noticing.watched:
+            self._noticing.lost()
+
+    def _release(self, number: int, tell: Tell) -> None:
+        for _, before in self._bound:
+            before.discard(number)
+        while self._bound and not self._bound[0][1]:
+            tell(Kind.BOUND, {"number": self._bound.pop(0)[0]})

@@ -1,0 +1,30 @@
+"""A companion with one gate more: its change goes on until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from bonobofs.companion import process
+from bonobofs.companion.calls import CALLS
+from bonobofs.companion.session import CalledSession
+from bonobofs.guard import Caller
+from bonobofs.request import Operation, Request, WorkspacePath
+
+
+def change(session: CalledSession, arguments: dict[str, Any]) -> None:
+    """Admit a change of `path`, make the files `makes`, and end when the file `until` is there."""
+    request = Request(Operation.WRITE_FILE, WorkspacePath(arguments["path"]))
+    details: dict[str, Any] = {name: arguments[name] for name in ("touches", "by") if name in arguments}
+    with session.guard.admit(request, caller=Caller("change"), details=details):
+        for name in arguments["makes"]:
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            Path(name).write_text("made", encoding="utf-8")
+        while not Path(arguments["until"]).exists():
+            time.sleep(0.005)
+
+
+CALLS["change"] = change
+main = process.main

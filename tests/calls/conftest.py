@@ -1,0 +1,86 @@
+"""A mount that is called through its guard socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from bonobofs.audit.record import AuditEntry
+from bonobofs.state.calling import call
+from bonobofs.state.home import session_directory
+from tests.worlds import ALLOW_ALL, Mounted, World
+
+
+class Called:
+    """A mount, and its socket."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.path = world.path
+        self.source = world.source
+        self.directory = session_directory(world.home, world.session.session)
+
+    def __call__(self, name: str, **arguments: Any) -> Any:
+        return call(self.directory, name, **arguments)
+
+    @contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        """A connection of its own, as a program makes it that does not keep to the rules."""
+        with closing(self.connect()) as end:
+            yield end
+
+    def connect(self) -> socket.socket:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        handle = os.open(self.directory, os.O_PATH)
+        try:
+            end.connect(f"/proc/self/fd/{handle}/guard.sock")
+        except OSError:
+            end.close()
+            raise
+        finally:
+            os.close(handle)
+        end.settimeout(30)
+        return end
+
+    def of(self, path: str) -> list[AuditEntry]:
+        """What is recorded of a path."""
+        return [entry for entry in self.world.entries() if entry.path == path]
+
+
+def answer(end: socket.socket) -> dict[str, Any]:
+    """The next line that is said; {} where the other end has let go."""
+    said = b""
+    while not said.endswith(b"\n"):
+        try:
+            data = end.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            return {}
+        said += data
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+CalledMount = Callable[..., Called]
+
+
+@pytest.fixture
+def mounted_called(mounted: Mounted) -> CalledMount:
+    """As `mounted`, under an allow-all policy if none is given."""
+
+    def mount(**order: Any) -> Called:
+        return Called(mounted(**{"policy": ALLOW_ALL, **order}))
+
+    return mount
+
+
+@pytest.fixture
+def alice(mounted_called: CalledMount) -> Called:
+    return mounted_called()

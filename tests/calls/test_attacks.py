@@ -1,0 +1,182 @@
+"""Attacks on the guard socket: others are kept out, and nobody can keep the session's own callers waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bonobofs.companion.entrance import LONGEST_LINE, MOST_CONNECTIONS
+from bonobofs.state.calling import call
+from tests.calls.conftest import Called, answer
+from tests.watch.looking import companion_of, until
+from tests.worlds import NOBODY
+
+WHOAMI = b'{"call": "whoami"}\n'
+
+
+def serves(called: Called) -> bool:
+    """Whether the socket and the mount do, still by the same companion."""
+    (called.path / "served").write_text("text")
+    return bool(called("whoami")["agent"] == "alice")
+
+
+@pytest.fixture(autouse=True)
+def _served_by_the_same(alice: Called) -> object:
+    before = companion_of(alice.world.pid)
+    yield
+    assert serves(alice)
+    assert companion_of(alice.world.pid) == before
+
+
+def test_only_the_user_and_root_find_it(alice: Called) -> None:
+    """The socket is its user's own, in a directory of its user's own."""
+    assert (alice.directory / "guard.sock").stat().st_mode & 0o777 == 0o600
+    assert alice.directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.root
+def test_another_user_who_gets_there_is_refused(alice: Called) -> None:
+    """By what the kernel says of the other end, though every mode on the way lets everybody in."""
+    (alice.directory / "guard.sock").chmod(0o666)
+    handle = os.open(alice.directory, os.O_PATH)
+    program = "import socket, sys; s = socket.socket(socket.AF_UNIX)\n"
+    program += f"s.connect('/proc/self/fd/{handle}/guard.sock'); print(s.recv(9999).decode())"
+    try:
+        alice.directory.chmod(0o711)
+        said = subprocess.run(
+            ["/usr/bin/python3", "-c", program],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            pass_fds=(handle,),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    finally:
+        os.close(handle)
+    told = json.loads(said.stdout)
+    assert told["ok"] is False
+    assert told["error"]["message"] == "this socket belongs to another user"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0" * 100,
+        b"GET / HTTP/1.1\r",
+        b"\xff\xfe{",
+        b"[" * 100_000,
+        b"7",
+        b"null",
+        b'{"call": 7}',
+        b'{"call": {"call": "whoami"}}',
+        b'{"CALL": "whoami"}',
+        b'{"call": "whoami", "agent": {"a": [1]}}',
+        b'{"call": "__class__"}',
+        b'{"call": "write_file", "path": "\\ud800", "content": "\\ud800"}',
+        b'{"call": "write_file", "path": ["a"], "content": "a"}',
+        b'{"call": "why", "path": "a\\u0000b"}',
+        b"",
+    ],
+)
+def test_garbage_is_answered_and_the_connection_goes_on(alice: Called, line: bytes) -> None:
+    with alice.connected() as end:
+        end.sendall(line + b"\n")
+        said = answer(end)
+        assert said["ok"] is False, said
+        end.sendall(WHOAMI)
+        assert answer(end)["result"]["agent"] == "alice"
+
+
+def test_a_line_that_does_not_end_is_cut_off(alice: Called) -> None:
+    """More than a call may have is not kept; others are served meanwhile."""
+    with alice.connected() as end:
+        block = b"a" * (1 << 20)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range((LONGEST_LINE >> 20) + 2):
+                end.sendall(block)
+                if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) if _readable(end) else b"":
+                    break
+        assert serves(alice)
+        said = answer(end)
+        assert said == {} or "at most" in said["error"]["message"]
+        assert answer(end) == {}
+
+
+def _readable(end: socket.socket) -> bool:
+    try:
+        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return False
+
+
+def test_the_longest_call_is_taken(alice: Called) -> None:
+    content = "x" * (LONGEST_LINE - 100)
+    assert alice("write_file", path="large", content=content) == {"path": "large"}
+    assert (alice.path / "large").stat().st_size == len(content)
+
+
+def test_half_a_line_keeps_nobody_waiting_and_is_let_go(alice: Called) -> None:
+    """Who does not end a line in time loses the connection, however many there are of them."""
+    ends = [alice.connect() for _ in range(MOST_CONNECTIONS - 8)]
+    for end in ends:
+        end.sendall(b'{"call": "who')
+    assert serves(alice)
+    for end in ends:
+        end.settimeout(60)
+        assert answer(end) == {}
+        end.close()
+
+
+def test_two_hundred_connections_keep_nobody_out(alice: Called) -> None:
+    """The one that has been idle the longest gives way to the one that comes."""
+    ends = [alice.connect() for _ in range(200)]
+    try:
+        assert serves(alice)
+        ends[-1].sendall(WHOAMI)
+        assert answer(ends[-1])["ok"]
+        assert answer(ends[0]) == {}
+        held = os.listdir(f"/proc/{companion_of(alice.world.pid)}/fd")
+        assert len(held) < MOST_CONNECTIONS + 40
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_who_does_not_take_answers_keeps_nobody_waiting(alice: Called) -> None:
+    """Thousands of calls in one go, and nothing read."""
+    with alice.connected() as end:
+        end.settimeout(1)
+        with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
+            for _ in range(2000):
+                end.sendall(WHOAMI * 100)
+        assert serves(alice)
+
+
+def test_callers_that_go_away_leave_nothing(alice: Called) -> None:
+    """Also in the middle of a call: it is made, and its outcome is in the record."""
+    for number in range(50):
+        with alice.connected() as end:
+            end.sendall(json.dumps({"call": "write_file", "path": f"{number}", "content": "text"}).encode() + b"\n")
+    until(lambda: len(list(alice.source.glob("[0-9]*"))) == 50, "all were made")
+    for number in (0, 49):
+        until(lambda n=number: len(alice.of(str(n))) == 2, "its outcome is there")  # type: ignore[misc]
+    assert serves(alice)
+    companion = companion_of(alice.world.pid)
+    until(lambda: len(os.listdir(f"/proc/{companion}/fd")) < 40, "every connection is closed")
+
+
+def test_nothing_but_the_call_is_believed(alice: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment, working directory and program of a caller say nothing about who it is."""
+    monkeypatch.setenv("BONOBOFS_AGENT", "root")
+    monkeypatch.setenv("USER", "bob")
+    monkeypatch.chdir("/")
+    assert call(Path(alice.directory), "whoami")["agent"] == "alice"
