@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -50,6 +51,16 @@ class ForbiddenError(BonobofsError):
 
     errno = errno.EACCES
     exit_code = 77
+
+
+class GitError(BonobofsError):
+    """What git itself would call fatal, which is no refusal of the policy. Nothing was changed."""
+
+    def __init__(self, message: str, *, kind: str, paths: Sequence[str] = ()) -> None:
+        """`kind` is one word for programs, such as not-found, dirty, conflict, busy; `paths` are those it is about."""
+        super().__init__(message)
+        self.kind = kind
+        self.paths = tuple(paths)
 
 
 class MailError(BonobofsError):

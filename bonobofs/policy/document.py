@@ -36,7 +36,7 @@ from bonobofs.policy.words import BUILT_IN_RULES
 LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""
 
-_NOT_BUILT: Final = frozenset({"ask", "git"})
+_NOT_BUILT: Final = frozenset({"ask"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BEADS_WORD: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -135,6 +135,38 @@ def _absolute(text: str) -> str:
     return text
 
 
+def _branch_prefix(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9][a-z0-9-]*/)*", text):
+        raise _refuse(f'{text!a} can begin no branch: lower-case letters, digits, hyphens, ended by a slash, or ""')
+    return text
+
+
+def _branch_pattern(text: str) -> str:
+    if not text or re.search(r"[\x00-\x20\x7f~^:\\]|\.\.|@\{|//|^/|/$", text):
+        raise _refuse(f"{text!a} is no branch; write its name, such as main, or a pattern such as release/*")
+    return text
+
+
+def _message_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise _refuse(f"{text!a} is no regular expression: {error}") from None
+    return text
+
+
+def _email(text: str) -> str:
+    if not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", text):
+        raise _refuse(f"{text!a} is no address; it may hold {{agent}} and {{id}}, as in {{agent}}@example.org")
+    return text
+
+
+def _sign(text: str) -> str:
+    if text != "off" and not re.fullmatch(r"(ssh|openpgp):[^\s-].*", text):
+        raise _refuse(f'{text!a} signs nothing: write "off", "ssh:/path/to/key" or "openpgp:KEY"')
+    return text
+
+
 def _mail_name(text: str) -> str:
     if not _MAIL_NAME.fullmatch(text):
         raise _refuse(f"{text!a} can be no name at Agent Mail: letters, digits, dots, dashes, at most 128")
@@ -156,6 +188,11 @@ Name = Annotated[str, AfterValidator(_name)]
 RuleName = Annotated[Name, AfterValidator(_rule_name)]
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+BranchPrefix = Annotated[str, AfterValidator(_branch_prefix)]
+BranchPattern = Annotated[str, AfterValidator(_branch_pattern)]
+MessagePattern = Annotated[str, AfterValidator(_message_pattern)]
+Email = Annotated[str, AfterValidator(_email)]
+Sign = Annotated[str, AfterValidator(_sign)]
 MailName = Annotated[str, AfterValidator(_mail_name)]
 BeadsWord = Annotated[str, AfterValidator(_beads_word)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
@@ -214,6 +251,16 @@ class Beads(_Table):
     human: Name = HUMAN
 
 
+class Git(_Table):
+    """[git]: what the git gate demands of branches and messages, and who is named in commits."""
+
+    branch_prefix: BranchPrefix = "aidlc/"
+    protected_branches: list[BranchPattern] = ["main", "master", "develop"]
+    message_pattern: MessagePattern | None = None
+    author_email: Email | None = None
+    sign: Sign | None = None
+
+
 class AgentMail(_Table):
     """[agent_mail]: where the record is carried. The project is the source by itself, the sender a name of its own."""
 
@@ -239,6 +286,7 @@ class PolicyDocument(_Table):
     scratch: list[Scratch] = []
     rule: list[Rule] = []
     role: dict[Name, Role] = {}
+    git: Git = Git()
     beads: Beads = Beads()
     agent_mail: AgentMail | None = None
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
+from bonobofs.guards.git.rules import Rules, rules_of
 from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.document import PolicyDocument, load, packaged_default, parse
@@ -110,7 +111,6 @@ def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: s
     ("text", "place"),
     [
         *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
-        *[(f"[{key}]\nx = 1", f"p.toml:1: {key}: ") for key in ("git",)],
     ],
 )
 def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> None:
@@ -442,3 +442,39 @@ l20 = { l20b.l20c = 1 }
 
 def named_line(place: Place) -> int:
     return int(re.findall(r"\d+", str(place[-1]))[0])
+
+
+def test_what_git_may_do_is_read() -> None:
+    """[git] has a value for every key that is left out, and gives the rules that the gate asks."""
+    table = parse("[git]\n", "p.toml").git
+    assert (table.branch_prefix, table.protected_branches) == ("aidlc/", ["main", "master", "develop"])
+    assert (table.message_pattern, table.author_email, table.sign) == (None, None, None)
+    rules = rules_of(parse("[git]\n", "p.toml").model_dump(mode="json"))
+    assert rules == rules_of({}) == Rules()
+    text = 'branch_prefix = "a/"\nprotected_branches = ["x", "y/*"]\nmessage_pattern = "^x"\nsign = "ssh:/k"\n'
+    rules = rules_of(parse("[git]\n" + text, "p.toml").model_dump(mode="json"))
+    assert rules == Rules("a/", ("x", "y/*"), re.compile("^x"), None, "ssh:/k")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('branch_prefix = "Aidlc/"', "branch_prefix"),
+        ('branch_prefix = "aidlc"', "branch_prefix"),
+        ('branch_prefix = "-/"', "branch_prefix"),
+        ('protected_branches = [""]', "protected_branches[0]"),
+        ('protected_branches = ["a b"]', "protected_branches[0]"),
+        ('protected_branches = "main"', "protected_branches"),
+        ('message_pattern = "("', "message_pattern"),
+        ('author_email = "me"', "author_email"),
+        ('author_email = "a>@b"', "author_email"),
+        ('sign = "yes"', "sign"),
+        ('sign = "ssh:"', "sign"),
+        ('sign = "openpgp:--x"', "sign"),
+        ("sign = true", "sign"),
+        ("other = 1", "other"),
+    ],
+)
+def test_what_git_may_do_is_checked(line: str, key: str) -> None:
+    """A value of [git] that could not be meant is refused with its line and key."""
+    assert refusal(f"[git]\n{line}").startswith(f"p.toml:2: git.{key}: ")
