@@ -1,0 +1,69 @@
+"""What stands between a file and its blob: line ends and `$Id$`, as attributes and configuration ask.
+
+libgit2 does the converting, by its own built-in rules. A path whose attributes name a program for it (`filter=lfs` with
+a driver in some configuration) is refused: without the program its blob would not be what it is meant to be.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pygit2
+from pygit2.enums import FilterMode
+from pygit2.ffi import C, ffi
+
+from bonobofs.errors import GitError
+from bonobofs.guards.git.repository import Repository
+
+
+class Conversion:
+    """The conversions of one repository, as its attributes are now."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._store: Final = repository.store
+        self._settings: Final = repository.settings
+
+    def check(self, path: bytes) -> None:
+        """GitError: a program, or an encoding that is not known here, is to convert the path."""
+        name = _text(path)
+        driver = self._attribute(name, "filter")
+        if isinstance(driver, str):
+            keys = (f"filter.{driver}.{what}" for what in ("clean", "smudge", "process"))
+            if any(self._settings.text(key) for key in keys):
+                raise GitError(f"{name} goes through the filter {driver}", kind="filter", paths=(name,))
+        if isinstance(self._attribute(name, "working-tree-encoding"), str):
+            raise GitError(f"{name} has an encoding of its own in the working tree", kind="filter", paths=(name,))
+
+    def to_blob(self, path: bytes, content: bytes) -> bytes:
+        """What git keeps of a file."""
+        return self._converted(path, content, FilterMode.TO_ODB)
+
+    def to_file(self, path: bytes, content: bytes) -> bytes:
+        """What git puts into a file."""
+        return self._converted(path, content, FilterMode.TO_WORKTREE)
+
+    def _attribute(self, name: str, attribute: str) -> bool | str | None:
+        try:
+            return self._store.get_attr(name, attribute)
+        except (pygit2.GitError, ValueError, KeyError) as error:
+            raise GitError(f"the attributes of {name} cannot be read: {error}", kind="unsupported") from error
+
+    def _converted(self, path: bytes, content: bytes, mode: FilterMode) -> bytes:
+        try:
+            chain = self._store.load_filter_list(_text(path), mode)
+            if chain is None:
+                return content
+            # `apply_to_buffer` of pygit2 ends at the first NUL.
+            buffer = ffi.new("git_buf *")
+            try:
+                if C.git_filter_list_apply_to_buffer(buffer, chain._pointer, content, len(content)):  # noqa: SLF001
+                    raise GitError(f"{_text(path)} cannot be converted", kind="unsupported")
+                return bytes(ffi.buffer(buffer.ptr, buffer.size)) if buffer.size else b""
+            finally:
+                C.git_buf_dispose(buffer)
+        except (pygit2.GitError, ValueError) as error:
+            raise GitError(f"{_text(path)} cannot be converted: {error}", kind="unsupported") from error
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

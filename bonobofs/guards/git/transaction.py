@@ -1,0 +1,357 @@
+"""One operation on a repository, alone with it, from its locks to its effect.
+
+    with Transaction(...) as transaction:       waits for other operations of the service, mends what a dead one left
+        index = transaction.lock_index()        as git locks, so that git waits or fails too, and so do we
+        value = transaction.lock("HEAD")
+        ...                                     everything is looked at and judged
+        transaction.apply(change, leave)        stated in the journal, then done: files, index, refs
+
+A change that fails on the way is taken back; one that is killed on the way is carried on by the next operation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bonobofs.decision import Allowed
+from bonobofs.errors import GitError
+from bonobofs.guards.beneath import Workspace
+from bonobofs.guards.git.index import Index, Stat
+from bonobofs.guards.git.journal import Change, Journal, Left, Step, change_of, left_of, unlink
+from bonobofs.guards.git.refs import Move, Value, now
+from bonobofs.guards.git.repository import Blob, Repository, find
+from bonobofs.guards.git.worktree import WorkTree
+
+_ALONE_WAIT: Final = 60.0
+"""Seconds to wait for other operations of the service."""
+_LOCK_WAIT: Final = 3.0
+"""Seconds to wait for another program's lock. git itself waits for none of the index."""
+_PAUSE: Final = 0.01
+
+
+class Transaction:
+    """Made for one operation. Not for several threads."""
+
+    def __init__(self, state: Path, workspace: Workspace, session: str, identity: str) -> None:
+        """`state` is a directory for journals, `identity` the `NAME <EMAIL>` of reflogs."""
+        self._state: Final = state
+        self._workspace: Final = workspace
+        self._session: Final = session
+        self._identity: Final = identity
+        self._locks: Final[dict[Path, Path]] = {}
+        self._values: Final[dict[str, Value | None]] = {}
+        self._token: Final = secrets.token_hex(16)
+        self._flock = -1
+        self._is_half_done = False
+        self.index: Index | None = None
+        self.index_time = 0
+        """When the index was written, in nanoseconds."""
+        self.mended: Final[list[dict[str, Any]]] = []
+        """What was carried on of operations that were killed."""
+
+    def __enter__(self) -> Self:
+        layout = find(self._workspace.root)
+        self._flock = os.open(layout.common, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._wait_until_alone()
+            head = {"git": str(layout.git), "common": str(layout.common), "root": str(layout.root)}
+            self._journal = Journal(self._state, self._token, {**head, "session": self._session})
+            for left in left_of(self._state, layout):
+                self._mend(left)
+            self.repository = Repository(layout)
+            self.tree = WorkTree(self._workspace, self.repository)
+        except BaseException:
+            os.close(self._flock)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._is_half_done:
+                self._release()
+                self._journal.end()
+        finally:
+            self.tree.__exit__(None, None, None)
+            self.repository.close()
+            os.close(self._flock)
+
+    def _wait_until_alone(self) -> None:
+        def alone() -> bool:
+            try:
+                fcntl.flock(self._flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not _waited(alone, _ALONE_WAIT):
+            raise GitError("another operation on this repository takes too long", kind="busy")
+
+    def lock_index(self) -> Index:
+        """The index, which nobody else changes from now on."""
+        git = self.repository.layout.git
+        self._lock(git / "index.lock")
+        try:
+            descriptor = os.open(git / "index", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.index = Index()
+            return self.index
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            self.index_time = status.st_mtime_ns
+            self.index = Index.read(file.read(), status.st_mtime_ns)
+            return self.index
+
+    def lock(self, name: str) -> Value | None:
+        """What a ref holds, which nobody else changes from now on."""
+        if name not in self._values:
+            refs = self.repository.refs
+            if refs.read(name) is None:
+                other = refs.clash(name)
+                if other is not None:
+                    raise GitError(f"{name} cannot be made beside {other}", kind="exists")
+                refs.make_room(name)
+            place = refs.place(name)
+            self._lock(place.with_name(place.name + ".lock"))
+            self._values[name] = refs.read(name)
+        return self._values[name]
+
+    def _lock(self, lock: Path) -> None:
+        by = self._temporary(lock)
+        self._journal.lock(lock, by)
+        os.close(os.open(by, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+
+        def taken() -> bool:
+            try:
+                os.link(by, lock)
+            except FileExistsError:
+                return False
+            return True
+
+        if not _waited(taken, _LOCK_WAIT):
+            unlink(by)
+            message = f"{lock.name} is held by another program; if none is at work here, remove {lock}"
+            raise GitError(message, kind="busy", paths=(str(lock),))
+        self._locks[lock] = by
+
+    def _temporary(self, lock: Path) -> Path:
+        """A name on the same file system, outside all that git looks through."""
+        layout = self.repository.layout
+        top = layout.git if lock.is_relative_to(layout.git) else layout.common
+        return top / f"bonobofs-{self._token}-{len(self._locks)}"
+
+    def _release(self) -> None:
+        for lock, by in self._locks.items():
+            _unlock(lock, by)
+        self._locks.clear()
+
+    def apply(self, change: Change, leave: Allowed, about: dict[str, Any]) -> None:
+        """Do it. A file that somebody else has changed meanwhile ends it, with all taken back.
+
+        Everything that it moves or stages is locked. GitError, OSError: nothing was changed.
+        """
+        self._check(change)
+        for move in change.moves:
+            self._content(move)
+        self._journal.plan(change, about)
+        done: list[Step] = []
+        try:
+            stats = self._files(change, done, leave)
+            self._stage(change, stats)
+        except BaseException:
+            self._take_back(done, leave)
+            raise
+        self._is_half_done = True  # what fails from here on is left to be mended
+        self._finish(change)
+        self._is_half_done = False
+
+    def _check(self, change: Change) -> None:
+        for move in change.moves:
+            if self._values[move.name] != move.old:
+                raise GitError(f"{move.name} was moved by another program", kind="busy")
+        assert self.index is not None or not (change.staged or change.files)
+
+    def _files(self, change: Change, done: list[Step], leave: Allowed) -> dict[bytes, Stat]:
+        """Bring the files to their new state."""
+        stats: dict[bytes, Stat] = {}
+        for step in _in_order(change.files):
+            if not self._holds(step.path, step.old):
+                name = step.path.decode("utf-8", "surrogateescape")
+                raise GitError(f"{name} was changed meanwhile", kind="dirty", paths=(name,))
+            done.append(step)
+            self._step(step, stats, self._token, leave)
+        return stats
+
+    def _step(self, step: Step, stats: dict[bytes, Stat], token: str, leave: Allowed | Left) -> None:
+        if step.new is None:
+            self.tree.remove(step.path, leave)
+        else:
+            stats[step.path] = self.tree.write(step.path, step.new, stray(token, step.path), leave)
+
+    def _holds(self, path: bytes, blob: Blob | None) -> bool:
+        """Whether that is in the working tree; a file that is as it was staged need not be read."""
+        entry = None if self.index is None else self.index.entries.get(path)
+        if entry is not None and blob == Blob(entry.mode, entry.oid):
+            return self.tree.is_unchanged(entry, self.index_time)
+        return self.tree.holds(path, blob, entry)
+
+    def _take_back(self, done: list[Step], leave: Allowed) -> None:
+        self.tree.forget()
+        for step in reversed(done):
+            self.tree.remove_stray(step.path, stray(self._token, step.path))
+            with suppress(OSError, GitError):
+                if not self._holds(step.path, step.old):
+                    self._step(Step(step.path, step.new, step.old), {}, self._token, leave)
+
+    def _stage(self, change: Change, stats: dict[bytes, Stat]) -> None:
+        """Write the index, and give it its name."""
+        if self.index is None or not (change.staged or change.files):
+            return
+        self.index.update(
+            {path: entry and entry._replace(stat=stats.get(path, entry.stat)) for path, entry in change.staged.items()}
+        )
+        place = self.repository.layout.git / "index"
+        by = self._locks[place.with_name("index.lock")]
+        with open(by, "wb") as file:
+            file.write(self.index.serialize())
+        with suppress(FileNotFoundError):
+            by.chmod(os.stat(place).st_mode & 0o777)
+        place.with_name("index.lock").rename(place)
+
+    def _content(self, move: Move) -> None:
+        """Write what a ref is to hold into its lock, and to the disk."""
+        place = self.repository.refs.place(move.name)
+        by = self._locks[place.with_name(place.name + ".lock")]
+        if move.old == move.new:
+            return
+        if move.new is not None:
+            text = f"ref: {move.new.target}\n" if move.new.target is not None else f"{move.new.oid}\n"
+            with open(by, "wb") as file:
+                file.write(os.fsencode(text))
+                file.flush()
+                os.fsync(file.fileno())
+        elif self.repository.refs.is_packed(move.name):
+            packed = self.repository.layout.common / "packed-refs.lock"
+            if packed not in self._locks:
+                self._lock(packed)
+
+    def _finish(self, change: Change) -> None:
+        """Move the refs. All that could have failed has been done."""
+        refs = self.repository.refs
+        who = now(self._identity)
+        for move in change.moves:
+            place = refs.place(move.name)
+            lock = place.with_name(place.name + ".lock")
+            if move.log:
+                refs.log(move.name, move.log_old, move.log_new, who, move.log)
+            if move.old == move.new:
+                continue
+            if move.new is not None:
+                with suppress(FileNotFoundError):
+                    lock.rename(place)
+                continue
+            if refs.is_packed(move.name):
+                packed = self.repository.layout.common / "packed-refs.lock"
+                refs.unpack(move.name, os.fspath(packed))
+                self._lock_again(packed)
+            unlink(place)
+            _unlock(lock, self._locks[lock])
+            refs.remove_log(move.name)
+        for name, content in change.logs:
+            refs.write_log(name, content)
+
+    def _lock_again(self, lock: Path) -> None:
+        """The lock was renamed to what it locks; a further ref may have to be taken out."""
+        by = self._locks.pop(lock)
+        unlink(by)
+
+    def _mend(self, left: Left) -> None:
+        """Carry on what was planned, or undo what was locked for it."""
+        if left.plan is not None:
+            # Of a worktree that is no longer there, nothing is left to be carried on.
+            with suppress(OSError, GitError):
+                root = Path(left.head["root"])
+                workspace = self._workspace if root == self._workspace.root else Workspace(root)
+                self.repository = Repository(find(root))
+                with WorkTree(workspace, self.repository) as self.tree:
+                    self._carry_on(change_of(left.plan), left)
+                self.mended.append({"session": left.head["session"], **left.plan["about"]})
+        self._locks.clear()
+        self._values.clear()
+        self.index = None
+        for lock, by in left.locks:
+            _unlock(lock, by)
+        unlink(left.journal)
+
+    def _carry_on(self, change: Change, left: Left) -> None:
+        self._locks.update({lock: by for lock, by in left.locks if _same(lock, by)})
+        token = left.head["token"]
+        git = self.repository.layout.git
+        if git / "index.lock" in self._locks:
+            self.index = self._index_again(git / "index")
+            stats: dict[bytes, Stat] = {}
+            for step in _in_order(change.files):
+                self.tree.remove_stray(step.path, stray(token, step.path))
+                # What somebody else has made of the file meanwhile is theirs, and shows as their change.
+                if self._holds(step.path, step.old):
+                    self._step(step, stats, token, left)
+            self._stage(change, stats)
+        moves = tuple(move for move in change.moves if self._lock_of(move) in self._locks)
+        for move in moves:
+            self._content(move)
+        self._finish(Change(moves=moves, logs=change.logs))
+
+    def _index_again(self, place: Path) -> Index:
+        try:
+            status = place.lstat()
+        except FileNotFoundError:
+            return Index()
+        return Index.read(place.read_bytes(), status.st_mtime_ns)
+
+    def _lock_of(self, move: Move) -> Path:
+        place = self.repository.refs.place(move.name)
+        return place.with_name(place.name + ".lock")
+
+
+def stray(token: str, path: bytes) -> bytes:
+    """The name by way of which a file comes to its place."""
+    return b".bonobofs-" + sha256(token.encode() + path).hexdigest()[:32].encode()
+
+
+def _in_order(steps: tuple[Step, ...]) -> list[Step]:
+    """Those that go first, and attributes before the files that they speak of."""
+    return sorted(steps, key=lambda step: (step.new is not None, not step.path.endswith(b".gitattributes"), step.path))
+
+
+def _same(lock: Path, by: Path) -> bool:
+    try:
+        return os.path.samestat(os.lstat(lock), os.lstat(by))
+    except OSError:
+        return False
+
+
+def _unlock(lock: Path, by: Path) -> None:
+    """Take a lock away that is ours, and what shows that it is."""
+    if _same(lock, by):
+        unlink(lock)
+    unlink(by)
+
+
+def _waited(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether it was done within so many seconds."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE)
+    return True
