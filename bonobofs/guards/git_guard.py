@@ -18,11 +18,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
-from bonobofs.audit.log import AuditLog
 from bonobofs.decision import Refused
 from bonobofs.errors import GitError
 from bonobofs.guard import Caller
-from bonobofs.guards.answers import GuardedSession, ValidationResult, claiming, is_of_the_session, not_the_agent, told
+from bonobofs.guards.answers import (
+    GuardedSession,
+    Log,
+    ValidationResult,
+    claiming,
+    is_of_the_session,
+    not_the_agent,
+    told,
+)
 from bonobofs.guards.file_guard import PathLike
 from bonobofs.guards.git import rules
 from bonobofs.guards.git.gate import GitGate
@@ -68,7 +75,7 @@ class GitGuard:
 
     def __init__(self, session: GuardedSession, *, issue: str | None = None) -> None:
         """Stand on an open session; `issue` is what the session works on, if it works on one."""
-        self.audit: Final[AuditLog] = session.log
+        self.audit: Final[Log] = session.log
         self._gate: Final = GitGate(session, issue)
         self._door: Final = session.guard
         self._turn: Final = session.turn

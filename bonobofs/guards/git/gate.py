@@ -19,8 +19,8 @@ from typing import Final
 
 from bonobofs.decision import Refused
 from bonobofs.errors import UsageError
-from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.answers import GuardedSession
+from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.git import branches, looking, merging, staging, stash, switching
 from bonobofs.guards.git.commit import Committed, Wanted, commit
 from bonobofs.guards.git.identity import COMMITTER
