@@ -7,6 +7,7 @@ told to the caller; UsageError is for arguments that cannot be meant.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
@@ -63,14 +64,15 @@ def _done(arguments: Arguments) -> None:
         raise UsageError(f"the call takes no {', '.join(arguments)}")
 
 
-def _path(session: CalledSession, arguments: Arguments) -> str:
+def _path(session: CalledSession, arguments: Arguments, default: str | None = None) -> str:
     """A path of the workspace: relative to its root, or absolute in the mount or the source."""
-    path = _must(arguments, "path", str)
+    path = _must(arguments, "path", str) if default is None else _may(arguments, "path", str) or default
     pure = PurePosixPath(path)
     for root in (session.who.mountpoint, session.who.source):
         if root is not None and pure.is_absolute() and pure.is_relative_to(root):
-            return str(pure.relative_to(root)) + ("/" if path.endswith("/") else "")
-    return path
+            path = str(pure.relative_to(root)) + ("/" if path.endswith("/") else "")
+            break
+    return "" if path in (".", "./") else path
 
 
 # -- who one is, and what one may
@@ -95,12 +97,36 @@ def _why(session: CalledSession, arguments: Arguments) -> Any:
 # -- files
 
 
+def _read_file(session: CalledSession, arguments: Arguments) -> Any:
+    path = _path(session, arguments)
+    offset, limit = _may(arguments, "offset", int), _may(arguments, "limit", int)
+    _done(arguments)
+    return asdict(session.tools.guarded_read_file(path, 1 if offset is None else offset, limit))
+
+
 def _write_file(session: CalledSession, arguments: Arguments) -> Any:
     path, content = _path(session, arguments), _must(arguments, "content", str)
-    overwrite = _may(arguments, "overwrite", bool) or False
+    create_only = _may(arguments, "createOnly", bool) or False
     _done(arguments)
-    written = session.files.guarded_write_file(path, content, session.who.agent_id, overwrite=overwrite)
+    written = session.tools.guarded_write_file(path, content, create_only)
     return {"path": str(written.relative_to(session.who.source))}
+
+
+def _list_files(session: CalledSession, arguments: Arguments) -> Any:
+    path, pattern = _path(session, arguments, ""), _may(arguments, "pattern", str)
+    recursive = _may(arguments, "recursive", bool) or False
+    _done(arguments)
+    found = session.tools.guarded_list_files(path, pattern, recursive)
+    entries = [{**one._asdict(), "kind": one.kind.value} for one in found.entries]
+    return {"path": found.path, "entries": entries, "cut": found.cut}
+
+
+def _search_files(session: CalledSession, arguments: Arguments) -> Any:
+    query, path = _must(arguments, "query", str), _path(session, arguments, "")
+    include, exclude = _may(arguments, "include", str), _may(arguments, "exclude", str)
+    _done(arguments)
+    found = session.tools.guarded_search_files(query, path, include, exclude)
+    return {**asdict(found), "matches": [one._asdict() for one in found.matches]}
 
 
 def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
@@ -175,6 +201,9 @@ CALLS: Final[dict[str, Call]] = {
     "lease.extend": _extend,
     "lease.release": _release,
     "lease.list": _list,
+    "read_file": _read_file,
     "write_file": _write_file,
+    "list_files": _list_files,
+    "search_files": _search_files,
     "delete_file": _delete_file,
 }

@@ -12,6 +12,7 @@ from bonobofs.audit.log import RING
 from bonobofs.audit.record import AuditEntry
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.guards.file_guard import FileGuard
+from bonobofs.guards.tools import FileTools
 
 
 class Who(NamedTuple):
@@ -73,6 +74,11 @@ class CalledSession:
     def session(self) -> Who:
         """What a guard needs to know of it."""
         return self.who
+
+    @cached_property
+    def tools(self) -> FileTools:
+        """Those of its tools that its role has."""
+        return FileTools(self)
 
     @cached_property
     def files(self) -> FileGuard:

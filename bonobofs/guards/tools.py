@@ -49,7 +49,7 @@ class FileTools:
         """Stand on an open session."""
         self._door: Final[Door] = session.guard
         self._turn: Final = session.turn
-        self._workspace: Final = Workspace(Path(session.session.source))
+        self._workspace: Final = Workspace(Path(session.session.source), session.place)
         self._reading: Final = Reading(self._workspace, lambda: self._door.policy)
         self._files: Final = FileGuard(session, tool=True)
 

@@ -29,7 +29,7 @@ def test_a_file_is_written_and_removed_by_the_doors_leave(alice: Called) -> None
     assert alice("write_file", path="docs/plan.md", content="# The plan\n") == {"path": "docs/plan.md"}
     assert (alice.path / "docs/plan.md").read_text() == "# The plan\n"
     assert (alice.path / "docs/plan.md").stat().st_mode & 0o777 == 0o644
-    assert alice("write_file", path=str(alice.path / "docs/plan.md"), content="anew", overwrite=True)
+    assert alice("write_file", path=str(alice.path / "docs/plan.md"), content="anew")
     assert (alice.path / "docs/plan.md").read_text() == "anew"
     assert alice("delete_file", path="docs/plan.md") is None
     assert not (alice.path / "docs/plan.md").exists()
@@ -47,10 +47,48 @@ def test_a_file_is_written_and_removed_by_the_doors_leave(alice: Called) -> None
     assert list(out_of_band(alice.world)) == ["sign"]
 
 
+def test_the_tools_read_the_workspace_and_are_recorded(alice: Called) -> None:
+    """Lines, names and matches, under paths of the workspace or the mount; each call is one entry."""
+    (alice.path / "docs").mkdir()
+    (alice.path / "docs/plan.md").write_text("one\ntwo\nthree\n")
+    read = alice("read_file", path="docs/plan.md", offset=2, limit=1)
+    assert (read["content"], read["start_line"], read["total_lines"]) == ("     2\ttwo", 2, 3)
+    assert alice("read_file", path=str(alice.path / "docs/plan.md"))["end_line"] == 3
+    (entry,) = alice("list_files")["entries"]
+    assert (entry["path"], entry["kind"]) == ("docs", "directory")
+    assert alice("list_files", path=str(alice.path), recursive=True, pattern="*.md")["entries"][0]["path"] == (
+        "docs/plan.md"
+    )
+    (match,) = alice("search_files", query="^tw", include="*.md")["matches"]
+    assert match == {"path": "docs/plan.md", "line": 2, "text": "two"}
+    with pytest.raises(IsADirectoryError):
+        alice("read_file", path="docs")
+    calls = [one for one in alice.world.entries() if one.kind == "event" and one.tool]
+    assert [(one.operation, one.path, one.result) for one in calls] == [
+        ("read_file", "docs/plan.md", "allowed"),
+        ("read_file", "docs/plan.md", "allowed"),
+        ("list_files", "", "allowed"),
+        ("list_files", "", "allowed"),
+        ("search_files", "", "allowed"),
+        ("read_file", "docs", "error"),
+    ]
+
+
+def test_a_tool_that_the_role_lacks_is_refused(mounted_called: CalledMount) -> None:
+    """Though the role may write: what it is given beside the mount is the policy's to say."""
+    called = mounted_called(policy='default = "allow"\n[role.r]\nwrite = ["**"]\ntools = ["read_file"]\n', role="r")
+    (called.path / "a").write_text("text")
+    assert called("read_file", path="a")["total_lines"] == 1
+    for name, more in (("write_file", {"path": "b", "content": "text"}), ("search_files", {"query": "text"})):
+        with pytest.raises(Refused) as refused:
+            called(name, **more)
+        assert refused.value.decision.code is Code.ROLE
+
+
 def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> None:
     alice("write_file", path="a", content="first")
     with pytest.raises(FileExistsError):
-        alice("write_file", path="a", content="second")
+        alice("write_file", path="a", content="second", createOnly=True)
     assert (alice.path / "a").read_text() == "first"
     assert [one.result for one in alice.of("a")][-1] == "error"
 
@@ -75,7 +113,7 @@ def test_who_names_another_agent_is_refused_with_an_alert(alice: Called) -> None
     """Whatever is called; the agent's own label and UUID are as good as none."""
     who = alice("whoami")
     for agent in (who["agent"], who["agent_id"]):
-        alice("write_file", path="own", content="text", agent=agent, overwrite=True)
+        alice("write_file", path="own", content="text", agent=agent)
     for name, more in (("write_file", {"path": "a", "content": "text"}), ("lease.acquire", {"patterns": ["**"]})):
         with pytest.raises(Refused) as refused:
             alice(name, agent="bob", **more)
@@ -225,7 +263,7 @@ from pathlib import Path
 from bonobofs.state.calling import call
 directory, name = Path(sys.argv[1]), sys.argv[2]
 for turn in range(5):
-    call(directory, "write_file", path=f"{name}/file", content=str(turn), overwrite=True)
+    call(directory, "write_file", path=f"{name}/file", content=str(turn))
 assert Path(sys.argv[3], name, "file").read_text() == "4"
 call(directory, "delete_file", path=f"{name}/file")
 assert not Path(sys.argv[3], name, "file").exists()
