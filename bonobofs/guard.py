@@ -44,6 +44,7 @@ ACTIONS: Final[dict[Operation, str]] = {
     Operation.LINK: "create",
     Operation.DELETE_FILE: "delete",
     Operation.RMDIR: "delete",
+    Operation.CALL: "",
     Operation.READ_FILE: "",
     Operation.LIST_FILES: "",
     Operation.SEARCH_FILES: "",

@@ -68,6 +68,7 @@ OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.REMOVE_DEPENDENCY: Call("beads", ("dep",)),
     Operation.LABEL_ISSUE: Call("beads", ("label",)),
     Operation.COMMENT_ISSUE: Call("beads", ("comment",)),
+    Operation.CALL: Call("socket", ()),
 }
 """Operations that no rule for paths speaks of."""
 

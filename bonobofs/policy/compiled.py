@@ -318,7 +318,7 @@ def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation,
         if word is not None:
             verdicts[operation] = Allowed(words.call_rule(name, family, word))
         elif not spellings:
-            verdicts[operation] = words.OPERATORS_ALONE
+            verdicts[operation] = words.NOBODYS[family]
         else:
             others = sorted(other for other, table in roles.items() if {*spellings} & {*table.get(family, ())})
             listed = [each for each in FAMILIES[family] if each in own]

@@ -148,12 +148,18 @@ NO_ROLE_RULE: Final = "role"
 NO_TOOL: Final = Refusal(
     Code.ROLE, "role:tools", "There is no such tool.", "Use read_file, write_file, list_files or search_files."
 )
-OPERATORS_ALONE: Final = Refusal(
-    Code.ROLE,
-    "role:operator",
-    "Worktrees are made and removed by the operator alone.",
-    "Ask the operator: bonobofs worktree add and remove do it.",
-)
+NOBODYS: Final = {
+    "git": Refusal(
+        Code.ROLE,
+        "role:git",
+        "Worktrees are made and removed by the operator alone.",
+        "Ask the operator: bonobofs worktree add and remove do it.",
+    ),
+    "socket": Refusal(
+        Code.ROLE, "role:socket", "There is no such call.", "Call what the documentation of the guard socket lists."
+    ),
+}
+"""The refusals of what no role can have, by its family."""
 
 BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", "temporary", NO_ROLE_RULE})
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""

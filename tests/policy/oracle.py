@@ -45,6 +45,7 @@ WORDS_OF_CALLS = {
     "remove_dependency": ("beads", ["dep"]),
     "label_issue": ("beads", ["label"]),
     "comment_issue": ("beads", ["comment"]),
+    "call": ("socket", []),
 }
 UNDEFINED_AGENT = {
     "write": ["**"],
@@ -214,7 +215,7 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
 
 def may_call(role: dict[str, Any], operation: str) -> bool:
     family, words = WORDS_OF_CALLS[operation]
-    return any(word in role[family] for word in words)
+    return any(word in role.get(family, []) for word in words)
 
 
 def has_foreign_names(request: Request, facts: Facts) -> bool:

@@ -16,6 +16,7 @@ from tests.policy.random_policies import documents, facts
 
 ALICE = Agent("alice", "1", "agent")
 ROOT = WorkspacePath("")
+NOBODYS = {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE, Operation.CALL}
 
 
 def code(document: dict[str, Any], role: str, operation: Operation, path: str = "", known: Facts = NO_FACTS) -> str:
@@ -44,16 +45,15 @@ def test_a_role_without_lists_may_call_nothing_and_the_role_that_is_built_in_all
     policy = {"role": {"r": {"write": ["**"]}}, "default": "allow"}
     assert {code(policy, "r", operation) for operation in OF_A_GATE} == {"ROLE"}
     refused = {operation for operation in OF_A_GATE if code(policy, "agent", operation) != "allowed"}
-    worktrees = {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE}
-    assert refused == {*worktrees, Operation.CREATE_EPIC, Operation.REOPEN_ISSUE}
+    assert refused == {*NOBODYS, Operation.CREATE_EPIC, Operation.REOPEN_ISSUE}
     defined = {"role": {"agent": {"write": ["**"]}}}
     assert {code(defined, "agent", operation) for operation in OF_A_GATE} == {"ROLE"}
 
 
-def test_no_list_lets_an_agent_make_or_remove_a_worktree() -> None:
+def test_no_list_lets_an_agent_make_or_remove_a_worktree_or_call_what_is_not_there() -> None:
     everything = {"role": {"r": {"tools": [*TOOLS], "git": [*GIT], "beads": [*BEADS]}}}
     refused = {operation for operation in OF_A_GATE if code(everything, "r", operation) != "allowed"}
-    assert refused == {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE}
+    assert refused == NOBODYS
 
 
 @settings(deadline=None)
