@@ -105,6 +105,7 @@ def show(
         return
     say(f"{shown.origin}")
     say(f"digest {compiled.digest}, generation {compiled.generation}")
+    say(f"roles {', '.join(sorted(compiled.roles, key=str.lower))}")
     if shown.session is not None:
         say(f"in force in session {shown.session}")
     if shown.error is not None:

@@ -42,6 +42,9 @@ def test_test_names_each_example_that_does_not_hold(tmp_path: Path) -> None:
 
 def test_show_tells_what_is_in_force(home: Path) -> None:
     """In words for a person, whole for a program; the operator's own policy comes first."""
+    told = bonobofs("policy", "show", "--role", "control").stdout
+    assert "roles agent, control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n" in told
+    assert "- Tools beside the mount: `read_file`, `list_files`, `search_files`." in told
     assert "`aidlc-docs/`" in bonobofs("policy", "show").stdout
     (home / "policy.toml").write_text(ALLOW_ALL + "[role.reader]\n")
     shown = json.loads(bonobofs("policy", "show", "--json").stdout)
