@@ -135,7 +135,7 @@ class Reading:
             paths, cut = [start], ""
         done = search(self._workspace.descriptor, query, paths, deadline)
         if not done.in_time:
-            cut = "The search was ended, too long or too large as it was; name a directory below, or a simpler query."
+            cut = "It took too long or too much memory, and was ended; name a directory below, or a simpler query."
         elif done.more:
             cut = f"Only the first {MOST:,} matches are given; name a directory below, or a narrower query."
         size = sum(len(match.text.encode()) for match in done.matches)
