@@ -56,7 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=PURPOSE)
     add = parser.add_argument
     add("--rounds", type=int, default=3, metavar="N", help="rounds over all workloads and worlds (3)")
-    add("--only", default="", metavar="ROW,…", help="rows or workloads, see --list; also decision, log, index, memory")
+    add(
+        "--only",
+        default="",
+        metavar="ROW,…",
+        help="rows or workloads, see --list; also decision, log, index, beads, memory",
+    )
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
     add("--user", action="append", metavar="USER", help="measure as this user, name or uid; repeatable (yourself)")
@@ -178,7 +183,7 @@ def _file_system(directory: Path) -> str:
 def _copy_of_checkout(work: Path, python: str) -> Path:
     """A compiled copy that every user can read and that nobody edits while it is measured."""
     code = work / "code"
-    for name in ("bonobofs", "scripts"):
+    for name in ("bonobofs", "scripts", "tests/worlds"):
         shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     if (CHECKOUT / "policy.toml").exists():
         shutil.copyfile(CHECKOUT / "policy.toml", code / "policy.toml")

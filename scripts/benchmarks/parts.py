@@ -1,6 +1,6 @@
-"""Single parts of bonobofs by themselves, as a program: one decision, one change in the log, the index, the memory.
+"""Single parts of bonobofs by themselves, as a program: one decision, the log, the index, the Beads gate, the memory.
 
-Usage: python -m benchmarks.parts decision|log|index|memory, with the plan as JSON on standard input.
+Usage: python -m benchmarks.parts decision|log|index|beads|memory, with the plan as JSON on standard input.
 It prints one number.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import statistics
@@ -16,18 +17,22 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
-from benchmarks.plan import INDEXED, RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import bonobofs
 from bonobofs.audit.index import Index
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.guards import BeadsGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.session import open_session
 from bonobofs.state.index_tables import IndexTables, sqlite_engine
 
 PASSES = 5
+BD = Path(__file__).resolve().parents[2] / "tests" / "worlds" / "bd"
+"""Where no BONOBOFS_BD names another: a small program that keeps bd's contract."""
 PATHS_PER_RULE = 10
 
 
@@ -111,6 +116,40 @@ def index(plan: Plan) -> float:
     return statistics.median(passes)
 
 
+def beads(plan: Plan) -> float:
+    """Milliseconds of the Beads gate's own for one update among 1,000 issues: two lists read, judged and recorded.
+
+    Processor time, in which bd itself has no part.
+    """
+    base = Path(plan.base, "beads")
+    shutil.rmtree(base, ignore_errors=True)
+    source, person = base / "source", base / "person"
+    for directory in (source, person):
+        directory.mkdir(parents=True)
+    program = os.environ.setdefault("BONOBOFS_BD", str(BD))
+    os.environ["BONOBOFS_HOME"] = str(base / "home")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(person), "BEADS_DIR": str(source / ".beads")}
+    lines = [
+        {"id": f"gt-{number}", "title": f"Issue {number}", "status": "open", "priority": 2, "issue_type": "task"}
+        for number in range(plan.count(ISSUES))
+    ]
+    issues = base / "issues.jsonl"
+    issues.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for words in (["init", "--stealth", "--non-interactive", "--quiet", "--prefix", "gt"], ["import", str(issues)]):
+        subprocess.run([program, *words], cwd=person, env=environment, check=True, stdout=subprocess.DEVNULL)
+    passes = []
+    policy = base / "policy.toml"
+    policy.write_text('default = "allow"\n')
+    with open_session(source, agent="bench", policy=policy) as session:
+        guard = BeadsGuard(session)
+        for turn in range(2 * PASSES):
+            started = process_time_ns()
+            guard.guarded_update("gt-0", "bench", priority=turn % 2)
+            passes.append((process_time_ns() - started) / 1e6)
+    shutil.rmtree(base)
+    return statistics.median(passes)
+
+
 def memory(plan: Plan) -> float:
     """Resident megabytes of the serving process after a walk over 100,000 files."""
     many = plan.source / "many"
@@ -133,7 +172,13 @@ def memory(plan: Plan) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
 
 
-PARTS: dict[str, Callable[[Plan], float]] = {"decision": decision, "log": log, "index": index, "memory": memory}
+PARTS: dict[str, Callable[[Plan], float]] = {
+    "decision": decision,
+    "log": log,
+    "index": index,
+    "beads": beads,
+    "memory": memory,
+}
 
 if __name__ == "__main__":
     print(PARTS[sys.argv[1]](Plan.from_json(sys.stdin.read())))

@@ -14,6 +14,7 @@ WALKED_FILES = 100_000
 RULES = 1_000
 RECORDS = 20_000
 INDEXED = 200_000
+ISSUES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
