@@ -109,9 +109,17 @@ def test_what_an_agent_could_put_on_path_is_not_run(
     for directory in (source, world.path, tmp_path / "link", home / "sessions" / "1" / "bin", Path(".")):
         monkeypatch.setenv("PATH", f"{directory}:{tmp_path / 'empty'}:")
         monkeypatch.chdir(source if directory == Path(".") else tmp_path)
-        with pytest.raises(BeadsError, match="no bd on PATH"):
+        with pytest.raises(BeadsError, match="no bd on PATH outside of the directories that agents can write; install"):
             asked(place, home, None)
     monkeypatch.chdir("/")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "bd").symlink_to(source / "bd")
+    monkeypatch.setenv("PATH", str(tmp_path / "linked"))
+    with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
+        asked(place, home, None)
+    monkeypatch.setenv("BONOBOFS_BD", str(world.path / "bd"))
+    with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
+        asked(place, home, None)
 
 
 def test_bd_is_given_nothing_of_the_caller(

@@ -23,7 +23,8 @@ from bonobofs.errors import BeadsError, UsageError
 from bonobofs.guards.beads import lock
 from bonobofs.guards.beads.answer import complaint, payload
 from bonobofs.guards.beads.commands import command
-from bonobofs.guards.beads.program import Program, find_program
+from bonobofs.guards.beads.finding import find_program
+from bonobofs.guards.beads.program import Program
 from bonobofs.guards.beads.turn import Turn
 from bonobofs.request import Agent
 

@@ -1,4 +1,4 @@
-"""Running the installed bd: found once, never through a shell, with an environment made from nothing.
+"""Running the installed bd: never through a shell, with an environment made from nothing.
 
 What steers bd from outside is shut out: its HOME and its working directory are empty ones of ours, from which no
 `.beads` and no git repository can be found upwards, and of the caller's environment only PATH remains, less what an
@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -21,9 +20,9 @@ from typing import Final, Self
 
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.guards.beads.answer import Output, complaint, payload
+from bonobofs.guards.beads.finding import INSTALL, search_path
 from bonobofs.guards.beads.lock import Lock
 from bonobofs.request import Agent
-from bonobofs.state import mounts
 
 GRACE: Final = 2.0
 """Seconds between asking a bd that is out of time to end, which it does without a half-stored issue, and ending it."""
@@ -33,32 +32,6 @@ BEFORE: Final = (2,)
 _ROLE: Final = "[beads]\n\trole = maintainer\n"
 """What git is configured with; without a role bd complains at every call."""
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-_INSTALL: Final = (
-    "install bd 1.0.5 or a later 1.x from the releases of Beads and put it on PATH, or name it in BONOBOFS_BD"
-)
-
-
-def find_program(home: Path, beads: Path) -> Path:
-    """`$BONOBOFS_BD`, else `bd` on PATH; BeadsError where there is none."""
-    named = os.environ.get("BONOBOFS_BD")
-    found = shutil.which(named or "bd", path=search_path(home, beads))
-    if found is None:
-        where = f"BONOBOFS_BD names {named}, which is no program" if named else "there is no bd on PATH"
-        raise BeadsError(f"{where}; {_INSTALL}")
-    return Path(found).absolute()
-
-
-def search_path(home: Path, beads: Path) -> str:
-    """PATH without what an agent could put there: our sessions' shims, what is mounted, the workspace itself."""
-    agents = [str(home / "sessions"), str(beads.parent), *(str(mount.mountpoint) for mount in mounts.ours())]
-
-    def is_agents(directory: str) -> bool:
-        return any(directory == top or directory.startswith(top + "/") for top in agents)
-
-    # As it is written first: what hangs in a dead mount is not to be looked at.
-    absolute = [each for each in os.environ.get("PATH", os.defpath).split(":") if os.path.isabs(each)]
-    named = [each for each in absolute if not is_agents(os.path.normpath(each))]
-    return ":".join(each for each in named if not is_agents(os.path.realpath(each)))
 
 
 class Program:
@@ -117,7 +90,7 @@ class Program:
             except OSError as error:
                 if error.errno == errno.E2BIG:
                     raise UsageError("bd cannot be told so long a text; shorten it to 100 KB") from error
-                raise BeadsError(f"{self.path} cannot be started: {error.strerror}; {_INSTALL}") from error
+                raise BeadsError(f"{self.path} cannot be started: {error.strerror}; {INSTALL}") from error
             in_time = _await_end(started, self._limit, lock)
             return Output(started.returncode if in_time else None, stdout.text(), stderr.text())
 
@@ -129,10 +102,10 @@ class Program:
         numbers = _VERSION.search(word) if isinstance(word, str) and output.status == 0 else None
         if numbers is None:
             why = complaint(output) or "it does not say"
-            raise BeadsError(f"{self.path} does not tell its version ({why}); {_INSTALL}")
+            raise BeadsError(f"{self.path} does not tell its version ({why}); {INSTALL}")
         version = tuple(map(int, numbers.groups()))
         if not OLDEST <= version < BEFORE:
-            raise BeadsError(f"{self.path} is bd {numbers.group()}, which is not supported; {_INSTALL}")
+            raise BeadsError(f"{self.path} is bd {numbers.group()}, which is not supported; {INSTALL}")
         return numbers.group()
 
 
