@@ -55,15 +55,17 @@ class Watching:
     def read_rest(self, now: float) -> None:
         """Tell the server all that has changed by now."""
         for _ in range(_MOST_READS):
-            if self._watcher is None or not _is_ready(self._watcher.fileno()):
+            if not self.read(now):
                 break
-            self.read(now)
         self.tell_closed()
 
-    def read(self, now: float) -> None:
-        """Tell the server what has changed. Blocks while nothing has."""
-        if self._watcher is None:
-            return
+    def read(self, now: float) -> bool:
+        """Tell the server what has changed; whether anything has.
+
+        Who polled may find nothing any more: another service of the same round has had all of it told.
+        """
+        if self._watcher is None or not _is_ready(self._watcher.fileno()):
+            return False
         self._not_before = now + _APART
         self._last = now
         try:
@@ -77,6 +79,7 @@ class Watching:
         except UnwatchableError as error:
             self._watcher = None
             self._line.tell(Kind.UNWATCHED, {"reason": str(error)})
+        return True
 
     def tell_closed(self) -> None:
         """Tell the server which files were closed."""
