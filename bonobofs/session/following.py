@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from bonobofs.errors import BonobofsError, StateError, TrailError
+from bonobofs.errors import BonobofsError, TrailError
 from bonobofs.guard import QUIET, Guard
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
 from bonobofs.state.database import Database
-from bonobofs.state.following import BEAT, Follower, Seen
+from bonobofs.state.following import BEAT, LAPSE, Follower, Seen
 from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session
 
@@ -68,30 +69,40 @@ class Turn:
 
 
 @contextlib.contextmanager
-def following(database: Database, session: Session, guard: Guard) -> Iterator[Turn]:
-    """Bind the guard by the leases for the length of a `with` block; gives what each change must hold."""
+def following(home: Path, session: Session, guard: Guard) -> Iterator[Turn]:
+    """Bind the guard by the leases for the length of a `with` block; gives what each change must hold. StateError."""
     holder = Holder(session.agent, session.agent_id, session.chain).key
-    follower = Follower(database, session.session, holder, session.source)
     turn, ended = Turn(guard), threading.Event()
     guard.follow(0.0)
-    _look(follower, turn)
-    thread = threading.Thread(target=_follow, args=(follower, turn, ended), name="bonobofs-leases", daemon=True)
-    thread.start()
+    with contextlib.ExitStack() as until_followed:
+        # The thread's own: it may still wait for an answer when the session is over.
+        database = until_followed.enter_context(Database(home))
+        follower = Follower(database, session.session, holder, session.source)
+        _look(follower, turn)
+        thread = threading.Thread(
+            target=_follow,
+            args=(database, session.session, follower, turn, ended),
+            name="bonobofs-leases",
+            daemon=True,
+        )
+        thread.start()
+        until_followed.pop_all()
     try:
         yield turn
     finally:
         ended.set()
-        thread.join()
-        # It ends for the others when it falls silent, if it cannot say so.
-        with contextlib.suppress(StateError):
-            presence.leave(database, session.session)
+        # For the others it ends when it falls silent, if it cannot say so.
+        thread.join(LAPSE)
 
 
-def _follow(follower: Follower, turn: Turn, ended: threading.Event) -> None:
-    while not ended.wait(BEAT):
-        # While the leases cannot be read, nothing is renewed, and the guard refuses by itself.
+def _follow(database: Database, session: str, follower: Follower, turn: Turn, ended: threading.Event) -> None:
+    with database:
+        while not ended.wait(BEAT):
+            # While the leases cannot be read, nothing is renewed, and the guard refuses by itself.
+            with contextlib.suppress(BonobofsError, OSError):
+                _look(follower, turn)
         with contextlib.suppress(BonobofsError, OSError):
-            _look(follower, turn)
+            presence.leave(database, session)
 
 
 def _look(follower: Follower, turn: Turn) -> None:

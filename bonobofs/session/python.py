@@ -76,7 +76,7 @@ def open_session(
         keeper.start()
         _tidy(state, root, trail)
         guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
-        with Database.open(state) as database, following(database, session, guard) as turn:
+        with Database.open(state) as database, following(state, session, guard) as turn:
             log = AuditLog(trail, lambda label: registry.identity_of(database, label))
             yield OpenSession(session, guard, log, turn)
         guard.settle_all()

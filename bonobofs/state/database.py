@@ -25,7 +25,7 @@ from sqlalchemy import column as named_column
 from sqlalchemy.exc import SQLAlchemyError
 
 from bonobofs.errors import StateError
-from bonobofs.state.reaching import BEGIN, look_at_sqlite, postgresql_engine, shown, sqlite_engine, url
+from bonobofs.state.reaching import BEGIN, OUTLASTS_POWER, look_at_sqlite, postgresql_engine, shown, sqlite_engine, url
 from bonobofs.state.tables import REVISION, VERSION_TABLE, counters
 
 _IDLE_SECONDS: Final = 10
@@ -134,8 +134,11 @@ class Database:
 
     @contextlib.contextmanager
     def note(self) -> Iterator[Connection]:
-        """A transaction that changes rows which nobody else changes; on PostgreSQL it waits for no other."""
-        with self._transaction("BEGIN IMMEDIATE") as connection:
+        """A transaction that changes rows which nobody else changes; on PostgreSQL it waits for no other.
+
+        On SQLite power loss may take it, and it makes no disk work: heartbeats are written twice a second.
+        """
+        with self._transaction("BEGIN IMMEDIATE", outlasts_power=False) as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -179,9 +182,9 @@ class Database:
             take_over(self, earlier)
 
     @contextlib.contextmanager
-    def _transaction(self, begin: str, *, in_turn: bool = False) -> Iterator[Connection]:
+    def _transaction(self, begin: str, *, in_turn: bool = False, outlasts_power: bool = True) -> Iterator[Connection]:
         with self.failures(), self._gate(fcntl.LOCK_SH), self._turn(begin), self._connect() as connection:
-            connection.execution_options(**{BEGIN: begin})
+            connection.execution_options(**{BEGIN: begin, OUTLASTS_POWER: outlasts_power})
             with connection.begin():
                 if not self.is_sqlite:
                     idle = func.set_config("idle_in_transaction_session_timeout", str(1000 * _IDLE_SECONDS), True)

@@ -25,6 +25,8 @@ SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 _OF_DATABASE: Final = frozenset({"BONOBOFS_DATABASE", "HOME", "KRB5CCNAME"})
 BEGIN: Final = "bonobofs_begin"
 """The execution option that says how SQLite begins a transaction."""
+OUTLASTS_POWER: Final = "bonobofs_outlasts_power"
+"""The one that says whether SQLite waits for the disk before a transaction counts as done; without it, it does."""
 
 
 def url(home: Path) -> URL:
@@ -85,7 +87,7 @@ def sqlite_engine(where: URL) -> Engine:
 
     engine = create_engine(where, creator=connect)
     event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", begin_sqlite)
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -105,8 +107,13 @@ def postgresql_engine(where: URL) -> Engine:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin(connection: Connection) -> None:
+    level = "FULL" if connection.get_execution_options().get(OUTLASTS_POWER, True) else "NORMAL"
+    connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+    begin_sqlite(connection)
 
 
 def begin_sqlite(connection: Connection) -> None:

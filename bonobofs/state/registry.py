@@ -50,6 +50,7 @@ class Agent(NamedTuple):
     id: str
     label: str
     team: str | None
+    team_id: str | None
     role: str | None
     roles: tuple[str, ...]
     created: datetime
@@ -68,22 +69,21 @@ def check_label(label: str, what: str = "an agent") -> str:
 
 
 def register(database: Database, label: str, role: str | None = None) -> Registered:
-    """The living agent of that label, entered with the role as its own if the label is new.
+    """The living agent of that label or UUID, entered with the role as its own if it is a label that is new.
 
     A known agent's own role stays. ForbiddenError where the agent may not mount with the role that is named.
     """
-    check_label(label)
     with database.change() as connection:
-        known = _agent(connection, label)
+        known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
         if known is None:
             identity = _enter_agent(connection, label, None, role, ())
             return Registered(label, identity, role, None, new=True)
     if role is not None and known.roles and role not in known.roles:
         raise ForbiddenError(
-            f"{label} may not mount as {role}, but as {', '.join(known.roles)}; "
+            f"{known.label} may not mount as {role}, but as {', '.join(known.roles)}; "
             "to change that, remove the agent and add it with other roles"
         )
-    return Registered(label, known.id, known.role, known.team, new=False)
+    return Registered(known.label, known.id, known.role, known.team, new=False)
 
 
 def add(database: Database, label: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
@@ -92,7 +92,7 @@ def add(database: Database, label: str, *, team: str | None = None, roles: Itera
     UsageError for a label that lives already or a team that does not.
     """
     check_label(label)
-    wanted = tuple(dict.fromkeys(roles))
+    wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
     with database.change() as connection:
         if _agent(connection, label) is not None:
             raise UsageError(f"there is an agent {label} already; remove it first, or use another name")
@@ -165,7 +165,7 @@ def _enter_agent(connection: Connection, label: str, team: str | None, role: str
 
 
 def _agent(connection: Connection, agent: str) -> Agent | None:
-    by = agents.c.id == agent if _is_uuid(agent) else agents.c.name == agent
+    by = agents.c.id == agent.lower() if _is_uuid(agent) else agents.c.name == agent
     return next(iter(_agents(connection, by, agents.c.removed.is_(None))), None)
 
 
@@ -177,7 +177,7 @@ def _living_agent(connection: Connection, agent: str) -> Agent:
 
 
 def _living_team(connection: Connection, team: str) -> str:
-    by = teams.c.id == team if _is_uuid(team) else teams.c.name == team
+    by = teams.c.id == team.lower() if _is_uuid(team) else teams.c.name == team
     found = _teams(connection, by, teams.c.removed.is_(None))
     if not found:
         raise UsageError(f"there is no team {team}; bonobofs team list shows which there are")
@@ -186,7 +186,9 @@ def _living_team(connection: Connection, team: str) -> str:
 
 def _agents(connection: Connection, *where: ColumnElement[bool]) -> list[Agent]:
     wanted = (
-        select(agents.c.id, agents.c.name, teams.c.name, agents.c.role, agents.c.created, agents.c.removed)
+        select(
+            agents.c.id, agents.c.name, teams.c.name, agents.c.team, agents.c.role, agents.c.created, agents.c.removed
+        )
         .join_from(agents, teams, isouter=True)
         .where(*where)
         .order_by(agents.c.name, agents.c.created)
@@ -195,8 +197,17 @@ def _agents(connection: Connection, *where: ColumnElement[bool]) -> list[Agent]:
     for agent, role in connection.execute(select(agent_roles.c.agent, agent_roles.c.role).order_by(agent_roles.c.role)):
         roles.setdefault(agent, []).append(role)
     return [
-        Agent(identity, label, team, role, tuple(roles.get(identity, ())), moment(created), removed and moment(removed))
-        for identity, label, team, role, created, removed in connection.execute(wanted)
+        Agent(
+            identity,
+            label,
+            team,
+            team_id,
+            role,
+            tuple(roles.get(identity, ())),
+            moment(created),
+            removed and moment(removed),
+        )
+        for identity, label, team, team_id, role, created, removed in connection.execute(wanted)
     ]
 
 

@@ -192,3 +192,43 @@ def test_a_governance_of_choragen_becomes_a_policy(tmp_path: Path) -> None:
     file.write_text("mutations:\n  approve:\n    - pattern: docs/**\n")
     done = bonobofs("policy", "import", file)
     assert (done.returncode, done.stderr.count("line 3")) == (1, 1)
+
+
+def test_a_label_that_is_used_again_inherits_nothing(mounted: Mounted, home: Path) -> None:
+    """No role, no team, no lease, and none of what the one before it did; that is found by UUID, under its label."""
+    assert bonobofs("team", "add", "red").returncode == 0
+    assert bonobofs("agent", "add", "bob", "--team", "red", "--role", "agent").returncode == 0
+    world = mounted(policy=ALLOW_ALL, agent="bob")
+    (world.path / "a.md").write_text("text")
+    assert bonobofs("lease", "acquire", "--agent", "bob", "docs/**").returncode == 0
+    refused = bonobofs("agent", "remove", "bob")
+    assert (refused.returncode, "live session" in refused.stderr) == (1, True)
+    world.umount()
+    first = world.session.agent_id
+    assert bonobofs("agent", "remove", first.upper()).returncode == 0
+    assert listed() == []
+    assert bonobofs("agent", "add", "bob").returncode == 0
+    (second,) = json.loads(bonobofs("agent", "list", "--json").stdout)
+    assert second["id"] != first
+    assert (second["team"], second["team_id"], second["role"], second["roles"]) == (None, None, None, [])
+    (gone,) = [one for one in json.loads(bonobofs("agent", "list", "--removed", "--json").stdout) if one["id"] == first]
+    (red,) = json.loads(bonobofs("team", "list", "--json").stdout)
+    assert (gone["team"], gone["team_id"], gone["roles"]) == ("red", red["id"], ["agent"])
+
+    def done_by(agent: str) -> list[tuple[str, str]]:
+        found = json.loads(bonobofs("audit", "query", "--agent", agent, "--json").stdout)
+        return [(entry["agent"], entry["agent_id"]) for entry in found]
+
+    assert done_by("bob") == []
+    assert set(done_by(first)) == {("bob", first)}
+    assert bonobofs("mount", world.source, world.path, "--agent", first).returncode == 2
+    assert bonobofs("lease", "release", "--agent", first).returncode == 2
+
+
+def test_an_agent_is_named_by_its_uuid_too(home: Path) -> None:
+    assert bonobofs("agent", "add", "ann").returncode == 0
+    (ann,) = json.loads(bonobofs("agent", "list", "--json").stdout)
+    assert bonobofs("lease", "acquire", "--agent", ann["id"], "docs/**").returncode == 0
+    (lease,) = listed()
+    assert (lease["agent"], lease["agent_id"], lease["holder"]) == ("ann", ann["id"], f"agent:{ann['id']}")
+    assert bonobofs("lease", "release", "--agent", "ann").returncode == 0

@@ -365,3 +365,17 @@ def test_a_damaged_database_is_told_and_kept(home: Path) -> None:
         assert (status.returncode, status.stderr) == (1, "")
         assert ": faulty, schema " in status.stdout
         assert path.read_bytes()[-4096:] == what[-4096:]
+
+
+def test_a_heartbeat_makes_no_disk_work(home: Path) -> None:
+    """It is written twice a second, for as long as anything is mounted; what must outlast a power cut waits for it."""
+    with Database.open(home) as database:
+        for transaction, level in ((database.change, 2), (database.note, 1), (database.change, 2), (database.read, 2)):
+            with transaction() as connection:
+                assert connection.scalar(text("PRAGMA synchronous")) == level
+
+
+def test_a_session_ends_though_the_database_does_not_answer(database: Database, source: Path) -> None:
+    """For the others it ends when it falls silent."""
+    with contextlib.ExitStack() as holding, session.open_session(source, agent="ann"):
+        holding.enter_context(locked(database))

@@ -58,6 +58,8 @@ def test_what_lives_cannot_be_added_and_what_does_not_cannot_be_removed(database
         lambda: registry.add(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
         lambda: registry.add(database, "a/b"),
         lambda: registry.add(database, " ann"),
+        lambda: registry.add(database, "bob", roles=["\udcff"]),
+        lambda: registry.register(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
     ):
         with pytest.raises(UsageError):
             wrong()
