@@ -66,10 +66,14 @@ class GitError(BonobofsError):
 class MailError(BonobofsError):
     """Agent Mail cannot be reached, or does not do what it is asked. What is to be carried waits."""
 
-    def __init__(self, message: str, *, carried_out: bool | None = False) -> None:
-        """`carried_out`: whether what was asked was done all the same; None where that cannot be told."""
+    def __init__(self, message: str, *, carried_out: bool | None = False, refused: bool = False) -> None:
+        """`carried_out`: whether what was asked was done all the same; None where that cannot be told.
+
+        `refused`: the server is there, and would not have this; it may take something else.
+        """
         super().__init__(message)
         self.carried_out = carried_out
+        self.refused = refused
 
 
 class BeadsError(BonobofsError):

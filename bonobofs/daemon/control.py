@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -17,6 +18,8 @@ from bonobofs.state.processes import send, wait_for_end
 
 SECONDS_TO_START: Final = 30.0
 SECONDS_TO_END: Final = 60.0
+LONGEST_LOG: Final = 4 * 1024 * 1024
+"""Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
 
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN: Final = (
@@ -41,6 +44,9 @@ def start(home: Path) -> Daemon:
     ready, ready_end = os.pipe()
     log = home / "serve.log"
     try:
+        with contextlib.suppress(FileNotFoundError):
+            if log.stat().st_size > LONGEST_LOG:
+                log.rename(home / "serve.log.1")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as errors:
             subprocess.run(
                 [sys.executable, "-X", "utf8", "-c", _RUN_DETACHED, _ROOT, str(ready_end)],

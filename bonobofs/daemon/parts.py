@@ -6,12 +6,14 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 from bonobofs.audit.agent_mail.courier import Courier, Pace
 from bonobofs.audit.history import trails_in
 from bonobofs.audit.index import Index
+from bonobofs.daemon.lanes import Lanes
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.session.mail import Settings, open_mailbox, settings_of
 from bonobofs.session.record import open_index
@@ -87,11 +89,13 @@ class Mailing(Part):
         self._database: Database | None = None
         self._settings: dict[str, tuple[int, Settings | None]] = {}
         """By session, as its policy.json of that time has them."""
+        self._lanes: Lanes
         self._rounds: dict[Settings, _Round] = {}
 
     def step(self, goes_on: GoesOn) -> str:
         if self._database is None:
             self._database = self._open.enter_context(Database.open(self._home))
+            self._lanes = self._open.enter_context(contextlib.closing(Lanes(self.name)))
         trails: dict[Settings, dict[str, Path]] = {}
         problems = []
         for path in trails_in(self._home / "trails"):
@@ -102,11 +106,16 @@ class Mailing(Part):
                 continue
             if settings is not None:
                 trails.setdefault(settings, {})[path.stem] = path
-        for settings, paths in trails.items():
+        for settings in trails:
             if settings not in self._rounds:
                 self._rounds[settings] = _Round(self._home, settings, CourierCursors(self._database), self._pace)
-            problems.append(self._rounds[settings].go(paths, goes_on))
-        return "; ".join(filter(None, problems))
+        # One lane for each sender: two couriers at one mailbox, of a session whose policy changes, would not know of
+        # each other's letters. One without trails forgets them, as another may carry them until they are its own again.
+        lanes: dict[str, list[Callable[[], list[str]]]] = {}
+        for settings, each in self._rounds.items():
+            lanes.setdefault(settings.name, []).append(partial(each.go, trails.get(settings, {}), goes_on))
+        work = {name: partial(_in_turn, rounds) for name, rounds in lanes.items()}
+        return "; ".join([*problems, *self._lanes.go(work, self.pause)])
 
     def close(self) -> None:
         super().close()
@@ -127,6 +136,10 @@ class Mailing(Part):
         return known[1]
 
 
+def _in_turn(rounds: list[Callable[[], list[str]]]) -> list[str]:
+    return [problem for go in rounds for problem in go()]
+
+
 class _Round:
     """One courier, and when it goes again after a failure: others do not wait for it."""
 
@@ -141,7 +154,8 @@ class _Round:
         self._wait = 0.0
         self._again_at = 0.0
 
-    def go(self, trails: dict[str, Path], goes_on: GoesOn) -> str:
+    def go(self, trails: dict[str, Path], goes_on: GoesOn) -> list[str]:
+        """Carry what is due, unless it is too early after a failure, and say what is wrong."""
         if time.monotonic() >= self._again_at:
             try:
                 self._run(trails, goes_on)
@@ -153,7 +167,7 @@ class _Round:
                 self._again_at = time.monotonic() + self._wait
             else:
                 self._problem, self._wait = "", 0.0
-        return "; ".join(filter(None, (self._problem, *self._alarms)))
+        return [*filter(None, [self._problem]), *self._alarms]
 
     def _run(self, trails: dict[str, Path], goes_on: GoesOn) -> None:
         if self._courier is None:

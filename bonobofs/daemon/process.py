@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from bonobofs.audit.history import shown
 from bonobofs.daemon.mirror import Expiring, Mirroring
 from bonobofs.daemon.parts import Indexing, Mailing, Part
 from bonobofs.daemon.singleton import alone
@@ -22,16 +23,17 @@ from bonobofs.state.home import home, write_document
 from bonobofs.state.processes import start_time
 
 _LONGEST_PAUSE: Final = 10.0
-_SECONDS_TO_END: Final = 30.0
+_SECONDS_BETWEEN_LOOKS: Final = 1.0
 
 
 def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
     """Be the daemon of a state directory until SIGTERM or SIGINT; `ready` is called once it is.
 
-    To be called in the main thread, which takes the signals. StateError where there is a daemon already.
+    A second signal ends it at once, as a crash would: what is under way then is found again by the next one. To be
+    called in the main thread, which takes the signals. StateError where there is a daemon already.
     """
     ended = threading.Event()
-    with alone(directory), _signals(ended):
+    with alone(directory) as is_ours, _signals(ended):
         notes = _Notes(directory)
         threads = [
             threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
@@ -40,10 +42,15 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
         for thread in threads:
             thread.start()
         ready()
-        ended.wait()
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
+            if not is_ours():
+                notes.say(f"{directory} is not the state directory that it was; its daemon ends")
+                ended.set()
+        # However long they take: the lock is held as long as anything of this process works there.
         for thread in threads:
-            thread.join(_SECONDS_TO_END)
-        notes.end()
+            thread.join()
+        if is_ours():
+            notes.end()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +80,10 @@ class _Notes:
         self._problems: dict[str, str] = {}
         self._lock = threading.Lock()
 
+    def say(self, text: str) -> None:
+        """One line in the log. It may hold what a server says, and a log is read on a terminal."""
+        print(f"{datetime.now(UTC).isoformat(timespec='seconds')} {shown(text)}", file=sys.stderr, flush=True)
+
     def note(self, part: str, problem: str) -> None:
         with self._lock:
             if self._problems.get(part) == problem:
@@ -80,8 +91,7 @@ class _Notes:
             known = self._problems.get(part, "")
             self._problems[part] = problem
             if problem or known:
-                moment = datetime.now(UTC).isoformat(timespec="seconds")
-                print(f"{moment} {part}: {problem or 'all is well again'}", file=sys.stderr, flush=True)
+                self.say(f"{part}: {problem or 'all is well again'}")
             pid = os.getpid()
             document = {"pid": pid, "starttime": start_time(pid), "started": self._started, "parts": self._problems}
             with contextlib.suppress(OSError):
@@ -100,7 +110,8 @@ def _keep(part: Part, ended: threading.Event, notes: _Notes) -> None:
         except BonobofsError as error:
             problem, failed = str(error), True
         except Exception as error:  # noqa: BLE001 - the edge: whatever was not foreseen is told, and tried again
-            traceback.print_exc(file=sys.stderr)
+            for line in traceback.format_exc().splitlines():
+                notes.say(f"{part.name}: {line}")
             problem, failed = f"{type(error).__name__}: {error}", True
         else:
             failed = False
@@ -116,6 +127,8 @@ def _keep(part: Part, ended: threading.Event, notes: _Notes) -> None:
 def _signals(ended: threading.Event) -> Iterator[None]:
     def end(_: int, __: FrameType | None) -> None:
         ended.set()
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -124,7 +124,8 @@ def _server_url(text: str) -> str:
         named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         named = False
-    if not named or parts.username or parts.fragment or not text.isprintable() or " " in text:
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if not named or not plain or "@" in parts.netloc or parts.fragment:
         raise _refuse(f"{text!a} is no server; write http://HOST:PORT/PATH or https://, without a user")
     return text
 

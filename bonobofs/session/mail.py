@@ -37,11 +37,13 @@ class Settings(NamedTuple):
 
 def settings_of(home: Path, home_id: str, session: Session) -> Settings | None:
     """Where the record of a session is carried; None where its policy names no place. StateError."""
+    path = session_directory(home, session.session) / "policy.json"
     try:
-        policy = read_document(session_directory(home, session.session) / "policy.json")
+        return settings_in(read_document(path), home_id, session.source)
     except FileNotFoundError:
         return None
-    return settings_in(policy, home_id, session.source)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise StateError(f"{path} is not the policy that bonobofs wrote there; move it away") from error
 
 
 def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings | None:
@@ -53,10 +55,9 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
     table = policy.get("agent_mail")
     if not table:
         return None
-    project = table["project"] or source
-    sender = (
-        table["sender"] or f"bonobo-{sha256(f'{home_id} {project}'.encode(errors='surrogateescape')).hexdigest()[:8]}"
-    )
+    # The name of a directory need not be text; that of a project is.
+    project = table["project"] or source.encode(errors="backslashreplace").decode()
+    sender = table["sender"] or f"bonobo-{sha256(f'{home_id} {project}'.encode()).hexdigest()[:8]}"
     address = Address(table["url"], project, sender, tuple(table["to"]))
     return Settings(address, table["token_file"], table["carry"] == "denials", bool(table["mirror_reservations"]))
 
@@ -96,6 +97,8 @@ def open_mailbox(home: Path, settings: Settings) -> Mailbox:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise MailError(f"the token of Agent Mail in {settings.token_file} cannot be read: {reason}") from error
+        if not token.isprintable() or " " in token:
+            raise MailError(f"the token of Agent Mail in {settings.token_file} is more than one word")
     return Mailbox(Server(settings.address.url, token), settings.address, _TokensInFile(home / "agent_mail.json"))
 
 

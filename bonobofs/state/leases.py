@@ -257,6 +257,8 @@ class _Compared:
         wanted = self._wanted
         if lease.holder.key == wanted.holder.key or (lease.shared and wanted.shared):
             return False
+        if lease.origin and wanted.origin and lease.holder.agent_id == wanted.holder.agent_id is not None:
+            return False  # the same agent's: it may have worked for another chain when that was mirrored
         return lease.workspace is None or wanted.workspace in (None, lease.workspace)
 
 

@@ -23,6 +23,7 @@ from bonobofs.state.tables import agents, counters, sessions
 BEAT: Final = 0.5
 LAPSE: Final = 2.0
 _LAPSE_MS: Final = round(1000 * LAPSE)
+_IS_HEARD: Final = sessions.c.heartbeat > clock() - _LAPSE_MS
 
 
 class Present(NamedTuple):
@@ -94,6 +95,14 @@ def beat(database: Database, session: str, acknowledged: int) -> None:
             raise StateError(f"the database {database.name} does not know the session {session} any more; mount again")
 
 
+def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
+    """For which chains the living sessions of an agent in a source work; None is among them for one without any."""
+    wanted = select(sessions.c.chain).where(
+        sessions.c.agent == agent, sessions.c.source == source, sessions.c.ended.is_(None), _IS_HEARD
+    )
+    return list(connection.scalars(wanted.distinct()))
+
+
 def leave(database: Database, session: str) -> None:
     """Enter that the session has ended: nothing of it is under way any more."""
     with database.note() as connection:
@@ -120,7 +129,7 @@ def living(connection: Connection, *, behind: int | None = None) -> list[Present
             sessions.c.acknowledged,
         )
         .join_from(sessions, agents)
-        .where(sessions.c.ended.is_(None), sessions.c.heartbeat > clock() - _LAPSE_MS)
+        .where(sessions.c.ended.is_(None), _IS_HEARD)
         .order_by(sessions.c.started)
     )
     if behind is not None:

@@ -21,14 +21,14 @@ from bonobofs.state.leases import (
     living,
     unless_others_hold_it,
 )
-from bonobofs.state.sql import milliseconds_of
+from bonobofs.state.sql import clock, milliseconds_of
 from bonobofs.state.tables import agents, leases
 
 
 def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datetime) -> Conflict | None:
     """Grant what was reserved elsewhere, until its end there, under its `origin`; else the conflict, nothing changed.
 
-    Done again with the same content it changes nothing.
+    Done again with the same content it changes nothing, nor where that end is over by the database's clock.
     """
     if not wanted.origin:
         raise UsageError("what is mirrored has an origin")
@@ -44,6 +44,8 @@ def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datet
         return None
 
     def grant(connection: Connection) -> None:
+        if ends <= connection.execute(select(clock())).scalar_one():
+            return
         connection.execute(delete(leases).where(leases.c.origin == wanted.origin))
         enter(connection, wanted, literal(ends))
 
@@ -66,16 +68,21 @@ def mirrored(database: Database, prefix: str) -> dict[str, Lease]:
     return {lease.origin: lease for lease in found}
 
 
-def holder_of_mail(database: Database, name: str) -> Holder:
+def holder_of_mail(database: Database, name: str, source: str) -> Holder:
     """Who an agent of Agent Mail is here: the living agent whose label it is, as it is written there, else nobody's.
 
-    Agent Mail keeps letters and digits only, or a few signs more, and case does not count.
+    Agent Mail keeps letters and digits only, or a few signs more, and case does not count. An agent that works in the
+    source for a chain holds by the chain: what it has reserved must not keep itself out.
     """
     with database.read() as connection:
         rows = connection.execute(select(agents.c.name, agents.c.id).where(agents.c.removed.is_(None))).all()
-    found = [Holder(label, identity) for label, identity in rows if label == name]
-    found = found or [Holder(label, identity) for label, identity in rows if _as_mailed(label) == _as_mailed(name)]
-    return found[0] if len(found) == 1 else Holder(line(name), None)
+        found = [(label, identity) for label, identity in rows if label == name]
+        found = found or [(label, identity) for label, identity in rows if _as_mailed(label) == _as_mailed(name)]
+        if len(found) != 1:
+            return Holder(line(name), None)
+        ((label, identity),) = found
+        chains = presence.chains(connection, identity, source)
+    return Holder(label, identity, chains[0] if len(chains) == 1 else None)
 
 
 def _as_mailed(label: str) -> str:

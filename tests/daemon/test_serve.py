@@ -15,6 +15,7 @@ import pytest
 
 from bonobofs import daemon, session
 from bonobofs.audit.index import Wanted
+from bonobofs.daemon import control
 from bonobofs.daemon.singleton import Daemon, running
 from bonobofs.errors import StateError
 from bonobofs.state.processes import is_alive, wait_for_end
@@ -54,6 +55,7 @@ def test_it_starts_stands_and_ends(home: Path) -> None:
     assert not is_alive(found.pid, found.starttime)
     assert sorted(path.name for path in home.glob("serve*")) == ["serve.lock", "serve.log"]
     assert (home / "serve.log").read_text() == ""
+    assert (home / "serve.lock").read_text() == ""
     assert bonobofs("serve", "--stop").stdout == f"no daemon serves {home}\n"
 
 
@@ -86,6 +88,44 @@ def test_a_killed_one_leaves_no_lock(home: Path) -> None:
     assert daemon.standing(home).daemon is None
     second = daemon.start(home)
     assert second.pid != first.pid
+
+
+def test_the_lock_is_held_by_the_process_that_serves(home: Path) -> None:
+    """And by no parent that handed it over: it is let go of with that process alone."""
+    found = daemon.start(home)
+    inode = (home / "serve.lock").stat().st_ino
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line]
+    assert [(line[1], line[4]) for line in locks] == [("FLOCK", str(found.pid))]
+
+
+def test_it_is_found_without_its_pid_file(home: Path) -> None:
+    """Which is for people, and may be cleared away."""
+    found = daemon.start(home)
+    (home / "serve.pid").unlink()
+    assert f"pid {found.pid}" in bonobofs("serve").stderr
+    assert daemon.stop(home) == found
+    assert not is_alive(found.pid, found.starttime)
+
+
+def test_a_state_directory_that_was_made_anew_is_not_its_own(home: Path) -> None:
+    """It ends, so that there is one for each; what it leaves alone is the other's."""
+    found = daemon.start(home)
+    home.rename(home.with_name("away"))
+    assert bonobofs("status").returncode == 0
+    other = daemon.start(home)
+    assert wait_for_end(found.pid, found.starttime, 30)
+    assert running(home) == other
+    assert json.loads(bonobofs("serve", "--status", "--json").stdout)["pid"] == other.pid
+    assert "is not the state directory" in (home.with_name("away") / "serve.log").read_text()
+
+
+def test_a_long_log_is_put_aside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next start; one of before is kept."""
+    (home / "serve.log").write_text("long\n" * 3)
+    monkeypatch.setattr(control, "LONGEST_LOG", 10)
+    daemon.start(home)
+    assert (home / "serve.log.1").read_text() == "long\n" * 3
+    assert (home / "serve.log").read_text() == ""
 
 
 def test_a_process_that_has_its_number_is_not_ended(home: Path) -> None:

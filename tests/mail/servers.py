@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 TOKEN = "sekret"
 _SECONDS_TO_START = 90.0
@@ -94,14 +94,26 @@ class Original:
         """Called when the next message is stored, which then is not answered."""
         self.events = False
         self.status = 200
+        self.detail = "not now"
+        """What is said with another status; {} is the token that was given."""
+        self.largest = 2**62
+        """Bytes of a request that are taken."""
+        self.hangs = threading.Event()
+        """Nothing is answered while it is set."""
         self._lock = threading.Lock()
         world = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                length = int(self.headers["Content-Length"])
+                body = json.loads(self.rfile.read(length))
+                while world.hangs.is_set() and world._server is not None:
+                    time.sleep(0.01)
                 if world.status != 200:
-                    self._say(world.status, b'{"detail":"not now"}')
+                    detail = world.detail.replace("{}", str(self.headers["Authorization"]))
+                    self._say(world.status, json.dumps({"detail": detail}, ensure_ascii=False).encode())
+                elif length > world.largest:
+                    self._say(413, b"too large")
                 elif self.headers["Authorization"] != f"Bearer {TOKEN}":
                     self._say(401, b'{"detail":"Unauthorized"}')
                 else:
@@ -227,10 +239,40 @@ def _tool(name: str, words: str) -> dict[str, Any]:
     return {"name": name, "inputSchema": {"type": "object", "properties": {word: {} for word in words.split()}}}
 
 
+Server = TypeVar("Server", Fork, Original)
+
+
 @contextlib.contextmanager
-def running(server: Fork | Original) -> Iterator[None]:
+def running(server: Server) -> Iterator[Server]:
     server.start()
     try:
-        yield
+        yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def answering(*parts: bytes, between: float = 0.0) -> Iterator[str]:
+    """A server that answers whatever it is asked with these bytes, with so many seconds between them; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(OSError):
+                for part in parts:
+                    self.wfile.write(part)
+                    if ended.wait(between):
+                        break
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ended = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,7 +27,7 @@ from bonobofs.decision import Code, Denied
 from bonobofs.errors import MailError, StateError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.carried import Carried
-from tests.mail.servers import TOKEN, Fork, Original, running
+from tests.mail.servers import TOKEN, Fork, Original, answering, running
 
 HOME = str(uuid.uuid4())
 DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePath("a.sh"), Operation.CREATE_FILE)
@@ -331,6 +334,214 @@ def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) ->
     assert_each_entry_once(far_desk, trail)
     (told,) = far_desk.told
     assert "a.jsonl cannot be read: Too many levels" in told
+
+
+def test_a_letter_that_is_refused_is_cut_and_keeps_nobody_waiting(far_desk: Desk, original: Original) -> None:
+    """Servers take so much and no more; what was cut grows again."""
+    long, short = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    change(long, *("x" * 200 for _ in range(300)))
+    change(short, "a")
+    original.largest = 20_000
+    courier = far_desk.courier()
+    with pytest.raises(MailError, match="answers 413"):
+        far_desk.run(courier)
+    assert {one.session for one in far_desk.posted()} == {short.identity.session}
+    original.largest = 2**62
+    while far_desk.run(courier):
+        pass
+    assert_each_entry_once(far_desk, long)
+    assert 600 // 8 in [one.last for one in far_desk.posted()]
+    original.largest = 2_000
+    change(long, *("y" * 200 for _ in range(20)))
+    while len([one for one in far_desk.posted() if one.last == 640]) == 0:
+        with contextlib.suppress(MailError):
+            far_desk.run(courier)
+    assert_each_entry_once(far_desk, long)
+
+
+def test_a_server_that_refuses_everything_for_a_while_loses_nothing(far_desk: Desk, original: Original) -> None:
+    """What it refused is due as before."""
+    change(far_desk.trail(), "a")
+    courier = far_desk.courier()
+    original.status = 500
+    for _ in range(3):
+        with pytest.raises(MailError, match="answers 500"):
+            far_desk.run(courier)
+    original.status = 200
+    assert far_desk.run(courier) == 1
+
+
+def test_who_is_refused_without_end_keeps_nobody_waiting(far_desk: Desk) -> None:
+    """An agent that hammers must not keep others' alerts from the thread."""
+    hammering, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    other.alert("look")
+    hammering.denied(DENIED, "create")
+
+    def goes_on() -> bool:
+        hammering.denied(DENIED, "create")
+        return True
+
+    trails = {path.stem: path for path in sorted(far_desk.trails.glob("*.jsonl"))}
+    far_desk.courier().run(trails, goes_on)
+    assert other.identity.session in {one.session for one in far_desk.posted()}
+
+
+def test_a_session_may_go_to_another_courier_and_come_back(far_desk: Desk) -> None:
+    """As when its policy is changed, and changed back; the mailbox is the same."""
+    trail = far_desk.trail()
+    couriers = far_desk.courier(), far_desk.courier(only_denials=True)
+    trails = {trail.path.stem: trail.path}
+    for number in range(5):
+        change(trail, f"f{number}")
+        for courier in couriers:
+            courier.run(trails if courier is couriers[number % 2] else {})
+    assert_each_entry_once(far_desk, trail)
+
+
+def test_a_trail_that_cannot_be_read_back_does_not_keep_the_others(far_desk: Desk, original: Original) -> None:
+    """When it can be read again, nothing of it goes twice."""
+    lost, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    change(lost, "a")
+    original.silent_after = 0
+    with pytest.raises(MailError):
+        far_desk.run(far_desk.courier())
+    aside = lost.path.with_suffix(".aside")
+    lost.path.rename(aside)
+    lost.path.symlink_to(lost.path.name)
+    change(other, "b")
+    courier = far_desk.courier()
+    far_desk.run(courier)
+    assert_each_entry_once(far_desk, other)
+    aside.replace(lost.path)
+    far_desk.run(courier)
+    change(lost, "c")
+    far_desk.run(courier)
+    assert_each_entry_once(far_desk, lost)
+
+
+def test_lines_that_are_no_entries_are_carried_too(far_desk: Desk, original: Original) -> None:
+    """They are told, and the letters go on from the last entry."""
+    trail = far_desk.trail()
+    change(trail, "a")
+    courier = far_desk.courier()
+    far_desk.run(courier)
+    with trail.path.open("ab") as out:
+        out.write(b"garbage\n")
+    assert far_desk.run(courier) == 1
+    assert "unreadable" in original.messages[-1]["body_md"]
+    assert far_desk.kept.carried[trail.identity.session].seq == 2
+    change(trail, "b")
+    assert far_desk.run(far_desk.courier()) == 1
+    assert [one.last for one in far_desk.posted()] == [2, 2, 4]
+    assert far_desk.told == []
+
+
+def test_a_trail_that_was_rewritten_is_told_as_soon_as_it_goes_on(far_desk: Desk) -> None:
+    """Without anybody asking the witness."""
+    trail = far_desk.trail()
+    change(trail, "a")
+    far_desk.run(far_desk.courier())
+    trail.path.unlink()
+    trail.path.with_suffix(".head").unlink()
+    anew = Trail.create(trail.path, trail.path.with_suffix(".head"), trail.identity)
+    change(anew, "another", "more")
+    far_desk.run(far_desk.courier())
+    (told,) = far_desk.told
+    assert told.endswith(f"{trail.identity.session} does not go on from what was carried of it")
+    anew.close()
+
+
+def http(body: bytes, status: int = 200) -> bytes:
+    return b"HTTP/1.0 %d x\r\nContent-Type: application/json\r\n\r\n%s" % (status, body)
+
+
+def rpc(result: object) -> bytes:
+    return http(json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}).encode())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"HTTP/1.0 200",
+        b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 x\r\nContent-Length: 50\r\n\r\n{",
+        http(b"<html>"),
+        http(b"[" * 100_000),
+        http(b"null"),
+        http(b'"error"'),
+        http(b'[{"error": {}}]'),
+        http(b'{"error": null}'),
+        http(b'{"error": "no"}'),
+        http(b'{"result": []}'),
+        http(b"", 204),
+        http(b"", 302),
+        *map(
+            rpc,
+            (
+                {},
+                {"tools": {}},
+                {"tools": [1, {}, {"name": None, "inputSchema": []}, {"name": "send_message", "inputSchema": 5}]},
+                {"tools": [{"name": "send_message"}, {"name": "ensure_project"}, {"name": "register_agent"}]},
+                {"content": 5, "isError": True},
+                {"content": [{"text": 5}, 7]},
+                {"contents": 7},
+            ),
+        ),
+    ],
+)
+def test_whatever_a_server_answers_is_no_more_than_a_failure(answer: bytes) -> None:
+    """It is told in one line, and tried again."""
+    with answering(answer) as url:
+        mailbox = Mailbox(Server(url, TOKEN, 5.0), Address(url, "/p", "a-b"), Tokens())
+        server = Server(url, TOKEN, 5.0)
+        for ask in (
+            lambda: mailbox.send("s", "b", "low"),
+            mailbox.sent,
+            mailbox.reservations,
+            lambda: server.read("resource://x"),
+        ):
+            with pytest.raises(MailError) as told:
+                ask()
+            assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [{}, [5], ["x"], [{}], [{"id": "x"}], [{"expires_ts": 5}], [{"id": 1, "agent": "a", "path_pattern": "p",
+     "exclusive": True, "expires_ts": "9999-12-31T23:59:59-12:00"}], None, 7],
+)  # fmt: skip
+def test_whatever_a_server_lists_as_reservations_is_no_more_than_a_failure(original: Original, listed: object) -> None:
+    """It is not taken for none."""
+    original.reservations = listed  # type: ignore[assignment]
+    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    if listed == {}:
+        assert mailbox.reservations() == []
+        return
+    with pytest.raises(MailError, match="in a form of its own"):
+        mailbox.reservations()
+
+
+def test_a_server_that_speaks_too_slowly_is_left() -> None:
+    """However little it says at a time, the whole has an end, and what was asked may have been done."""
+    began = time.monotonic()
+    slowly = [b"HTTP/1.0 200 x\r\n"] + [b"X-More: y\r\n"] * 90
+    with answering(*slowly, between=0.5) as url, pytest.raises(MailError, match="took more than 1 s") as told:
+        Server(url, TOKEN, 1.0).call("send_message", {})
+    assert told.value.carried_out is None
+    assert time.monotonic() - began < 20
+
+
+def test_no_token_is_in_what_is_told(original: Original) -> None:
+    """Also where the server repeats it."""
+    original.status, original.detail = 403, "your header was {}"
+    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    with pytest.raises(MailError, match=r"Bearer \*\*\*"):
+        mailbox.open()
+    refusal = rpc({"isError": True, "content": [{"text": "no agent has the token s3cret"}]})
+    with answering(refusal) as url, pytest.raises(MailError, match=r"the token \*\*\*"):
+        Server(url, TOKEN).call("send_message", {"sender_token": "s3cret"})
 
 
 _TEXT = st.text(st.characters(), max_size=40)

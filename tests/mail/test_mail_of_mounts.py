@@ -16,9 +16,11 @@ import pytest
 from bonobofs import daemon, session
 from bonobofs.audit.agent_mail.letters import Posted, posted
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.daemon.singleton import Daemon
 from bonobofs.session.mail import Settings, open_mailbox, settings_of
 from bonobofs.state.database import home_id
-from bonobofs.state.processes import wait_for_end
+from bonobofs.state.home import read_document, session_directory
+from bonobofs.state.processes import send, wait_for_end
 from tests.fuse.waiting import until
 from tests.mail.servers import TOKEN, Fork, Original, running
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs
@@ -190,6 +192,114 @@ def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: 
     until(lambda: letters(world), "the refusal is posted", seconds=60)
 
 
+def test_a_server_that_hangs_keeps_no_other_mail_waiting(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """Nor the daemon from ending; and what was under way is found again."""
+    with running(Original()) as hanging:
+        (tmp_path / "one").mkdir()
+        stuck, other = mounted(policy=policy(hanging, tmp_path / "one")), mounted(policy=policy(original, tmp_path))
+        hanging.hangs.set()
+        refuse(stuck)
+        found = daemon.start(home)
+        until(lambda: "mail" in daemon.standing(home).problems, "it has begun", seconds=30)
+        refuse(other)
+        until(lambda: letters(other), "the other's refusal is posted", seconds=10)
+        until(lambda: ended(found), "it ends, told twice", seconds=10)
+        hanging.hangs.clear()
+        daemon.start(home)
+        stuck.umount()
+        until(lambda: all_is_posted(stuck), "all is posted", seconds=60)
+        assert_whole(stuck)
+
+
+def ended(found: Daemon) -> bool:
+    send(found.pid, found.starttime, signal.SIGTERM)
+    return wait_for_end(found.pid, found.starttime, 0.2)
+
+
+def test_a_policy_that_is_changed_and_changed_back_sends_nothing_twice(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """While its session lives, and by one daemon."""
+    file = tmp_path / "team.toml"
+    file.write_text(text := policy(original, tmp_path))
+    world = mounted(policy=file)
+    daemon.start(home)
+    for number in range(4):
+        carries = ("all", "denials")[number % 2]
+        file.write_text(f'{text}carry = "{carries}"\n')
+        until(lambda carries=carries: in_force(world) == carries, "it is in force", seconds=30)  # type: ignore[misc]
+        refuse(world)
+        until(lambda number=number: len(letters(world)) > number, "it is posted", seconds=30)  # type: ignore[misc]
+    world.umount()
+    until(lambda: all_is_posted(world), "all is posted", seconds=60)
+    assert_whole(world)
+
+
+def in_force(world: World) -> str:
+    return str(
+        read_document(session_directory(world.home, world.session.session) / "policy.json")["agent_mail"]["carry"]
+    )
+
+
+def test_no_token_is_kept_but_where_it_belongs(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """Not in a log, not in a list of processes; and what a server says steers no terminal."""
+    original.status, original.detail = 500, "\x1b[2J your header was {}"
+    world = mounted(policy=policy(original, tmp_path))
+    daemon.start(home)
+    refuse(world)
+    until(lambda: "500" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    (tmp_path / "token").write_text(f"{TOKEN} {TOKEN}\n{TOKEN}")
+    until(lambda: "one word" in daemon.standing(home).problems.get("mail", ""), "that is told", seconds=60)
+    (tmp_path / "token").write_text(TOKEN)
+    original.status = 200
+    until(lambda: letters(world), "the refusal is posted", seconds=60)
+    told = bonobofs("serve", "--status", "--json").stdout
+    daemon.stop(home)
+    kept = {path.name: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert b"500" in kept["serve.log"]
+    assert b"\x1b" not in kept["serve.log"]
+    assert [name for name, data in kept.items() if TOKEN.encode() in data] == []
+    assert TOKEN not in told
+    own = original.agents.values()
+    assert [name for name, data in kept.items() if any(one.encode() in data for one in own)] == ["agent_mail.json"]
+    assert (home / "agent_mail.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_source_whose_name_is_no_text_has_its_record_carried(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """And keeps nobody else's from it."""
+    odd = tmp_path / os.fsdecode(b"odd-\xff")
+    odd.mkdir()
+    (tmp_path / "token").write_text(TOKEN)
+    world = mounted(
+        source=odd,
+        policy=f'{ALLOW_ALL}[[protect]]\npaths = ["kept"]\n[agent_mail]\nurl = "{original.url}"\n'
+        f'token_file = "{tmp_path}/token"\nmirror_reservations = true\n',
+    )
+    daemon.start(home)
+    refuse(world)
+    until(lambda: letters(world), "the refusal is posted", seconds=30)
+    until(lambda: daemon.standing(home).problems.get("reservations") == "", "nothing is in the way", seconds=30)
+
+
+def test_a_session_whose_policy_was_damaged_keeps_nobody_elses_mail(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """It is told."""
+    damaged, other = mounted(policy=policy(original, tmp_path)), mounted(policy=policy(original, tmp_path))
+    damaged.umount()
+    (session_directory(home, damaged.session.session) / "policy.json").write_text('{"agent_mail": {"url": 5}}')
+    daemon.start(home)
+    refuse(other)
+    until(lambda: letters(other), "the refusal is posted", seconds=30)
+    until(lambda: "is not the policy" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+
+
 def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:
     """That is a mistake of whoever asks, not a finding."""
     world = mounted(policy=ALLOW_ALL)
@@ -212,6 +322,8 @@ def test_a_witness_that_cannot_be_asked_is_a_failure(home: Path, mounted: Mounte
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ('url = "http://:secret@host/"', "without a user"),
+        ('url = "http://host/é"', "is no server"),
         ('url = "ftp://host/"', "is no server"),
         ('url = "http://user@host/"', "without a user"),
         ('url = "http://host/"\ntoken_file = "token"', "no absolute path"),

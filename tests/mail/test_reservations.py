@@ -15,7 +15,7 @@ from bonobofs.audit.agent_mail.server import Server
 from bonobofs.daemon.mirror import Mirroring
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session.mail import open_mailbox, settings_of
-from bonobofs.state import leases, registry
+from bonobofs.state import leases, presence, registry
 from bonobofs.state.database import Database, home_id
 from tests.fuse.waiting import until
 from tests.mail.servers import TOKEN, Fork, Original
@@ -147,20 +147,26 @@ def test_one_that_conflicts_is_told_once_and_is_no_lease(
     rival = f"Rival{uuid.uuid4().hex[:8]}"
     reserving.reserve(rival, "docs/*.md")
     reserving.reserve(rival, "a/../b")
-    daemon.start(home)
     settings = settings_of(home, home_id(home), world.session)
     assert settings is not None
     mailbox = open_mailbox(home, settings)
+    mailbox.open()
+    daemon.start(home)
 
     def alerts() -> list[str]:
         return [sent.subject for sent in mailbox.sent() if sent.subject.startswith("alert: ")]
 
     until(lambda: len(alerts()) == 2, "both are told", seconds=30)
-    said = f"docs/*.md, reserved by {rival}, is no lease: docs/*.md overlaps with docs/plan.md, held by alice"
+    said = f"docs/*.md, reserved by {rival}, is no lease: docs/**/*.md overlaps with docs/plan.md, held by alice"
     until(lambda: said in daemon.standing(home).problems.get("reservations", ""), "it stands there", seconds=30)
     assert [lease.id for lease in leases.list_leases(database)] == [held.id]
     leases.release(database, held.id)
-    soon(lambda: [lease.patterns for lease in leases.list_leases(database)] == [("docs/*.md",)], "it is a lease then")
+    soon(
+        lambda: [lease.patterns for lease in leases.list_leases(database)] == [("docs/**/*.md",)], "it is a lease then"
+    )
+    daemon.stop(home)
+    daemon.start(home)
+    until(lambda: "a/../b" in daemon.standing(home).problems.get("reservations", ""), "it is looked again", seconds=30)
     assert len(alerts()) == 2
 
 
@@ -180,4 +186,66 @@ def test_while_the_server_is_away_what_was_mirrored_stays(
     original.stop()
     assert "cannot be reached" in part.step(lambda: True)
     assert leases.list_leases(database) == [lease]
+    part.close()
+
+
+def mirroring(original: Original, mounted: Mounted, tmp_path: Path) -> World:
+    (tmp_path / "token").write_text(TOKEN)
+    return mounted(
+        policy=f'{ALLOW_ALL}[agent_mail]\nurl = "{original.url}"\ntoken_file = "{tmp_path}/token"\n'
+        "mirror_reservations = true\n"
+    )
+
+
+def test_one_that_is_over_or_odd_keeps_nobody_else_out_and_changes_nothing(
+    home: Path, mounted: Mounted, original: Original, database: Database, tmp_path: Path
+) -> None:
+    """Whoever writes there may write anything; each look at the same gives the same leases."""
+    mirroring(original, mounted, tmp_path)
+    reserving = Reserving(original, "")
+    reserving.reserve("Late", "late/**")
+    original.reservations[0]["expires_ts"] = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+    reserving.reserve("Odd\0\ud800", "odd/\0/\udcff")
+    reserving.reserve("Odd\0\ud800", "fine/**")
+    original.reservations[2]["reason"] = "\0\x1b[2J\ud800"
+    original.reservations[2]["expires_ts"] = (datetime.now(UTC) + timedelta(hours=1)).replace(tzinfo=None).isoformat()
+    part = Mirroring(home)
+    said = part.step(lambda: True)
+    assert "is no lease" in said
+    with database.read() as connection:
+        before = presence.generation(connection)
+    assert part.step(lambda: True) == said
+    with database.read() as connection:
+        assert presence.generation(connection) == before
+    (lease,) = leases.list_leases(database)
+    assert (lease.patterns, lease.reason.isprintable()) == (("fine/**",), True)
+    assert timedelta(minutes=59) < lease.until - datetime.now(UTC) < timedelta(minutes=61)
+    part.close()
+
+
+def test_an_alert_that_is_not_answered_is_sent_once(
+    home: Path, mounted: Mounted, original: Original, database: Database, tmp_path: Path
+) -> None:
+    """And what is no lease keeps nothing else from becoming one."""
+    mirroring(original, mounted, tmp_path)
+    Reserving(original, "").reserve("Rival", "a/../b")
+    Reserving(original, "").reserve("Rival", "docs/**")
+    original.silent_after = 0
+    part = Mirroring(home)
+    assert "broke off" in part.step(lambda: True)
+    assert len(leases.list_leases(database)) == 1
+    for _ in range(3):
+        assert "is no lease" in part.step(lambda: True)
+    part.close()
+    assert len(original.messages) == 1
+
+
+def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
+    """Without a new start."""
+    mirroring(original, mounted, tmp_path)
+    (tmp_path / "token").write_text("another")
+    part = Mirroring(home)
+    assert "answers 401" in part.step(lambda: True)
+    (tmp_path / "token").write_text(TOKEN)
+    assert part.step(lambda: True) == ""
     part.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
-from bonobofs.state import leases, presence, registry
+from bonobofs.state import leases, presence, registry, reservations
 from bonobofs.state.database import Database
 from bonobofs.state.following import BEAT, LAPSE, Follower
 from bonobofs.state.leases import Granted, Holder, Wanted
@@ -169,6 +171,33 @@ def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenS
     assert first.leases is not None
     follower.acknowledge(second)
     assert follower.look().leases is None
+
+
+def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
+    where: str, source: Path, policy: Path, database: Database
+) -> None:
+    """Neither where it works for a chain, nor where that becomes another; everybody else is kept out."""
+    ends = datetime.now(UTC) + timedelta(hours=1)
+
+    def owns(agent: str, chain: str | None) -> set[bool]:
+        with session.open_session(source, agent=agent, policy=policy) as opened:
+            presence.leave(database, opened.session.session)
+            mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
+            presence.enter(database, mine)
+            ann = reservations.holder_of_mail(database, "ann", opened.session.source)
+            for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):
+                mirrored = Wanted(ann, (pattern,), workspace=opened.session.source, origin=origin)
+                assert reservations.mirror(database, mirrored, patterns_meet, until=ends) is None
+            key = Holder(agent, opened.session.agent_id, chain).key
+            seen = Follower(database, mine.session, key, mine.source).look().leases
+            presence.leave(database, mine.session)
+            assert seen is not None
+            assert len(seen) == 2
+            return {one["own"] for one in seen}
+
+    for chain in ("C1", None, "C2"):
+        assert owns("ann", chain) == {True}
+    assert owns("bob", None) == {False}
 
 
 def test_leases_reach_from_one_host_to_the_other(

@@ -182,11 +182,11 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
 
 def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
     made = registry.add(database, "ops-bot 1")
-    assert reservations.holder_of_mail(database, "OpsBot1") == Holder("ops-bot 1", made.id)
-    assert reservations.holder_of_mail(database, "ops-bot 1") == Holder("ops-bot 1", made.id)
-    assert reservations.holder_of_mail(database, "GreenCastle") == Holder("GreenCastle", None)
+    assert reservations.holder_of_mail(database, "OpsBot1", "/src") == Holder("ops-bot 1", made.id)
+    assert reservations.holder_of_mail(database, "ops-bot 1", "/src") == Holder("ops-bot 1", made.id)
+    assert reservations.holder_of_mail(database, "GreenCastle", "/src") == Holder("GreenCastle", None)
     registry.add(database, "opsbot1")
-    assert reservations.holder_of_mail(database, "OPSBOT1") == Holder("OPSBOT1", None)
+    assert reservations.holder_of_mail(database, "OPSBOT1", "/src") == Holder("OPSBOT1", None)
 
 
 def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:

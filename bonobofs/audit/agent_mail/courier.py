@@ -4,6 +4,8 @@ It reads behind the writers and holds up nobody. Refusals and alerts go at once,
 rest waits for a digest. A letter is sent and then noted. Whoever is killed between the two, or does not learn whether a
 letter arrived, reads the thread back before the next one: of all letters at most the last is not noted, and it is the
 one that the server has after the last noted moment.
+
+A letter that the server will not have is cut smaller and tried again, and keeps nobody else's waiting.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from bonobofs.audit.agent_mail.letters import Letter, Posted, posted
+from bonobofs.audit.agent_mail.letters import MOST_ENTRIES, Letter, Posted, posted
 from bonobofs.audit.agent_mail.mailbox import Mailbox, Sent
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, entry_of
 from bonobofs.audit.record import AuditEntry
 from bonobofs.errors import MailError
 from bonobofs.state.carried import Carried
+
+_AT_ONCE: Final = 20
+"""Letters of one session that may go before the others have their turn."""
+_SMALLER: Final = 8
+"""By how much a letter is cut that was refused."""
+_ANY: Final = 2**62
 
 
 class Cursors(Protocol):
@@ -63,8 +71,12 @@ class Courier:
         self._patience = pace.head if only_denials else pace.digest
         self._tell = tell
         self._piles: dict[str, _Pile] = {}
-        self._known: dict[str, Carried] | None = None
+        self._known: dict[str, Carried] = {}
+        self._most: dict[str, int] = {}
+        """By session, how many entries a letter may have, where longer ones were refused."""
         self._certain = False
+        self._doubtful: set[str] = set()
+        """Sessions with a letter in the thread that could not be looked up in their trail."""
         self._unnoted: tuple[str, Carried] | None = None
 
     def run(self, trails: Mapping[str, Path], goes_on: Callable[[], bool] = lambda: True) -> int:
@@ -72,32 +84,62 @@ class Courier:
 
         MailError, StateError: what was not carried stays due; come again later. Of a trail that cannot be read is told.
         """
-        if self._known is None:
-            self._known = dict(self._cursors.load(self._name))
+        self._meet(trails)
         self._note()
-        count = 0
+        count, refused = 0, None
         for session, trail in trails.items():
             try:
-                while goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
-                    if self._certain:
-                        self._send(pile)
-                        count += 1
-                    else:
-                        self._read_back(trails)
+                count += self._run(session, trail, trails, goes_on)
             except FileNotFoundError:
                 self._piles.pop(session, None)
             except OSError as error:
                 self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+            except MailError as error:
+                if not error.refused:
+                    raise
+                refused = error
+        if refused is not None:
+            raise refused
+        return count
+
+    def _meet(self, trails: Mapping[str, Path]) -> None:
+        """Learn how far sessions are that were not here the last time: another courier may have carried them."""
+        for session in self._known.keys() - trails.keys():
+            del self._known[session]
+            self._piles.pop(session, None)
+        if self._unnoted is not None and self._unnoted[0] not in trails:
+            self._unnoted = None
+        new = trails.keys() - self._known.keys()
+        if new:
+            loaded = self._cursors.load(self._name)
+            self._known |= {session: loaded.get(session, Carried()) for session in new}
+            self._certain = False
+
+    def _run(self, session: str, trail: Path, trails: Mapping[str, Path], goes_on: Callable[[], bool]) -> int:
+        """Carry what is due of one trail; what is left when others should have their turn is due the next time."""
+        count = 0
+        while count < _AT_ONCE and goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
+            if not self._certain or session in self._doubtful:
+                self._read_back(trails)
+                if session in self._doubtful:
+                    break
+                continue
+            is_full = pile.is_full()
+            self._send(pile)
+            count += 1
+            if not is_full:
+                break
         return count
 
     def _pile(self, session: str, trail: Path) -> _Pile:
-        known = self._known or {}
         pile = self._piles.get(session)
         if pile is None:
-            pile = _Pile(trail, Letter(session, self._home), known.get(session, Carried()), self._only_denials)
-            self._piles[session] = pile
-        if not pile.gather():
-            self._tell(f"the trail of session {session} is shorter than what was carried of it")
+            most = self._most.get(session, _ANY)
+            letter = Letter(session, self._home)
+            pile = self._piles[session] = _Pile(trail, letter, self._known[session], self._only_denials, most)
+        problem = pile.gather()
+        if problem:
+            self._tell(problem)
         return pile
 
     def _send(self, pile: _Pile) -> None:
@@ -106,18 +148,25 @@ class Courier:
             moment = self._mailbox.send(letter.subject, letter.body, letter.importance)
         except MailError as error:
             self._certain = error.carried_out is False
+            if error.refused:
+                self._most[letter.session] = max(1, letter.entries // _SMALLER)
+                self._piles.pop(letter.session)
             raise
+        if letter.session in self._most:
+            self._most[letter.session] *= 2
+            if self._most[letter.session] >= MOST_ENTRIES:
+                del self._most[letter.session]
         self._carry(letter.session, Carried(pile.place, letter.last, letter.hash, moment))
 
     def _carry(self, session: str, carried: Carried) -> None:
         """What is carried now, on record before anything else is sent."""
         pile = self._piles.pop(session)
-        self._piles[session] = pile.after(carried)
+        self._piles[session] = pile.after(carried, self._most.get(session, _ANY))
         self._unnoted = (session, carried)
         self._note()
 
     def _note(self) -> None:
-        if self._unnoted is not None and self._known is not None:
+        if self._unnoted is not None:
             session, carried = self._unnoted
             self._cursors.note(self._name, session, carried)
             self._known[session] = carried
@@ -125,18 +174,23 @@ class Courier:
 
     def _read_back(self, trails: Mapping[str, Path]) -> None:
         """Find what has arrived beyond what is noted."""
-        known = self._known or {}
-        since = max((carried.noted for session, carried in known.items() if session in trails), default="")
+        self._doubtful.clear()
+        since = max((carried.noted for carried in self._known.values()), default="")
         for sent in self._mailbox.sent(since):
             letter = posted(sent.subject)
             if letter is None or letter.home != self._home[:8] or letter.session not in trails:
                 continue
-            if letter.last > known.get(letter.session, Carried()).seq:
-                self._skip(letter, sent, trails[letter.session])
+            if letter.last > self._known[letter.session].seq:
+                trail = trails[letter.session]
+                try:
+                    self._skip(letter, sent, trail)
+                except OSError as error:
+                    self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+                    self._doubtful.add(letter.session)
         self._certain = True
 
     def _skip(self, letter: Posted, sent: Sent, trail: Path) -> None:
-        carried = (self._known or {}).get(letter.session, Carried())
+        carried = self._known[letter.session]
         place = carried.place
         for line, entry in _entries(trail, place):
             place += len(line)
@@ -154,39 +208,51 @@ class Courier:
 class _Pile:
     """What one trail has that is not carried yet, as a letter in the making."""
 
-    def __init__(self, trail: Path, letter: Letter, carried: Carried, only_denials: bool) -> None:
+    def __init__(self, trail: Path, letter: Letter, carried: Carried, only_denials: bool, most: int) -> None:
+        """`letter` is empty; `most` is how many entries it may have at the most, listed or not."""
+        letter.last, letter.hash = carried.seq, carried.hash or letter.hash
         self.letter = letter
         self.place = carried.place
         """Bytes of the trail up to the end of the letter."""
         self._trail = trail
         self._only_denials = only_denials
+        self._most = most
         self._began = 0.0
 
-    def after(self, carried: Carried) -> _Pile:
+    def after(self, carried: Carried, most: int) -> _Pile:
         """The pile that begins where this letter ends."""
         letter = Letter(self.letter.session, self.letter.home, self.letter.agent, self.letter.agent_id)
-        return _Pile(self._trail, letter, carried, self._only_denials)
+        return _Pile(self._trail, letter, carried, self._only_denials, most)
 
-    def gather(self) -> bool:
-        """Take in what the trail has since the last time, until the letter is full; False: it has less than before."""
+    def gather(self) -> str:
+        """Take in what the trail has since the last time, until the letter is full, and say what is wrong with it."""
         size = self._trail.stat().st_size
-        if self.letter.is_full() or size <= self.place:
-            return size >= self.place
+        letter = self.letter
+        if size < self.place:
+            return f"the trail of session {letter.session} is shorter than what was carried of it"
+        if self.is_full() or size == self.place:
+            return ""
+        problem = ""
         for line, entry in _entries(self._trail, self.place):
-            if not self.letter.entries:
+            if not letter.entries:
                 self._began = time.monotonic()
-            self.letter.take(entry, only_denials=self._only_denials)
+            if entry.seq and entry.prev != letter.hash:
+                problem = f"the trail of session {letter.session} does not go on from what was carried of it"
+            letter.take(entry, only_denials=self._only_denials)
             self.place += len(line)
-            if self.letter.is_full():
+            if self.is_full():
                 break
-        return True
+        return problem
+
+    def is_full(self) -> bool:
+        return self.letter.is_full() or self.letter.entries >= self._most
 
     def is_due(self, patience: float) -> bool:
         letter = self.letter
         if not letter.entries:
             return False
         waited = time.monotonic() - self._began
-        return letter.is_urgent or letter.is_full() or letter.closed or waited >= patience
+        return letter.is_urgent or self.is_full() or letter.closed or waited >= patience
 
 
 def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:

@@ -7,7 +7,7 @@ of its tools, and nothing is sent that it does not name.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.agent_mail.server import Server
@@ -44,6 +44,8 @@ class Reservation(NamedTuple):
     exclusive: bool
     reason: str
     expires: datetime
+    made: str
+    """The server's own time of it, as it writes it."""
 
 
 class Tokens(Protocol):
@@ -122,8 +124,12 @@ class Mailbox:
             raise MailError(f"{self._server.url} does not say what it did with a message", carried_out=None) from None
 
     def sent(self, since: str = "") -> list[Sent]:
-        """Give what this sender has in the thread after a moment of the server's, the oldest first."""
+        """Give what this sender has in the thread since a moment of the server's, the oldest first.
+
+        There may be more, from shortly before it.
+        """
         name = self.open()
+        since = _before(since)
         limit = _FIRST_LIMIT
         while True:
             found = self._call(
@@ -143,26 +149,19 @@ class Mailbox:
         return [Sent(str(one.get("subject")), str(one.get("created_ts"))) for one in reversed(ours)]
 
     def reservations(self) -> list[Reservation]:
-        """Give the reservations that stand in the project."""
+        """Give the reservations that stand in the project, the oldest first."""
         self.open()
-        found = self._server.read(f"resource://file_reservations/{self._slug}")
-        if not isinstance(found, list):
-            raise MailError(f"{self._server.url} lists reservations as what is no list")
         try:
-            return [
-                Reservation(
-                    int(one["id"]),
-                    str(one["agent"]),
-                    str(one["path_pattern"]),
-                    bool(one["exclusive"]),
-                    str(one.get("reason") or ""),
-                    datetime.fromisoformat(one["expires_ts"]),
-                )
-                for one in found
-                if not one.get("released_ts")
-            ]
-        except (KeyError, TypeError, ValueError):
+            found = self._server.read(f"resource://file_reservations/{self._slug}")
+        except MailError:
+            self._name = ""
+            raise
+        try:
+            reserved = [_reservation(one) for one in found if not one.get("released_ts")]
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise MailError(f"{self._server.url} lists reservations in a form of its own") from None
+        now = datetime.now(UTC)
+        return sorted(one for one in reserved if one.expires > now)
 
     def _token(self) -> str | None:
         return self._tokens.find(self._address)
@@ -181,6 +180,34 @@ class Mailbox:
         except MailError:
             self._name = ""
             raise
+
+
+def _before(moment: str) -> str:
+    """An hour before a moment of the server's: its clock may have been set back meanwhile, or count seconds only."""
+    try:
+        return (datetime.fromisoformat(moment) - timedelta(hours=1)).isoformat()
+    except (ValueError, OverflowError):
+        return ""
+
+
+def _reservation(one: dict[str, Any]) -> Reservation:
+    expires = datetime.fromisoformat(one["expires_ts"])
+    if not MINYEAR < expires.year < MAXYEAR:
+        raise ValueError("it has no end that can be written down")
+    return Reservation(
+        int(one["id"]),
+        _text(one["agent"]),
+        str(one["path_pattern"]),
+        bool(one["exclusive"]),
+        _text(one.get("reason") or ""),
+        expires if expires.tzinfo is not None else expires.replace(tzinfo=UTC),
+        str(one.get("created_ts") or ""),
+    )
+
+
+def _text(value: Any) -> str:
+    """Text that every database and every terminal takes: JSON may hold what is none."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(value))
 
 
 def _object(answer: Any) -> dict[str, Any]:
