@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -129,6 +130,26 @@ def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
             assert raised.value.carried_out is False
         assert story.is_there(turn.everything(fresh=True)) is is_done
     assert not running(faulty.path)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
+    hasty: Beads, faulty: Faulty, leave: Allowed, part: int
+) -> None:
+    """Wherever it was: a creation is stored in full and done, or not stored and not done."""
+    with hasty.turn() as turn:
+        started = time.monotonic()
+        turn.create_issue(NewIssue("how long it takes"), leave)
+        takes = (time.monotonic() - started) / 2
+        faulty.will("killed midway", "create", seconds=takes * part / 7)
+        is_done: bool | None = True
+        try:
+            CREATE.change(turn, leave)
+        except BeadsError as error:
+            is_done = error.carried_out
+        found = turn.everything(fresh=True)
+    assert is_done is CREATE.is_there(found)
+    assert is_done is ("new" in [issue.title for issue in found.values()])
 
 
 @pytest.mark.parametrize("story", [CREATE, UPDATE])

@@ -18,9 +18,9 @@ from bonobofs.guards.beads.commands import FLAGS, command
 from bonobofs.request import Agent
 from tests.beads.conftest import ALICE
 from tests.fuse.waiting import until
-from tests.worlds import ALLOW_ALL, Mounted
+from tests.worlds import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser
 from tests.worlds.faulty import Faulty
-from tests.worlds.issues import Workspace
+from tests.worlds.issues import WORLD, Workspace, find_bd
 
 
 def program(path: Path, text: str) -> Path:
@@ -180,6 +180,37 @@ def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace
     beads_workspace.json("update", made.id, "-p", "1")
     until((beads_workspace.person / "ordinary").exists, "a hook runs")
     assert not (beads_workspace.person / "ran").exists()
+
+
+@pytest.mark.root
+def test_root_runs_bd_as_whoever_owns_the_issues(
+    ordinary_user: OrdinaryUser, home: Path, leave: Allowed, bd: Path
+) -> None:
+    """In its .beads lie files that say what bd does; what it makes is that user's too, and nothing is left over."""
+    said = ordinary_user.directory / "said"
+    text = f"""
+with open({str(said)!r}, "a") as file:
+    print(os.getresuid(), os.getresgid(), os.getgroups(), os.getcwd(), os.environ["HOME"], file=file)
+os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
+    other = program(ordinary_user.directory / "bd", text)
+    if find_bd() == WORLD:
+        lines = ["import runpy", f"runpy.run_path({str(WORLD)!r}, run_name='__main__')"]
+        (ordinary_user.directory / "world").write_text("\n".join((f"#!{ordinary_user.python} -S", *lines)))
+        (ordinary_user.directory / "world").chmod(0o755)
+        other.write_text(other.read_text().replace(str(bd), str(ordinary_user.directory / "world")))
+    other.write_text(other.read_text().replace(sys.executable, ordinary_user.python))
+    source = ordinary_user.directory / "source"
+    made = {"BEADS_DIR": str(source / ".beads")}
+    done = ordinary_user.run(other, "init", "--stealth", "--non-interactive", "--quiet", "--prefix", "gt", env=made)
+    assert done.returncode == 0, done.stderr
+    said.unlink()
+    before = set(Path("/run").iterdir())
+    with Beads(find_beads(source), home, ALICE, program=other).turn() as turn:
+        turn.create_issue(NewIssue("one"), leave)
+    assert set(Path("/run").iterdir()) == before
+    for line in said.read_text().splitlines():
+        assert line.startswith(f"{(NOBODY,) * 3} {(NOBODY,) * 3} [{NOBODY}] /run/bonobofs-bd-")
+    assert {path.lstat().st_uid for path in source.rglob("*")} == {NOBODY}
 
 
 def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 HOWS = (
     "killed before",  # by a signal, with nothing stored
     "killed after",  # by a signal, with everything stored and nothing said
+    "killed midway",  # some seconds after it has begun
     "hangs before",
     "hangs after",  # with everything stored and nothing said; both do not end when they are told to
     "fails before",  # text on stderr, nothing stored
@@ -46,10 +48,10 @@ class Faulty:
         )
         self.path.chmod(0o755)
 
-    def will(self, how: str, on: str, *, times: int = 1, without: tuple[str, ...] = ()) -> None:
+    def will(self, how: str, on: str, *, times: int = 1, without: tuple[str, ...] = (), seconds: float = 0) -> None:
         """Let the next calls of that command go wrong so."""
         assert how in HOWS
-        fault = {"how": how, "on": on.split(), "times": times, "without": without}
+        fault = {"how": how, "on": on.split(), "times": times, "without": without, "seconds": seconds}
         self._faults.write_text(json.dumps([*self._read(), fault]), encoding="utf-8")
 
     def _read(self) -> list[Any]:
@@ -76,7 +78,19 @@ def main(bd: str, directory: str) -> None:
         time.sleep(0.01)
     if how in {"", "waits", "partly", "bare"}:
         os.execv(bd, [bd, *words])
+    if how == "killed midway":
+        _kill_midway([bd, *words], fault["seconds"])
     sys.exit(_go_wrong(how, [bd, *words], here))
+
+
+def _kill_midway(call: list[str], seconds: float) -> None:
+    """Both at once; what bd has said by then is said."""
+    started = subprocess.Popen(call)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.wait(timeout=seconds)
+    started.kill()
+    started.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _next(here: Path, words: list[str]) -> Any:

@@ -25,6 +25,7 @@ from bonobofs.guards.beads.answer import complaint, payload
 from bonobofs.guards.beads.commands import command
 from bonobofs.guards.beads.finding import find_program
 from bonobofs.guards.beads.program import Program
+from bonobofs.guards.beads.surroundings import surroundings
 from bonobofs.guards.beads.turn import Turn
 from bonobofs.request import Agent
 
@@ -97,8 +98,8 @@ class Beads:
         BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
         """
         path = self._named if self._named is not None else find_program(self._home, self._beads)
-        with lock.held(self._home, self._beads, self._wait) as held:
-            program = Program(path, self._beads, self._home, self._agent, self._limit)
+        with lock.held(self._home, self._beads, self._wait) as held, surroundings(self._home, self._beads) as around:
+            program = Program(path, self._beads, around, self._agent, self._limit)
             identity = self._identity(path)
             if self._checked != identity:
                 program.check_version(held)

@@ -28,13 +28,19 @@ _LINE: Final = 128
 class Lock:
     """A lock that is held."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor: Final = descriptor
+        """For reading alone: what bd is given of it tells nobody whom to end."""
+        self._path: Final = path
 
     def note(self, pid: int, seconds: float) -> None:
         """Write down, for whoever waits, that this bd runs under the lock, and how long it may."""
         numbers = (os.getpid(), processes.start_time(os.getpid()), pid, processes.start_time(pid), _now() + seconds)
-        os.pwrite(self.descriptor, " ".join(map(str, numbers)).ljust(_LINE).encode("ascii"), 0)
+        notes = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(notes, " ".join(map(str, numbers)).ljust(_LINE).encode("ascii"), 0)
+        finally:
+            os.close(notes)
 
 
 def lock_path(home: Path, beads: Path) -> Path:
@@ -53,13 +59,13 @@ def held(home: Path, beads: Path, seconds: float) -> Iterator[Lock]:
     """Hold the lock of this `.beads`. BeadsError: others have held it for all of these seconds, or there is none."""
     try:
         path = lock_path(home, beads)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise BeadsError(f"the lock of {beads} cannot be had: {error.strerror}") from error
     try:
         _wait(descriptor, beads, seconds)
         try:
-            yield Lock(descriptor)
+            yield Lock(descriptor, path)
         finally:
             os.utime(descriptor)
             # Said outright, and not left to the closing: what bd may have started must not keep it.

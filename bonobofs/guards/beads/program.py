@@ -1,8 +1,6 @@
 """Running the installed bd: never through a shell, with an environment made from nothing.
 
-What steers bd from outside is shut out: its HOME and its working directory are empty ones of ours, from which no
-`.beads` and no git repository can be found upwards, and of the caller's environment only PATH remains, less what an
-agent could put there. Its time is limited: bd itself waits without end for its lock.
+Its time is limited: bd itself waits without end for its lock.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ from typing import Final, Self
 
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.guards.beads.answer import Output, complaint, payload
-from bonobofs.guards.beads.finding import INSTALL, search_path
+from bonobofs.guards.beads.finding import INSTALL
 from bonobofs.guards.beads.lock import Lock
+from bonobofs.guards.beads.surroundings import Surroundings
 from bonobofs.request import Agent
 
 GRACE: Final = 2.0
@@ -29,31 +28,20 @@ GRACE: Final = 2.0
 OLDEST: Final = (1, 0, 4)
 """The first version that keeps everything in its database alone; before, files beside it changed issues."""
 BEFORE: Final = (2,)
-_ROLE: Final = "[beads]\n\trole = maintainer\n"
-"""What git is configured with; without a role bd complains at every call."""
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class Program:
-    """bd, for one `.beads` and one agent."""
+    """bd, for one `.beads` and one agent, where `around` lets it run."""
 
-    def __init__(self, path: Path, beads: Path, home: Path, agent: Agent, limit: float) -> None:
-        """`limit`: seconds for one call. BeadsError: its directories cannot be made."""
+    def __init__(self, path: Path, beads: Path, around: Surroundings, agent: Agent, limit: float) -> None:
+        """`limit`: seconds for one call."""
         self.path: Final = path
+        self._around: Final = around
         self._limit: Final = limit
-        own = home / "beads" / "home"
-        self._cwd: Final = home / "beads" / "empty"
-        configuration = own / ".gitconfig"
-        try:
-            for directory in (own, self._cwd):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not configuration.exists() or configuration.read_text(encoding="utf-8") != _ROLE:
-                configuration.write_text(_ROLE, encoding="utf-8")
-        except OSError as error:
-            raise BeadsError(f"{home / 'beads'} cannot be made: {error.strerror}") from error
         self._bare: Final = {
-            "PATH": search_path(home, beads),
-            "HOME": str(own),
+            "PATH": around.path,
+            "HOME": str(around.home),
             "LC_ALL": "C.UTF-8",
             "BEADS_DIR": str(beads),
             "BD_NON_INTERACTIVE": "1",
@@ -61,8 +49,8 @@ class Program:
             "BD_NO_PAGER": "1",
             # bd takes this for the owner of what it creates.
             "GIT_AUTHOR_EMAIL": f"{agent.id}@bonobofs.invalid",
-            "GIT_CEILING_DIRECTORIES": str(self._cwd.parent),
-            "GIT_CONFIG_GLOBAL": str(configuration),
+            "GIT_CEILING_DIRECTORIES": str(around.cwd.parent),
+            "GIT_CONFIG_GLOBAL": str(around.configuration),
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
         }
@@ -80,10 +68,11 @@ class Program:
                     stdin=subprocess.DEVNULL,
                     stdout=stdout.descriptor,
                     stderr=stderr.descriptor,
-                    cwd=self._cwd,
+                    cwd=self._around.cwd,
                     env=self._bare if bare else self._environment,
                     pass_fds=(lock.descriptor,),
                     start_new_session=True,
+                    **self._around.ids,
                 )
             except ValueError as error:
                 raise UsageError(f"bd cannot be told that: {error}") from error
