@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from bonobofs.audit.record import AuditEntry
@@ -52,6 +53,10 @@ class GuardedSession(Protocol):
     def guard(self) -> Door: ...
     @property
     def log(self) -> Log: ...
+    @property
+    def home(self) -> Path:
+        """The state directory."""
+
     @property
     def place(self) -> str:
         """Where the source is opened: its path, or another way to it where that leads elsewhere by now."""

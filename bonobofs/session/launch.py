@@ -107,7 +107,7 @@ class Starting:
 def beside(source: str, mountpoint: str) -> list[str]:
     """The command that starts the companion of a server, but for the number of the descriptor of their line."""
     places = []
-    for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg"):
+    for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg", "pygit2", "cffi"):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
             places.append(Path(found.origin).resolve().parent.parent)

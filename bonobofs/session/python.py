@@ -36,6 +36,8 @@ class OpenSession(NamedTuple):
     log: AuditLog
     turn: Turn
     """Held by whoever makes a change, from its intent to its outcome."""
+    home: Path
+    """The state directory."""
 
     @property
     def place(self) -> str:
@@ -78,7 +80,7 @@ def open_session(
         guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
         with Database.open(state) as database, following(state, session, guard) as turn:
             log = AuditLog(trail, lambda label: registry.identity_of(database, label))
-            yield OpenSession(session, guard, log, turn)
+            yield OpenSession(session, guard, log, turn, state)
         guard.settle_all()
     finally:
         ended.set()

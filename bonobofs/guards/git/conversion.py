@@ -36,11 +36,11 @@ class Conversion:
 
     def to_blob(self, path: bytes, content: bytes) -> bytes:
         """What git keeps of a file."""
-        return self._converted(path, content, FilterMode.TO_ODB)
+        return self._converted(path, FilterMode.TO_ODB, content) if content else content
 
-    def to_file(self, path: bytes, content: bytes) -> bytes:
+    def to_file(self, path: bytes, oid: bytes) -> bytes:
         """What git puts into a file."""
-        return self._converted(path, content, FilterMode.TO_WORKTREE)
+        return self._converted(path, FilterMode.TO_WORKTREE, self._store[pygit2.Oid(raw=oid)])
 
     def _attribute(self, name: str, attribute: str) -> bool | str | None:
         try:
@@ -48,22 +48,29 @@ class Conversion:
         except (pygit2.GitError, ValueError, KeyError) as error:
             raise GitError(f"the attributes of {name} cannot be read: {error}", kind="unsupported") from error
 
-    def _converted(self, path: bytes, content: bytes, mode: FilterMode) -> bytes:
+    def _converted(self, path: bytes, mode: FilterMode, given: bytes | pygit2.Object) -> bytes:
         try:
             chain = self._store.load_filter_list(_text(path), mode)
             if chain is None:
-                return content
-            # `apply_to_buffer` of pygit2 ends at the first NUL.
+                return given if isinstance(given, bytes) else given.read_raw()
+            # What pygit2 has for this ends at the first NUL.
             buffer = ffi.new("git_buf *")
             try:
-                if C.git_filter_list_apply_to_buffer(buffer, chain._pointer, content, len(content)):  # noqa: SLF001
+                if isinstance(given, bytes):
+                    failed = C.git_filter_list_apply_to_buffer(buffer, chain._pointer, given, len(given))  # noqa: SLF001
+                else:
+                    blob = ffi.new("git_blob **")
+                    ffi.buffer(blob)[:] = given._pointer[:]  # noqa: SLF001
+                    failed = C.git_filter_list_apply_to_blob(buffer, chain._pointer, blob[0])  # noqa: SLF001
+                if failed:
                     raise GitError(f"{_text(path)} cannot be converted", kind="unsupported")
                 return bytes(ffi.buffer(buffer.ptr, buffer.size)) if buffer.size else b""
             finally:
                 C.git_buf_dispose(buffer)
-        except (pygit2.GitError, ValueError) as error:
+        except (pygit2.GitError, ValueError, KeyError) as error:
             raise GitError(f"{_text(path)} cannot be converted: {error}", kind="unsupported") from error
 
 
 def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
+    """For attributes, which are looked up by text: what is none becomes a letter that no pattern names."""
+    return path.decode("utf-8", "replace")

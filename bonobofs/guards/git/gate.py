@@ -27,13 +27,12 @@ from bonobofs.guards.git.identity import COMMITTER
 from bonobofs.guards.git.index import Index
 from bonobofs.guards.git.looking import GitStatus
 from bonobofs.guards.git.merging import Merged, Wish
-from bonobofs.guards.git.repository import Repository
+from bonobofs.guards.git.repository import Repository, find
 from bonobofs.guards.git.switching import Switched, To
 from bonobofs.guards.git.transaction import Transaction
 from bonobofs.guards.git.work import Work
 from bonobofs.guards.git.worktree import WorkTree
 from bonobofs.request import Operation, WorkspacePath
-from bonobofs.state.home import home
 
 Pairs = Sequence[tuple[str, str]]
 Paths = Sequence[str]
@@ -47,8 +46,8 @@ class GitGate:
         self._door: Final = session.guard
         self._turn: Final = session.turn
         self._name: Final = str(getattr(session.session, "session", ""))
-        self._workspace: Final = Workspace(Path(session.session.source))
-        self._state: Final = home() / "git"
+        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+        self._home: Final = session.home
         self.issue: Final = issue
 
     @property
@@ -66,7 +65,7 @@ class GitGate:
 
     @contextmanager
     def _work(self, operation: Operation, tool: str) -> Iterator[Work]:
-        transaction = Transaction(self._state, self._workspace, self._name, COMMITTER)
+        transaction = Transaction(self._home, self._workspace, self._name, COMMITTER)
         with transaction, self._turn:
             work = Work(self._door, transaction, operation, tool)
             try:
@@ -208,7 +207,7 @@ class GitGate:
 
     def status(self) -> GitStatus:
         """What is staged, modified and untracked."""
-        repository = Repository.open(self.root)
+        repository = Repository(find(self.root, self._home))
         try:
             return looking.status(repository)
         finally:
@@ -216,7 +215,7 @@ class GitGate:
 
     def diff(self, path: str | None = None) -> str:
         """The changes of tracked files since HEAD, as a patch."""
-        repository = Repository.open(self.root)
+        repository = Repository(find(self.root, self._home))
         try:
             index, written = _index(repository.layout.git / "index")
             with WorkTree(self._workspace, repository) as tree:

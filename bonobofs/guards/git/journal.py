@@ -77,8 +77,9 @@ class Journal:
     def lock(self, lock: Path, by: Path) -> None:
         self._line({"lock": str(lock), "by": str(by)})
 
-    def plan(self, change: Change, about: dict[str, Any]) -> None:
-        self._line({"plan": {**_as_json(change), "about": about}})
+    def plan(self, change: Change, who: str, about: dict[str, Any]) -> None:
+        """`who` stands in reflogs, with its time: a line that is there is not written again."""
+        self._line({"plan": {**_as_json(change), "who": who, "about": about}})
 
     def end(self) -> None:
         """Nothing is left to be mended."""

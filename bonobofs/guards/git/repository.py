@@ -56,8 +56,11 @@ def _unsupported(message: str) -> GitError:
     return GitError(message, kind="unsupported")
 
 
-def find(root: Path) -> Layout:
-    """The repository whose working tree is `root` itself. GitError: there is none, or none that can be guarded."""
+def find(root: Path, home: Path) -> Layout:  # noqa: ARG001 - worktrees of ours say there where theirs lies
+    """The repository whose working tree is `root` itself. GitError: there is none, or none that can be guarded.
+
+    `home` is the state directory.
+    """
     dot = root / ".git"
     try:
         status = os.lstat(dot)
@@ -126,11 +129,6 @@ class Repository:
         self.refs: Final = Refs(
             layout.git, layout.common, logs=self.settings.flag("core.logallrefupdates", default=True)
         )
-
-    @classmethod
-    def open(cls, root: Path) -> Repository:
-        """The repository whose working tree is `root`, an absolute path without symlinks."""
-        return cls(find(root))
 
     def close(self) -> None:
         self.store.free()

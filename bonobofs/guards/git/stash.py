@@ -66,7 +66,7 @@ def push(
         if extra:
             tree = repository.edited(None, dict(extra))
             parents.append(write_commit(work, tree, [], f"untracked files on {where}\n"))
-        made = write_commit(work, files_tree, parents, says + "\n")
+        made = write_commit(work, files_tree, parents, says)
         move = Move(STASH, old, Value(made), says, ZERO if old is None else old.oid or ZERO, made)
         return Change(steps, kept, (move,)), {"hash": made}
 

@@ -165,8 +165,8 @@ def overwrite(work: Work, index: Index, tree: bytes | None) -> tuple[tuple[Step,
         found = work.tree.blob_of(path, entry)
         if found != blob:
             steps.append(Step(path, found, blob))
-        elif blob is not None and entry is not None:
-            staged[path] = entry
+        elif blob is not None and entry is not None and blob == Blob(entry.mode, entry.oid):
+            del staged[path]
     return tuple(steps), staged
 
 

@@ -230,7 +230,7 @@ class _Merge:
     def _driver(self, path: bytes) -> bool | str | None:
         """What the attributes say; a driver of one's own would be a program, and is taken for text."""
         try:
-            return self._repository.store.get_attr(path.decode("utf-8", "surrogateescape"), "merge")
+            return self._repository.store.get_attr(path.decode("utf-8", "replace"), "merge")
         except (pygit2.GitError, ValueError, KeyError):
             return None
 

@@ -41,9 +41,10 @@ _PAUSE: Final = 0.01
 class Transaction:
     """Made for one operation. Not for several threads."""
 
-    def __init__(self, state: Path, workspace: Workspace, session: str, identity: str) -> None:
-        """`state` is a directory for journals, `identity` the `NAME <EMAIL>` of reflogs."""
-        self._state: Final = state
+    def __init__(self, home: Path, workspace: Workspace, session: str, identity: str) -> None:
+        """`home` is the state directory, `identity` the `NAME <EMAIL>` of reflogs."""
+        self._home: Final = home
+        self._state: Final = home / "git"
         self._workspace: Final = workspace
         self._session: Final = session
         self._identity: Final = identity
@@ -59,7 +60,7 @@ class Transaction:
         """What was carried on of operations that were killed."""
 
     def __enter__(self) -> Self:
-        layout = find(self._workspace.root)
+        layout = find(self._workspace.root, self._home)
         self._flock = os.open(layout.common, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._wait_until_alone()
@@ -163,7 +164,8 @@ class Transaction:
         self._check(change)
         for move in change.moves:
             self._content(move)
-        self._journal.plan(change, about)
+        who = now(self._identity)
+        self._journal.plan(change, who, about)
         done: list[Step] = []
         try:
             stats = self._files(change, done, leave)
@@ -172,7 +174,7 @@ class Transaction:
             self._take_back(done, leave)
             raise
         self._is_half_done = True  # what fails from here on is left to be mended
-        self._finish(change)
+        self._finish(change, who)
         self._is_half_done = False
 
     def _check(self, change: Change) -> None:
@@ -245,10 +247,9 @@ class Transaction:
             if packed not in self._locks:
                 self._lock(packed)
 
-    def _finish(self, change: Change) -> None:
+    def _finish(self, change: Change, who: str) -> None:
         """Move the refs. All that could have failed has been done."""
         refs = self.repository.refs
-        who = now(self._identity)
         for move in change.moves:
             place = refs.place(move.name)
             lock = place.with_name(place.name + ".lock")
@@ -282,9 +283,9 @@ class Transaction:
             with suppress(OSError, GitError):
                 root = Path(left.head["root"])
                 workspace = self._workspace if root == self._workspace.root else Workspace(root)
-                self.repository = Repository(find(root))
+                self.repository = Repository(find(root, self._home))
                 with WorkTree(workspace, self.repository) as self.tree:
-                    self._carry_on(change_of(left.plan), left)
+                    self._carry_on(change_of(left.plan), left.plan["who"], left)
                 self.mended.append({"session": left.head["session"], **left.plan["about"]})
         self._locks.clear()
         self._values.clear()
@@ -293,7 +294,7 @@ class Transaction:
             _unlock(lock, by)
         unlink(left.journal)
 
-    def _carry_on(self, change: Change, left: Left) -> None:
+    def _carry_on(self, change: Change, who: str, left: Left) -> None:
         self._locks.update({lock: by for lock, by in left.locks if _same(lock, by)})
         token = left.head["token"]
         git = self.repository.layout.git
@@ -309,7 +310,7 @@ class Transaction:
         moves = tuple(move for move in change.moves if self._lock_of(move) in self._locks)
         for move in moves:
             self._content(move)
-        self._finish(Change(moves=moves, logs=change.logs))
+        self._finish(Change(moves=moves, logs=change.logs), who)
 
     def _index_again(self, place: Path) -> Index:
         try:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from bonobofs.audit.record import TOUCHES
 from bonobofs.decision import Code, Denied
 from bonobofs.errors import GitError
 from bonobofs.guard import Caller, Door, Part
@@ -140,7 +141,7 @@ class Work:
             NO_FACTS,
             *parts,
             caller=self.caller._replace(details=details),
-            details=listed("files", [each.path for each in differences]),
+            details={**listed("files", [each.path for each in differences]), TOUCHES: self._touched(differences)},
             size=size,
             action=action,
             guard=GUARD,
@@ -157,6 +158,12 @@ class Work:
             admission.written = size
             admission.details = outcome
         return outcome
+
+    def _touched(self, differences: Iterable[Difference]) -> list[str]:
+        """What changes beside the files themselves: the repository, and directories that are empty without them."""
+        layout = self.repository.layout
+        above = {named(each.path.rpartition(b"/")[0]) for each in differences if each.new is None} - {""}
+        return [*([".git/"] if layout.git == layout.root / ".git" else []), *sorted(above)]
 
     def files(self, differences: Iterable[Difference], index: Index) -> tuple[Step, ...]:
         """The files of the working tree that follow a difference; what sparse checkout leaves out is left out."""

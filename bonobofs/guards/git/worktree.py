@@ -192,26 +192,26 @@ class WorkTree:
         above, _, name = path.rpartition(b"/")
         self._make(above)
         directory = self._directory(above)
-        content = self._repository.blob(blob.oid)
         old = self.look(path)
         if old is not None and stat.S_ISDIR(old.st_mode):
             os.rmdir(name, dir_fd=directory)  # an empty one is nothing to git
             self.forget()
             directory = self._directory(above)
         if blob.mode == SYMLINK and self._symlinks:
-            os.symlink(content, temporary, dir_fd=directory)
+            os.symlink(self._repository.blob(blob.oid), temporary, dir_fd=directory)
         else:
-            self._fill(directory, temporary, path, blob, content)
+            self._fill(directory, temporary, path, blob)
         if old is not None and os.geteuid() == 0:
             os.chown(temporary, old.st_uid, old.st_gid, dir_fd=directory, follow_symlinks=False)
         self._check(directory, above)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         return stat_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
-    def _fill(self, directory: int, temporary: bytes, path: bytes, blob: Blob, content: bytes) -> None:
+    def _fill(self, directory: int, temporary: bytes, path: bytes, blob: Blob) -> None:
+        content = self._repository.blob(blob.oid)
         if blob.mode in FILES:
             self._conversion.check(path)
-            content = self._conversion.to_file(path, content)
+            content = self._conversion.to_file(path, blob.oid)
         mode = 0o777 if blob.mode == EXECUTABLE and self._executable else 0o666
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, mode, dir_fd=directory)
