@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from pygit2.enums import ObjectType
 
-from bonobofs.decision import Denied
 from bonobofs.errors import GitError
+from bonobofs.guard import Part
 from bonobofs.guards.git import rules
 from bonobofs.guards.git.identity import COMMITTER, author
 from bonobofs.guards.git.index import Entry, Index
@@ -19,7 +19,7 @@ from bonobofs.guards.git.modes import SUBMODULE, SYMLINK
 from bonobofs.guards.git.refs import now
 from bonobofs.guards.git.repository import Blob
 from bonobofs.guards.git.signing import Signer
-from bonobofs.guards.git.work import GUARD, Work, listed
+from bonobofs.guards.git.work import Work, listed
 from bonobofs.request import Facts, Operation, Request
 
 
@@ -160,6 +160,4 @@ def _demand_before_reading(work: Work, path: bytes, known: Entry | None) -> None
     elif stat.S_ISREG(status.st_mode):
         before = 0 if known is None or known.mode == SYMLINK else known.stat[8]
         facts = facts._replace(size=status.st_size, size_before=before)
-    decision = work.door.decide(Request(operation, named(path)), facts)
-    if isinstance(decision, Denied):
-        raise work.door.refuse(decision, work.caller, guard=GUARD)
+    work.demand_leave(Part(Request(operation, named(path)), facts))

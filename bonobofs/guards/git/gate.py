@@ -66,8 +66,8 @@ class GitGate:
     @contextmanager
     def _work(self, operation: Operation, tool: str) -> Iterator[Work]:
         transaction = Transaction(self._home, self._workspace, self._name, COMMITTER)
-        with transaction, self._turn:
-            work = Work(self._door, transaction, operation, tool)
+        with transaction:
+            work = Work(self._door, self._turn, transaction, operation, tool)
             try:
                 yield work
             except Refused:

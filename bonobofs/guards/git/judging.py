@@ -60,9 +60,9 @@ class Judging:
         """What is asked about them; `before` is the tree that has the directories which are there already."""
         found: list[Part] = []
         for difference in differences:
+            found.append(self.part(difference))
             if difference.old is None:
                 found += self._new_directories(difference.path, before)
-            found.append(self.part(difference))
         return found
 
     def part(self, difference: Difference) -> Part:

@@ -10,7 +10,7 @@ from bonobofs.guards.git.branches import start_of
 from bonobofs.guards.git.commit import write_commit
 from bonobofs.guards.git.journal import Change
 from bonobofs.guards.git.judging import named
-from bonobofs.guards.git.refs import HEADS, Move, Value
+from bonobofs.guards.git.refs import HEADS, Move, Value, is_name
 from bonobofs.guards.git.repository import Difference
 from bonobofs.guards.git.switching import untouched
 from bonobofs.guards.git.threeway import merge_commits
@@ -54,7 +54,7 @@ def merge(work: Work, wish: Wish, issue: str | None) -> Merged:
     details: dict[str, Any] = {"source": wish.source, "target": into, "strategy": wish.strategy}
     repository = work.repository
     if ours is not None and repository.is_ancestor(theirs, ours):
-        work.door.note(work.request, guard="git", caller=work.caller, details={**details, "up_to_date": True})
+        work.note({**details, "up_to_date": True})
         return Merged(ours, up_to_date=True)
     forward = ours is None or repository.is_ancestor(ours, theirs)
     if wish.fast_forward == "only" and not forward:
@@ -62,8 +62,7 @@ def merge(work: Work, wish: Wish, issue: str | None) -> Merged:
     squash = wish.strategy == "squash"
     tree, conflicts = (repository.tree_of(theirs), ()) if forward else _merged(work, ours or "", theirs)
     if tree is None:
-        shown = {**details, "conflicts": list(conflicts)}
-        work.door.note(work.request, guard="git", caller=work.caller, details=shown)
+        work.note({**details, "conflicts": list(conflicts)})
         return Merged(None, conflicts=conflicts)
     before = repository.tree_of(ours)
     differences = list(repository.differences(before, tree))
@@ -93,7 +92,8 @@ def _target(work: Work, wish: Wish, head: Head) -> tuple[str, str | None]:
         work.demand(rules.moved_branch(work.rules, into), source=wish.source, target=into)
     if into == head.branch:
         return into, head.oid
-    ours = work.branch(into) if work.repository.refs.read(HEADS + into) is not None else None
+    is_there = is_name(HEADS + into) and work.repository.refs.read(HEADS + into) is not None
+    ours = work.branch(into) if is_there else None
     if ours is None:
         raise GitError(f"there is no branch {into!a}", kind="not-found", paths=(into,))
     if into in work.repository.elsewhere():

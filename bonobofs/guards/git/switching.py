@@ -96,6 +96,7 @@ def untouched(work: Work, index: Index, differences: Sequence[Difference]) -> li
     A path may be followed when what is staged of it is what it was before, and its file is that too. Where both are
     what it is to be, nothing needs to be done.
     """
+    work.demand_fit(differences)
     wanted: list[Difference] = []
     changed: list[bytes] = []
     untracked: list[bytes] = []
@@ -183,6 +184,7 @@ def reset(work: Work, target: str, mode: str) -> str:
     before, after = repository.tree_of(head.oid), repository.tree_of(oid)
     steps: tuple[Step, ...] = ()
     staged: dict[bytes, Entry | None] = {}
+    work.demand_fit(repository.differences(before, after))
     if mode == "hard":
         steps, staged = overwrite(work, index, after)
     elif mode == "mixed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from bonobofs.audit.record import TOUCHES
@@ -40,9 +41,21 @@ class Head:
 class Work:
     """What an operation works with, from the role's leave to its end."""
 
-    def __init__(self, door: Door, transaction: Transaction, operation: Operation, tool: str) -> None:
-        """Refused, once entered, where the role does not have the operation."""
+    def __init__(
+        self,
+        door: Door,
+        turn: AbstractContextManager[object],
+        transaction: Transaction,
+        operation: Operation,
+        tool: str,
+    ) -> None:
+        """Refused, once entered, where the role does not have the operation.
+
+        `turn` is held whenever the door is asked, and from the intent to the outcome, but not while things are looked
+        at: leases could not be followed meanwhile.
+        """
         self.door: Final = door
+        self._turn: Final = turn
         self.rules: Final[Rules] = rules.rules_of(door.policy.document)
         self.transaction: Final = transaction
         self.repository: Final[Repository] = transaction.repository
@@ -51,11 +64,9 @@ class Work:
         self.caller: Final = Caller(tool)
         self.is_entered = False
         """Whether the record has an intent, and so will have its end."""
-        decision = door.decide(self.request)
-        if isinstance(decision, Denied):
-            raise door.refuse(decision, self.caller, guard=GUARD)
+        self.demand_leave(Part(self.request))
         for about in transaction.mended:
-            door.note(self.request, guard=GUARD, caller=self.caller, details={"mended": about})
+            self.note({"mended": about})
 
     @property
     def request(self) -> Request:
@@ -65,7 +76,20 @@ class Work:
         """Refused, once entered, where there is a refusal."""
         if refusal is not None:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.operation, about)
-            raise self.door.refuse(denied, self.caller._replace(details=details), guard=GUARD)
+            with self._turn:
+                raise self.door.refuse(denied, self.caller._replace(details=details), guard=GUARD)
+
+    def demand_leave(self, part: Part, *codes: Code) -> None:
+        """Refused, once entered, where the engine denies it, with one of these codes if any are named."""
+        with self._turn:
+            decision = self.door.decide(*part[:2])
+            if isinstance(decision, Denied) and (not codes or decision.code in codes):
+                raise self.door.refuse(decision, self.caller, guard=GUARD)
+
+    def note(self, details: dict[str, Any], *, error: int = 0) -> None:
+        """Enter what came of an operation that changed nothing."""
+        with self._turn:
+            self.door.note(self.request, guard=GUARD, caller=self.caller, details=details, error=error)
 
     def failed(self, error: Exception) -> None:
         """Enter that the operation failed before it was admitted; Refused where that cannot be entered."""
@@ -75,14 +99,16 @@ class Work:
         code = error.errno if isinstance(error, OSError | GitError) else None
         if isinstance(error, GitError):
             details = {"error": error.kind, "message": str(error), "paths": list(error.paths)[:_LISTED]}
-        self.door.note(self.request, guard=GUARD, caller=self.caller, details=details, error=code or errno.EIO)
+        self.note(details, error=code or errno.EIO)
 
     def demand_paths(self, paths: Iterable[bytes], operation: Operation = Operation.WRITE_FILE) -> None:
         """Refused where the rules for files speak against a path itself: nothing is looked up under it."""
         for path in paths:
-            decision = self.door.decide(Request(operation, named(path)))
-            if isinstance(decision, Denied) and decision.code in _OF_THE_PATH:
-                raise self.door.refuse(decision, self.caller, guard=GUARD)
+            self.demand_leave(Part(Request(operation, named(path))), *_OF_THE_PATH)
+
+    def demand_fit(self, differences: Iterable[Difference], **details: Any) -> None:
+        """Refused where a difference is of what no rule for files can allow."""
+        self.demand(Judging(self.repository, self.operation).refusal(differences), **details)
 
     def index(self) -> Index:
         """The index, locked. GitError: it has conflicts."""
@@ -132,31 +158,25 @@ class Work:
 
         `before` is the tree of which the directories are there already.
         """
-        judging = Judging(self.repository, self.operation)
-        self.demand(judging.refusal(differences), **details)
-        parts: list[Part] = judging.parts(differences, before)
+        self.demand_fit(differences, **details)
+        parts = Judging(self.repository, self.operation).parts(differences, before)
         size = sum(part.facts.size for part in parts if part.facts.size > 0)
-        admission = self.door.admit(
-            self.request,
-            NO_FACTS,
-            *parts,
-            caller=self.caller._replace(details=details),
-            details={**listed("files", [each.path for each in differences]), TOUCHES: self._touched(differences)},
-            size=size,
-            action=action,
-            guard=GUARD,
-        )
-        self.is_entered = True
-        with admission as leave:
-            change, outcome = make()
-            about = {"operation": self.operation.value, **outcome}
-            try:
-                self.transaction.apply(change, leave, about)
-            except GitError as error:
-                admission.details = {**outcome, "error": error.kind}
-                raise
-            admission.written = size
-            admission.details = outcome
+        shown = {**listed("files", [each.path for each in differences]), TOUCHES: self._touched(differences)}
+        caller = self.caller._replace(details=details)
+        with self._turn:
+            admission = self.door.admit(
+                self.request, NO_FACTS, *parts, caller=caller, details=shown, size=size, action=action, guard=GUARD
+            )
+            self.is_entered = True
+            with admission as leave:
+                change, outcome = make()
+                try:
+                    self.transaction.apply(change, leave, {"operation": self.operation.value, **outcome})
+                except GitError as error:
+                    admission.details = {**outcome, "error": error.kind}
+                    raise
+                admission.written = size
+                admission.details = outcome
         return outcome
 
     def _touched(self, differences: Iterable[Difference]) -> list[str]:
