@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from bonobofs.audit.verify import verify_trail
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import ForbiddenError, UsageError
+from bonobofs.session import launch
 from bonobofs.state import leases
 from bonobofs.state.database import Database
 from tests.calls.conftest import Called, CalledMount
@@ -190,6 +192,24 @@ def test_leases_are_the_sessions_own(alice: Called, mounted_called: CalledMount)
 def test_what_cannot_be_meant_is_said(alice: Called, name: str, arguments: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         alice(name, **arguments)
+
+
+@pytest.mark.parametrize("how", ["kernel", "portable", "unwatched"])
+def test_what_is_changed_shows_at_once(mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """By either transport, and where nobody watches the source: what the kernel knew before is looked up anew."""
+    if how == "unwatched":
+        monkeypatch.setattr(launch, "COMPANION", "tests.calls.unwatched")
+    called = mounted_called(transport="auto" if how == "unwatched" else how)
+    for turn in range(30):
+        assert not (called.path / f"docs/{turn}").exists()
+        called("write_file", path=f"docs/{turn}", content="first")
+        assert (called.path / f"docs/{turn}").read_text() == "first"
+        called("write_file", path=f"docs/{turn}", content="second, longer")
+        assert (called.path / f"docs/{turn}").read_text() == "second, longer"
+        assert len(os.listdir(called.path / "docs")) == 1
+        called("delete_file", path=f"docs/{turn}")
+        assert not (called.path / f"docs/{turn}").exists()
+    assert out_of_band(called.world) == {}
 
 
 def test_the_command_line_in_a_mount_is_the_sessions(alice: Called, home: Path) -> None:

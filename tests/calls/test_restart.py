@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bonobofs import session
+from bonobofs.audit.verify import verify_trail
+from bonobofs.decision import Code, Refused
+from bonobofs.errors import BonobofsError
 from bonobofs.session import leasing
 from bonobofs.session.leasing import Terms, Whose
 from tests.calls.conftest import Called, CalledMount
 from tests.watch.looking import companion_of, out_of_band, recorded, status, text, until
-from tests.worlds import ALLOW_ALL, bonobofs
+from tests.worlds import ALLOW_ALL, OrdinaryUser, bonobofs
 
 
 def kill_companion(called: Called) -> None:
@@ -126,3 +132,94 @@ def test_one_that_keeps_dying_is_given_up(alice: Called) -> None:
 
 def _children(called: Called) -> str:
     return Path(f"/proc/{called.world.pid}/task/{called.world.pid}/children").read_text()
+
+
+def test_while_the_leases_cannot_be_read_it_is_said_why(alice: Called, home: Path) -> None:
+    """Here the database is locked; then all is well again."""
+    assert status(alice.world).leases is None
+    with closing(sqlite3.connect(home / "bonobofs.db", isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        until(lambda: status(alice.world).leases is not None, "it is told", 60)
+        with pytest.raises(PermissionError):
+            (alice.path / "a").touch()
+        with pytest.raises(Refused) as refused:
+            alice("write_file", path="a", content="text")
+        assert refused.value.decision.code is Code.LEASED
+        until(lambda: "database" in (status(alice.world).leases or ""), "why is told too", 60)
+        database.execute("ROLLBACK")
+    until(lambda: status(alice.world).leases is None, "they are known again", 60)
+    (alice.path / "a").touch()
+
+
+def test_kills_at_any_moment_leave_whole_files_and_a_whole_record(alice: Called) -> None:
+    """While calls come one after the other; each file holds what some call wrote, and no other name is left."""
+    over = threading.Event()
+    contents = [f"{number}\n" * 40_000 for number in range(4)]
+
+    def write(name: str) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            with contextlib.suppress(BonobofsError, OSError):
+                alice("write_file", path=f"docs/{name}", content=contents[number % 4])
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(3):
+            until((alice.path / "docs/c").exists, "they write")
+            size = alice.world.trail.stat().st_size
+            wanted = size + 3_000 * (number + 1)
+            until(lambda wanted=wanted: alice.world.trail.stat().st_size > wanted, "they go on")  # type: ignore[misc]
+            kill_companion(alice)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(os.listdir(alice.source / "docs")) == ["a", "b", "c"]
+    for name in ("a", "b", "c"):
+        assert (alice.path / "docs" / name).read_text() in contents
+        assert (alice.path / "docs" / name).read_bytes() == (alice.source / "docs" / name).read_bytes()
+    assert out_of_band(alice.world) == {}
+    alice.world.umount()
+    report = verify_trail(alice.world.trail, alice.world.head, session=alice.world.session.session)
+    assert (report.findings, report.unfinished) == ([], [])
+
+
+def test_an_ordinary_users_is_started_anew_over_the_source_too(ordinary_user: OrdinaryUser) -> None:
+    """Where there is a right to a namespace: the next one stands in that of the first."""
+    if ordinary_user.run("unshare", "--user", "--mount", "true").returncode != 0:
+        return  # it cannot be mounted so; test_together has what is said then
+    policy, source = ordinary_user.directory / "policy.toml", ordinary_user.directory / "source"
+    policy.write_text('default = "allow"\n')
+    assert ordinary_user.run("mkdir", source).returncode == 0
+    made = ordinary_user.bonobofs("mount", source, source, "--agent", "eve", "--policy", policy)
+    assert made.returncode == 0, made.stderr
+    try:
+        (one,) = json.loads(ordinary_user.bonobofs("status", "--json").stdout)
+        before = companion_of(one["pid"])
+        os.kill(before, signal.SIGKILL)
+        until(lambda: _next_companion(one["pid"], before), "there is another")
+        wrote = ordinary_user.run(ordinary_user.python, "-c", WRITE)
+        assert wrote.returncode == 0, wrote.stderr
+        assert ordinary_user.run("cat", source / "by-call").stdout == "text"
+    finally:
+        assert ordinary_user.bonobofs("umount", source).returncode == 0
+    assert (source / "by-call").read_text() == "text"
+
+
+def _next_companion(server: int, before: int) -> bool:
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return bool(children) and children != [str(before)]
+
+
+WRITE = """
+from bonobofs import session
+from bonobofs.audit.verify import verify_trail
+from bonobofs.decision import Code, Refused
+from bonobofs.errors import BonobofsError
+from bonobofs.state.calling import call
+(one,) = session.statuses(session.home())
+call(session.home() / "sessions" / one.session.session, "write_file", path="by-call", content="text")
+"""

@@ -167,9 +167,10 @@ def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(locks, indent=1))
     done = bonobofs("lease", "import", file)
     assert done.returncode == 1
+    (lease,) = listed()
     assert done.stderr == (
         f"bonobofs: {file}: line 11: CHAIN-002: src/a overlaps with src/**, held by chain CHAIN-001 (impl) until "
-        f"{later[:19]}+00:00; wait for it, or ask them to release it\n"
+        f"{str(lease['until'])[:19]}+00:00; wait for it, or ask them to release it\n"
     )
     assert [(lease["holder"], lease["patterns"]) for lease in listed()] == [("chain:CHAIN-001", ["src/**"])]
     del locks["chains"]["CHAIN-002"]
