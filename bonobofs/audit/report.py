@@ -6,21 +6,18 @@ was made and renamed is one file that was made. Equal refusals are one line with
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.history import UNREADABLE, Change, shown
+from bonobofs.audit.history import UNREADABLE, Change
+from bonobofs.audit.markdown import written
 from bonobofs.audit.record import APART, AuditEntry, instant
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.request import Operation
 
 MOST: Final = 500
 """Lines of one kind that are told; the rest are counted."""
-EXAMPLES: Final = 5
-"""Paths that are named with a refusal."""
-
 
 _COUNTED: Final = ("changes", "refused", "failed", "alerts", "out_of_band", "unfinished", "apart", "unreadable")
 
@@ -117,7 +114,7 @@ class Report:
 
     def markdown(self) -> str:
         """Give it as Markdown, to be pasted into a pull request."""
-        return "\n".join(_markdown(self.document())) + "\n"
+        return written(self.document())
 
     def _add(self, change: Change) -> None:
         entry, counts = change.entry, self._counts
@@ -163,7 +160,8 @@ class Report:
         entry = change.entry
         if entry.guard != "file":
             return  # its path is no file's
-        source = self._about.get(entry.session, About()).source
+        # Of a session whose source nobody knows, nothing may be taken for another's.
+        source = self._about.get(entry.session, About()).source or f"session {entry.session}"
         tree = self._trees.setdefault(source, _Node())
         other = entry.details.get("to")
         if entry.operation == Operation.RENAME and isinstance(other, str):
@@ -295,105 +293,3 @@ def _noticed(entry: AuditEntry) -> dict[str, Any]:
         "code": entry.code,
         "reason": entry.reason,
     }
-
-
-def _markdown(document: dict[str, Any]) -> Iterator[str]:
-    totals, more = document["totals"], document["more"]
-    agents = sorted({session["agent"] for session in document["sessions"]})
-    yield f"# What was done by {_listed([_plain(agent) for agent in agents]) or 'nobody'}"
-    yield ""
-    yield (
-        f"{_many(totals['paths'], 'path')} changed, {_many(totals['refused'], 'change')} refused, "
-        f"{totals['failed']} failed, {_many(totals['alerts'], 'alert')}."
-    )
-    if totals["out_of_band"]:
-        yield f"{_many(totals['out_of_band'], 'path')} changed behind the mount."
-    if totals["unreadable"]:
-        yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run bonobofs audit verify.**"
-    yield from _section("Changed", document["changed"], _changed_lines, more.get("changed", 0))
-    yield from _section("Refused", document["refused"], _refused_lines, more.get("refused", 0))
-    yield from _section("Failed", document["failed"], _failed_lines, more.get("failed", 0))
-    yield from _section("Alerts", document["alerts"], _noticed_lines, more.get("alerts", 0))
-    behind = totals["out_of_band"] - len(document["out_of_band"])
-    yield from _section("Changed behind the mount", document["out_of_band"], _behind_lines, behind)
-    yield from _section(
-        "Begun and not known to be ended", document["unfinished"], _noticed_lines, more.get("unfinished", 0)
-    )
-    yield from _section("Sessions", document["sessions"], _session_lines, 0)
-
-
-def _section(title: str, items: list[dict[str, Any]], lines: Any, more: int) -> Iterator[str]:
-    if not items:
-        return
-    yield from ("", f"## {title}", "")
-    yield from lines(items)
-    if more:
-        yield from ("", f"And {more} more.")
-
-
-def _changed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    yield from ("| path | | changes | bytes written |", "|---|---|---:|---:|")
-    for item in items:
-        what = f"renamed from {_code(item['was'])}" if item["was"] else item["what"]
-        yield f"| {_code(item['path'])} | {what} | {item['changes']} | {item['bytes']} |"
-
-
-def _refused_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        yield f"- **{item['code']}**, rule {_code(item['rule'])}, {_times(item['times'])}: {_plain(item['reason'])}"
-        named = [_code(path) for path in item["paths"][:EXAMPLES] if path]
-        left = len(item["paths"]) + item["more_paths"] - len(named)
-        if named:
-            yield f"  - where: {', '.join(named)}{f' and {left} more' if left > 0 else ''}"
-        if item["instead"]:
-            yield f"  - what to do: {_plain(item['instead'])}"
-
-
-def _failed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        yield f"- {item['operation']} {_code(item['path'])}, {_times(item['times'])}: {_plain(item['reason'])}"
-
-
-def _noticed_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        said = f": {_plain(item['reason'])}" if item["reason"] else ""
-        yield f"- {item['timestamp']} {_plain(item['agent'])}, {item['operation']} {_code(item['path'])}{said}"
-
-
-def _behind_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        yield f"- {item['timestamp']} {_code(item['path'])} {_plain(item['what'])}"
-
-
-def _session_lines(items: list[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        role = f", role {_plain(item['role'])}" if item["role"] else ""
-        source = f" on {_code(item['source'])}" if item["source"] else ""
-        yield f"- {_plain(item['agent'])}{role}{source}, {item['first']} to {item['last']}, session {item['session']}"
-        if item["seq"]:
-            yield f"  - its record has {item['seq']} entries, the last with the hash `{item['hash']}`"
-
-
-def _code(text: str) -> str:
-    """Text as a code span that may stand in a table."""
-    safe = shown(text).replace("|", "\\|")
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
-    pad = " " if "`" in safe else ""
-    return f"{fence}{pad}{safe}{pad}{fence}" if safe else "the root"
-
-
-def _plain(text: str) -> str:
-    """Text that is no Markdown, whatever is in it."""
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|!" else character for character in shown(text))
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")

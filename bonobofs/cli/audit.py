@@ -179,7 +179,8 @@ def verify_(
     A session that was killed is reported as crashed, with what it had begun and what the source shows there now; that
     is no finding.
 
-    A whole record that was rewritten with its heads agrees with itself: that is found by --witness alone.
+    A whole record that was rewritten with its heads agrees with itself: that is found by --witness alone. A witness
+    that has no letter of this state directory at all is exit 1 too.
 
     \b
     Examples:
@@ -197,8 +198,10 @@ def verify_(
             expected=[name for name, one in known.items() if one.session.pid is not None],
         )
     )
-    if witness:
-        _add(session.ask_witnesses(home), reports)
+    testimony = session.ask_witnesses(home) if witness else None
+    if testimony is not None:
+        _add(testimony.findings, reports)
+        _tell_testimony(testimony)
     if json:
         document([_report(report) for report in reports])
     else:
@@ -207,7 +210,8 @@ def verify_(
         found = sum(len(report.findings) for report in reports)
         entries = sum(report.entries for report in reports)
         say(f"{len(reports)} trails, {entries} entries: {f'{found} findings' if found else 'as they were written'}")
-    return 1 if any(report.findings for report in reports) else 0
+    silent = testimony is not None and not testimony.letters
+    return 1 if silent or any(report.findings for report in reports) else 0
 
 
 @app.command("export")
@@ -274,6 +278,13 @@ def _tell_counts(counts: list[Count], by: By, *, json: bool) -> None:
         return
     for one in counts:
         say(f"{one.times:9}  {f'{one.label}  {one.value}' if one.label else one.value or '-'}")
+
+
+def _tell_testimony(testimony: session.Testimony) -> None:
+    for name in testimony.unknown:
+        note(f"the witness knows nothing of session {name}: its record was not carried yet, or its letters are gone")
+    if not testimony.letters:
+        note("the witness has no letter of this state directory, and bears out nothing")
 
 
 def _add(findings: list[Finding], reports: list[Report]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bonobofs.session.asking import ask
 from bonobofs.session.ending import Ended, stop
 from bonobofs.session.listing import State, Status, around, live_at, mounted_around, settle, statuses
-from bonobofs.session.mail import ask_witnesses
+from bonobofs.session.mail import Testimony, ask_witnesses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
 from bonobofs.session.record import about_sessions, open_index, rebuild_index
@@ -37,6 +37,7 @@ __all__ = [
     "Session",
     "State",
     "Status",
+    "Testimony",
     "about_sessions",
     "around",
     "ask",

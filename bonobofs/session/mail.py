@@ -62,8 +62,19 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
     return Settings(address, table["token_file"], table["carry"] == "denials", bool(table["mirror_reservations"]))
 
 
-def ask_witnesses(home: Path) -> list[Finding]:
-    """Where the trails are not those whose heads were posted, in every mailbox to which they may have gone.
+class Testimony(NamedTuple):
+    """What the witnesses know."""
+
+    findings: list[Finding]
+    """Where the trails are not those whose heads were posted."""
+    letters: int
+    """How many letters of this state directory they have. With none they know nothing, and bear out nothing."""
+    unknown: list[str]
+    """Sessions whose record should be there, and of which they have no letter: it was not carried yet, or removed."""
+
+
+def ask_witnesses(home: Path) -> Testimony:
+    """What the letters say, in every mailbox to which those of these sessions may have gone.
 
     Asked are those that the sessions' policies name, and those that the policy in force names for the same sources: the
     sessions' own documents may have been changed with the trails. UsageError when there is none, MailError when one
@@ -73,19 +84,21 @@ def ask_witnesses(home: Path) -> list[Finding]:
 
     mine = home_id(home)
     sessions = load_all(home)
-    found = [settings_of(home, mine, session) for session in sessions]
+    named = {session.session: settings_of(home, mine, session) for session in sessions}
     policy = choose_policy(home, None).plain
-    found += [settings_in(policy, mine, source) for source in {session.source for session in sessions} or {""}]
-    witnesses = {one.name: one for one in found if one is not None}
+    found = [settings_in(policy, mine, source) for source in {session.source for session in sessions} or {""}]
+    witnesses = {one.name: one for one in (*named.values(), *found) if one is not None}
     if not witnesses:
         raise UsageError("no policy names a witness; give the server of Agent Mail in [agent_mail]")
     letters = [
         letter
         for settings in witnesses.values()
         for sent in open_mailbox(home, settings).sent()
-        if (letter := posted(sent.subject)) is not None
+        if (letter := posted(sent.subject)) is not None and letter.home == mine[:8]
     ]
-    return list(compare(letters, home / "trails", mine))
+    known = {letter.session for letter in letters}
+    unknown = [session for session, settings in named.items() if settings is not None and session not in known]
+    return Testimony(list(compare(letters, home / "trails", mine)), len(letters), unknown)
 
 
 def open_mailbox(home: Path, settings: Settings) -> Mailbox:

@@ -10,6 +10,7 @@ from bonobofs.audit.index import Index, Progress
 from bonobofs.audit.report import About
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import StateError, TrailError
+from bonobofs.state import presence
 from bonobofs.state.home import head_path
 from bonobofs.state.sessions import load_all
 
@@ -43,11 +44,15 @@ def rebuild_index(home: Path) -> Progress:
 
 
 def about_sessions(home: Path) -> dict[str, About]:
-    """What is known of each session of this state directory, by UUID."""
-    return {
-        session.session: About(session.role, session.source, session.policy.digest, *_head(home, session.session))
-        for session in load_all(home)
-    }
+    """What is known of each session whose record the index may hold, by UUID; of other hosts' by the database."""
+    from bonobofs.state.database import Database  # noqa: PLC0415 - as above
+
+    with Database.open(home) as database:
+        found = {name: About(role, source) for name, role, source in presence.entered(database)}
+    for session in load_all(home):
+        head = _head(home, session.session)
+        found[session.session] = About(session.role, session.source, session.policy.digest, *head)
+    return found
 
 
 def _head(home: Path, session: str) -> tuple[int, str]:

@@ -103,6 +103,13 @@ def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
     return list(connection.scalars(wanted.distinct()))
 
 
+def entered(database: Database) -> list[tuple[str, str, str]]:
+    """UUID, role and source of every session that ever was."""
+    with database.read() as connection:
+        rows = connection.execute(select(sessions.c.id, sessions.c.role, sessions.c.source))
+        return [(row.id, row.role, row.source) for row in rows]
+
+
 def leave(database: Database, session: str) -> None:
     """Enter that the session has ended: nothing of it is under way any more."""
     with database.note() as connection:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from bonobofs.audit.history import Change
+from bonobofs.audit.history import Change, shown
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.report import MOST, About, Report
 
@@ -115,7 +121,7 @@ def test_what_changed_behind_the_mount_is_told_apart() -> None:
     assert [(one["path"], one["what"]) for one in document["out_of_band"]] == [("b", "holds 7 bytes")]
     assert document["totals"]["out_of_band"] == 41
     text = report.markdown()
-    assert "## Changed behind the mount\n\n- 2026-01-31T12:00:00.000000+00:00 `b` holds 7 bytes\n\nAnd 40 more." in text
+    assert "look at each.\n\n- 2026-01-31 12:00:00 UTC, `b` holds 7 bytes\n\nAnd 40 more." in text
 
 
 def test_long_lists_are_cut_and_counted() -> None:
@@ -126,19 +132,19 @@ def test_long_lists_are_cut_and_counted() -> None:
     assert document["totals"]["paths"] == MOST + 7
 
 
-def test_the_markdown_says_it_in_order_and_no_name_can_forge_a_line() -> None:
-    """A name may hold whatever a file name may hold."""
+def test_the_markdown_says_it_in_order() -> None:
+    """What was changed, what was refused, and what to do about it."""
     report = Report({"s": About(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add([change("create_file", "a|`b`\n## Refused", written=7), refusal("x.sh"), refusal("x.sh", times=1)])
     text = report.markdown()
     assert text.splitlines() == [
-        "# What was done by alice",
+        "# What was done by `alice`",
         "",
         "1 path changed, 2 changes refused, 0 failed, 0 alerts.",
         "",
         "## Changed",
         "",
-        "| path | | changes | bytes written |",
+        "| path | what | changes | bytes written |",
         "|---|---|---:|---:|",
         "| `` a\\|`b`\\n## Refused `` | created | 1 | 7 |",
         "",
@@ -150,6 +156,91 @@ def test_the_markdown_says_it_in_order_and_no_name_can_forge_a_line() -> None:
         "",
         "## Sessions",
         "",
-        "- alice, role impl on `/src`, 2026-01-31T12:00:00.000000+00:00 to 2026-01-31T12:00:00.000000+00:00, session s",
+        "- `alice`, role `impl` on `/src`, 2026-01-31 12:00:00 UTC to 2026-01-31 12:00:00 UTC, session `s`",
         f"  - its record has 9 entries, the last with the hash `{'f' * 64}`",
     ]
+
+
+def test_what_was_done_in_several_sources_is_told_apart() -> None:
+    """The same path in two of them is two files; of a session whose source is not known nothing is another's."""
+    report = Report({"s": About(source="/one"), "t": About(source="/two")})
+    moved = change("rename", "a", to="b")
+    for session in ("s", "t", "u", "v"):
+        report.add(
+            [change("create_file", "a")._replace(entry=replace(change("create_file", "a").entry, session=session))]
+        )
+    report.add([moved._replace(entry=replace(moved.entry, session="u"))])
+    found = [(one["source"], one["path"]) for one in report.document()["changed"]]
+    assert found == [("/one", "a"), ("/two", "a"), ("session u", "b"), ("session v", "a")]
+    assert [line for line in report.markdown().splitlines() if line.startswith("In ")] == [
+        "In `/one`:",
+        "In `/two`:",
+        "In `session u`:",
+        "In `session v`:",
+    ]
+
+
+_HOSTILE = st.text(
+    st.sampled_from("`|\\\n*_[]()<>!@#&~ :/w.a-\x1b\udcff\u202e"), min_size=1, max_size=20
+) | st.sampled_from(
+    [
+        "@org/team",
+        "https://evil/",
+        "www.evil.com",
+        "<img src=x>",
+        "![x](http://evil/)",
+        "`",
+        "|",
+        "a|b\\",
+        "\n\n# x",
+        " a ",
+    ]
+)
+
+
+@given(path=_HOSTILE, agent=_HOSTILE, rule=_HOSTILE, reason=_HOSTILE, instead=_HOSTILE, operation=_HOSTILE)
+def test_nothing_that_stands_in_a_record_is_markdown(
+    path: str, agent: str, rule: str, reason: str, instead: str, operation: str
+) -> None:
+    """Neither a heading nor a link, nor an image, a cell, a call of somebody or what steers a terminal."""
+    given: dict[str, Any] = {"session": reason, "path": path, "agent_id": "u", "rule": rule, "code": rule}
+    details = {"instead": instead, "what": reason}
+    entries = [
+        AuditEntry(NOW, "file", operation, agent, details, result, reason, kind=kind, **given)
+        for kind, result in (("intent", "denied"), ("intent", "allowed"), ("alert", "denied"), ("event", "allowed"))
+    ]
+    behind = AuditEntry(NOW, "file", "out_of_band", agent, details, "allowed", None, kind="event", **given)
+    failed = AuditEntry(NOW, "file", operation, agent, {}, "error", reason, kind="outcome")
+    made = change("create_file", path).entry
+    report = Report({reason: About(role=rule, source=path, seq=1, hash="f")})
+    report.add(
+        [*map(Change, entries), Change(behind), Change(entries[1], failed), Change(replace(made, session=reason))]
+    )
+    text = report.markdown()
+    assert all(character.isprintable() for character in text.replace("\n", ""))
+    tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(text)
+    assert Counter(
+        token.type for token in tokens if token.type in ("heading_open", "td_open", "html_block")
+    ) == Counter(heading_open=8, td_open=4)
+    inside = [child for token in tokens for child in token.children or ()]
+    kinds = {"text", "code_inline", "strong_open", "strong_close", "softbreak", "text_special"}
+    assert {child.type for child in inside} <= kinds
+    said = "".join(child.content for child in inside if child.type != "code_inline")
+    assert not re.search(r"@|#|://|www\.", said)
+    spans = {child.content for child in inside if child.type == "code_inline"}
+    assert {shown(path), shown(agent), shown(rule)} <= spans
+
+
+def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:
+    """However much there is to tell; what is left out is counted."""
+    long = "/".join(["x" * 250] * 15)
+    report = Report({f"s{number}": About(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)})
+    for number in range(3000):
+        refused = replace(refusal(f"{long}/{number}").entry, rule=f"rule{number}", session=f"s{number % 300}")
+        report.add([change("create_file", f"{long}/{number}"), Change(refused)])
+        report.add([change("mkdir", f"{long}/{number}", result="error"), Change(change("mkdir", long).entry)])
+        report.add([Change(replace(refused, kind="alert"))])
+        report.add([Change(replace(refused, kind="event", operation="out_of_band", result="allowed"))])
+    text = report.markdown()
+    assert len(text) < 65_536
+    assert text.count("\nAnd ") == 7

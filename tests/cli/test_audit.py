@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -190,7 +191,7 @@ def test_a_report_says_what_came_of_it(world: World) -> None:
     said = bonobofs("audit", "report", "--agent", "alice")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith(
-        "# What was done by alice\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n"
+        "# What was done by `alice`\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n"
     )
     assert "| `aidlc-docs/plan.md` | created | " in said.stdout
     assert "what to do: Write a .md file of at most" in said.stdout
@@ -216,6 +217,33 @@ def test_the_index_can_be_built_anew(world: World) -> None:
     assert "is not the one that was read before" in bonobofs("audit", "query").stderr
 
 
+def test_nothing_that_is_shown_steers_a_terminal(mounted: Mounted) -> None:
+    """Neither a name that a program chose, nor a line that somebody put into a trail."""
+    world = mounted(policy=ALLOW_ALL)
+    name = os.fsdecode(b"\x1b]0;x\x07\x9b2J\r\xe2\x80\xae\xff")
+    (world.path / name).write_text("x")
+    world.umount()
+    forged = dict.fromkeys(("operation", "agent", "agent_id", "path", "rule", "code", "reason", "tool"), "\x1b[2J")
+    line = json.loads(world.trail.read_bytes().splitlines()[0])
+    with world.trail.open("a", errors="surrogateescape") as out:
+        for result, kind in (("denied", "intent"), ("allowed", "alert"), ("error", "outcome")):
+            out.write(json.dumps({**line, **forged, "result": result, "kind": kind}) + "\n")
+        out.write(f"{name}\n")
+    for arguments in (
+        ["tail"],
+        ["query"],
+        ["query", "--count", "agent"],
+        ["query", "--count", "path"],
+        ["report"],
+        ["verify"],
+        ["export", "--format", "csv"],
+    ):
+        told = bonobofs("audit", *arguments)
+        for text in (told.stdout.replace("\r\n", "\n"), told.stderr):
+            assert all(character.isprintable() for character in text.replace("\n", "")), arguments
+        assert "\\x1b" in told.stdout or arguments == ["verify"]
+
+
 def test_hosts_that_share_a_database_share_their_history(
     home: Path, source: Path, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,5 +259,8 @@ def test_hosts_that_share_a_database_share_their_history(
         monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / name))
         found = json.loads(bonobofs("audit", "query", "--operation", "write_file", "--json").stdout)
         assert [one["path"] for one in found] == ["here.txt", "there.txt"]
-        (one,) = json.loads(bonobofs("audit", "report", "--agent", "here", "--json").stdout)["changed"]
-        assert one["path"] == "here.txt"
+        document = json.loads(bonobofs("audit", "report", "--json").stdout)
+        assert [(one["source"], one["path"]) for one in document["changed"]] == [
+            (str(source), "here.txt"),
+            (str(source), "there.txt"),
+        ]

@@ -168,6 +168,29 @@ def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
     }
 
 
+def test_a_witness_that_knows_nothing_bears_out_nothing(
+    home: Path, mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """Nothing was carried yet; or whoever rewrote the record gave the state directory another name."""
+    world = mounted(policy=policy(original, tmp_path))
+    refuse(world)
+    told = bonobofs("audit", "verify", "--witness")
+    assert told.returncode == 1
+    assert "bears out nothing" in told.stderr
+    daemon.start(home)
+    world.umount()
+    until(lambda: all_is_posted(world), "all is posted", seconds=60)
+    daemon.stop(home)
+    later = mounted(policy=None)
+    told = bonobofs("audit", "verify", "--witness")
+    assert (told.returncode, told.stderr) == (0, "")
+    later.umount()
+    (home / "home.id").unlink()
+    told = bonobofs("audit", "verify", "--witness")
+    assert told.returncode == 1
+    assert f"knows nothing of session {world.session.session}" in told.stderr
+
+
 def rewrite(world: World) -> None:
     """What whoever owns the state directory can do: another history, with its chain and its head."""
     identity = Identity(world.session.session, world.session.agent, world.session.agent_id)

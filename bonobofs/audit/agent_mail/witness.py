@@ -22,7 +22,7 @@ def compare(letters: Iterable[Posted], trails: Path, home: str) -> Iterator[Find
     """
     heads: dict[str, dict[int, str]] = defaultdict(dict)
     for letter in letters:
-        if letter.home == home[:8]:
+        if letter.home == home[:8] and letter.last:
             heads[letter.session].setdefault(letter.last, letter.hash)
     for session, known in sorted(heads.items()):
         finding = _compare(session, known, trails / f"{session}.jsonl")
