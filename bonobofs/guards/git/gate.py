@@ -24,14 +24,12 @@ from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.git import branches, looking, merging, staging, stash, switching
 from bonobofs.guards.git.commit import Committed, Wanted, commit
 from bonobofs.guards.git.identity import COMMITTER
-from bonobofs.guards.git.index import Index
 from bonobofs.guards.git.looking import GitStatus
 from bonobofs.guards.git.merging import Merged, Wish
-from bonobofs.guards.git.repository import Repository, find
+from bonobofs.guards.git.reading import diff_of, status_of
 from bonobofs.guards.git.switching import Switched, To
 from bonobofs.guards.git.transaction import Transaction
 from bonobofs.guards.git.work import Work
-from bonobofs.guards.git.worktree import WorkTree
 from bonobofs.request import Operation, WorkspacePath
 
 Pairs = Sequence[tuple[str, str]]
@@ -207,31 +205,11 @@ class GitGate:
 
     def status(self) -> GitStatus:
         """What is staged, modified and untracked."""
-        repository = Repository(find(self.root, self._home))
-        try:
-            return looking.status(repository)
-        finally:
-            repository.close()
+        return status_of(self.root, self._home)
 
     def diff(self, path: str | None = None) -> str:
         """The changes of tracked files since HEAD, as a patch."""
-        repository = Repository(find(self.root, self._home))
-        try:
-            index, written = _index(repository.layout.git / "index")
-            with WorkTree(self._workspace, repository) as tree:
-                return looking.diff(repository, tree, index, written, None if path is None else os.fsencode(path))
-        finally:
-            repository.close()
-
-
-def _index(place: Path) -> tuple[Index, int]:
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Index(), 0
-    with os.fdopen(descriptor, "rb") as file:
-        written = os.fstat(descriptor).st_mtime_ns
-        return Index.read(file.read(), written), written
+        return diff_of(self.root, self._home, path, self._workspace)
 
 
 def _bytes(paths: Sequence[str]) -> list[bytes]:

@@ -1,0 +1,59 @@
+"""`bonobofs git` as an operator runs it, outside a mount."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.git.conftest import FREE, Repo
+from tests.worlds import bonobofs
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    root = tmp_path / "source"
+    root.mkdir()
+    made = Repo(root)
+    made.git("init", "-q", "-b", "main")
+    made.commit("The first", docs__plan_md="The plan\n")
+    (tmp_path / "policy.toml").write_text(FREE)
+    return made
+
+
+def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
+    """Branch, checkout, commit and merge do what they say, under the policy and into the record of an agent."""
+    whose = ("--agent", "alice", "--policy", str(tmp_path / "policy.toml"))
+
+    def run(*arguments: str, code: int = 0, cwd: Path = repo.root) -> str:
+        done = bonobofs("git", *arguments, cwd=cwd)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    assert run("branch", "aidlc/gt-1", *whose).startswith("aidlc/gt-1 at ")
+    assert run("checkout", "aidlc/gt-1", *whose) == "on aidlc/gt-1\n"
+    repo.write("docs/plan.md", "Another\n")
+    repo.write("docs/new.md", "New\n")
+    assert json.loads(run("status", "--json")) == {
+        "branch": "aidlc/gt-1",
+        "clean": False,
+        "staged": [],
+        "modified": ["docs/plan.md"],
+        "untracked": ["docs/new.md"],
+    }
+    assert "+Another" in run("diff")
+    said = run("commit", "-m", "Change", "--issue", "gt-1", "plan.md", *whose, cwd=repo.root / "docs")
+    assert said == f"{repo.head()[:12]} [gt-1] Change\n"
+    assert run("diff") == ""
+    assert "Begin with the issue" in run("commit", "-m", "Change", "docs/new.md", *whose, code=77)
+    assert "the operator's to move" in run("merge", "aidlc/gt-1", "main", *whose, code=77)
+    repo.git("branch", "aidlc/other", "main")
+    assert run("merge", "aidlc/gt-1", "aidlc/other", *whose) == f"{repo.head()[:12]} fast-forward\n"
+    assert "--agent" in run("branch", "aidlc/x", code=2)
+    assert "no git repository" in run("status", code=1, cwd=tmp_path)
+    repo.git("checkout", "-q", "-b", "aidlc/mine", "main")
+    repo.commit("Mine", docs__plan_md="Mine\n")
+    assert "conflict: docs/plan.md" in run("merge", "aidlc/gt-1", *whose, code=1)
+    denied = json.loads(bonobofs("audit", "query", "--result", "denied", "--json").stdout)
+    assert [entry["code"] for entry in denied if entry["kind"] == "intent"] == ["GIT", "PROTECTED"]
