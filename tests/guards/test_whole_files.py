@@ -157,6 +157,7 @@ class _Session(NamedTuple):
     log: AuditLog
     turn: threading.Lock
     place: str
+    home: Path
 
 
 @pytest.fixture
@@ -168,7 +169,12 @@ def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     policy = compile_policy(parse('default = "allow"', "test").model_dump(mode="json"))
     with FileGuard(
         _Session(
-            _Source(str(world.path)), Guard(policy, alice, trail), AuditLog(trail), threading.Lock(), str(world.path)
+            _Source(str(world.path)),
+            Guard(policy, alice, trail),
+            AuditLog(trail),
+            threading.Lock(),
+            str(world.path),
+            tmp_path,
         )
     ) as files:
         yield files
