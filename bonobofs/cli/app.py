@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import bonobofs
-from bonobofs.cli import agents, audit, db, doctor, git, lease, mount, policy, serve, status, why
+from bonobofs.cli import agents, audit, db, doctor, git, lease, mount, policy, serve, shell, status, why
 from bonobofs.errors import UsageError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ def _options(
 
 app.command("mount")(mount.mount)
 app.command("umount")(mount.umount)
+app.command("shell")(shell.shell)
 app.command("status")(status.status)
 app.command("why")(why.why)
 app.add_typer(policy.app, name="policy")

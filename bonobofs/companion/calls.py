@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
+from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.session import CalledSession
 from bonobofs.errors import UsageError
 from bonobofs.guard import Caller
@@ -206,4 +207,5 @@ CALLS: Final[dict[str, Call]] = {
     "list_files": _list_files,
     "search_files": _search_files,
     "delete_file": _delete_file,
+    **GIT_CALLS,
 }

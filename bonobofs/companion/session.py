@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bonobofs.audit.history import last
 from bonobofs.audit.log import RING
@@ -13,6 +14,9 @@ from bonobofs.audit.record import AuditEntry
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
+
+if TYPE_CHECKING:
+    from bonobofs.guards.git.gate import GitGate
 
 
 class Who(NamedTuple):
@@ -26,10 +30,11 @@ class Who(NamedTuple):
     session: str
     source: str
     mountpoint: str | None
+    issue: str | None
 
     def plain(self) -> dict[str, Any]:
         """As whoami.json has it, but for the policy."""
-        return {name: value for name, value in self._asdict().items() if name != "mountpoint"}
+        return {name: value for name, value in self._asdict().items() if name not in ("mountpoint", "issue")}
 
 
 class Record:
@@ -64,6 +69,7 @@ class CalledSession:
             config["session"],
             config["source"],
             config["mountpoint"],
+            config["issue"],
         )
         self.guard: Final = door
         self.log: Final = Record(Path(config["trail"]), self.who)
@@ -79,6 +85,12 @@ class CalledSession:
     def tools(self) -> FileTools:
         """Those of its tools that its role has."""
         return FileTools(self)
+
+    @cached_property
+    def git(self) -> GitGate:
+        """Its git gate. What that is made of is read when it is first asked for: most sessions never do."""
+        gate: type[GitGate] = import_module("bonobofs.guards.git.gate").GitGate
+        return gate(self, self.who.issue)
 
     @cached_property
     def files(self) -> FileGuard:

@@ -34,6 +34,7 @@ _TOLD: Final = (
     "role",
     "team",
     "chain",
+    "issue",
     "trail",
     "umask",
 )

@@ -6,6 +6,8 @@ mounting    from `mount` to a mount that answers; `launch` starts the serving pr
 mail        where each session's record is carried, and asking there what it was
 listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record
+shims       the programs in each session's `bin`
+shell       `shell`: a shell in a mount, with those programs
 showing     `policy show`: the policy that is in force somewhere
 asking      `why`: what would be said of a change
 record      the index over all sessions, and what a report tells of each
@@ -22,6 +24,7 @@ from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
 from bonobofs.session.record import about_sessions, open_index, rebuild_index
 from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
+from bonobofs.session.shell import enter as enter_shell
 from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
 from bonobofs.state.sessions import WATCHING, Session
@@ -43,6 +46,7 @@ __all__ = [
     "ask",
     "ask_witnesses",
     "choose_policy",
+    "enter_shell",
     "home",
     "identity_of",
     "in_force",

@@ -18,7 +18,7 @@ from bonobofs.audit import strays
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, MountError
 from bonobofs.policy.engine import Policy
-from bonobofs.session import launch, transports
+from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
 from bonobofs.session.listing import live_at, was_closed
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
@@ -44,6 +44,8 @@ class Order(NamedTuple):
     allow_other: bool = False
     keep_scratch: bool = False
     chain: str | None = None
+    issue: str | None = None
+    """What the work there is for; commits of the session name it."""
 
 
 class Mounted(NamedTuple):
@@ -106,11 +108,12 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         home,
         source=source,
         mountpoint=mountpoint,
-        who=Who(order.agent, order.role, order.chain),
+        who=Who(order.agent, order.role, order.chain, order.issue),
         policy=policy,
         transport=transport.name,
     )
     session = drawn.session
+    shims.make(session_directory(home, session.session), home)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
     notes += _cannot_hold(source, policy.compiled)
     config = {
@@ -122,6 +125,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "role": session.role,
         "team": session.team,
         "chain": session.chain,
+        "issue": session.issue,
         "holder": Holder(session.agent, session.agent_id, session.chain).key,
         "database": database_environment(),
         "policy": policy.plain,

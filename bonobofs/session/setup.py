@@ -42,6 +42,8 @@ class Who(NamedTuple):
     role: str | None = None
     chain: str | None = None
     """The chain of work that it belongs to, which then holds its leases."""
+    issue: str | None = None
+    """The issue that it is for."""
 
 
 class Drawn(NamedTuple):
@@ -105,7 +107,7 @@ def draw(
 
     Raises ForbiddenError where the agent may not mount with that role, StateError, UsageError.
     """
-    agent, role, chain = who
+    agent, role, chain, issue = who
     if chain is not None:
         registry.check_label(chain, "a chain")
     with Database.open(home) as database:
@@ -126,6 +128,7 @@ def draw(
             boot_id=boot_id(),
             started=datetime.now(UTC).isoformat(),
             ended=None,
+            issue=issue,
         )
         presence.enter(database, session)
     directory = session_directory(home, session.session)

@@ -28,7 +28,7 @@ _BLOCK: Final = 1 << 16
 _ABSENT: Final = (errno.ENOENT, errno.ECONNREFUSED)
 
 
-def call(directory: Path, name: str, **arguments: Any) -> Any:
+def call(directory: Path, name: str, /, **arguments: Any) -> Any:
     """What a call gives, of the session whose directory this is.
 
     Refused where it is denied; BonobofsError or OSError as they are told; StateError where nobody answers.

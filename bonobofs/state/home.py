@@ -3,7 +3,7 @@
 bonobofs.db             teams, agents, sessions and leases (`tables`), unless BONOBOFS_DATABASE names another database
 home.id                 the UUID of this directory, among those that share a database
 backups/                copies of the database, from `db backup` and before every `db upgrade`
-sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`); guard.sock
+sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`); guard.sock; bin
 trails/UUID.jsonl       the record of one session; UUID.head beside it holds its last number and hash
 policy.toml             the operator's policy, where there is one
 bonobofs.log            what went wrong in a command, with the traceback

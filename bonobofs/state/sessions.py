@@ -48,6 +48,8 @@ class Session:
     """UTC, ISO 8601."""
     ended: str | None
     """When its end was noted; null while it lives, and after a crash until the next mount or umount there."""
+    issue: str | None = None
+    """The issue that it is for: a worktree's. The gates' commits name it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The program `git` of a session: its language, and how it asks the gate."""

@@ -1,0 +1,76 @@
+"""A shell in a mount, with the session's own programs before all others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from bonobofs.errors import MountError
+from bonobofs.sandbox.boundary import IsolatedShell, provision_isolated_shell
+from bonobofs.session import shims
+from bonobofs.session.listing import lies_in, live_at
+from bonobofs.state import mounts
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import Session
+
+_HASH_LENGTH: Final = 16
+_SECONDS: Final = 10.0
+
+
+def enter(home: Path, mountpoint: Path, command: Sequence[str]) -> NoReturn:
+    """Become the user's shell, or a command, in the mount. MountError: nothing is mounted there, or it does not answer.
+
+    Who stands in the mount already stays where they are; others begin at its root.
+    """
+    session = live_at(home, mounts.resolve(mountpoint))
+    if session is None or session.mountpoint is None:
+        raise MountError(f"nothing is mounted on {mountpoint} from this state directory; see bonobofs status")
+    provisioned = provision(home, session)
+    place = session_directory(home, session.session) / "bin"
+    path = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if not shims.is_ours(part, home)]
+    environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(place), *path])}
+    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    if not lies_in(_here(), session.mountpoint):
+        os.chdir(provisioned.cwd)
+    environment["PWD"] = os.getcwd()
+    try:
+        os.execvpe(words[0], words, environment)
+    except OSError as error:
+        raise MountError(f"{words[0]} cannot be run: {error.strerror}") from error
+
+
+def provision(home: Path, session: Session) -> IsolatedShell:
+    """What a shell of a session is given, in CLEO's words."""
+    mountpoint = session.mountpoint or session.source
+    return provision_isolated_shell(
+        worktree_path=mountpoint,
+        branch=_branch(home, mountpoint),
+        role=session.role,
+        project_hash=hashlib.sha256(os.fsencode(session.source)).hexdigest()[:_HASH_LENGTH],
+        session_id=session.session,
+        agent_id=session.agent_id,
+    )
+
+
+def _branch(home: Path, mountpoint: str) -> str:
+    """The branch that is checked out; "" for none, also where there is no git or no repository."""
+    git = shims.find("git", home)
+    if git is None:
+        return ""
+    command = [git, "-C", mountpoint, "symbolic-ref", "--quiet", "--short", "HEAD"]
+    try:
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise MountError(f"the mount on {mountpoint} does not answer; run bonobofs status") from None
+    return os.fsdecode(ran.stdout).removesuffix("\n") if ran.returncode == 0 else ""
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")

@@ -1,0 +1,92 @@
+"""The programs of a session's `bin`: small shells that know the session by the directory in which they are made.
+
+What surely only reads, the shell hands to the real git at once; all else is Python's to understand (`sandbox.git`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from bonobofs.sandbox.git.reading import ALWAYS, AT_ONCE
+from bonobofs.sandbox.git.starting import LOCKING, QUIET
+
+_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
+_RUN: Final = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.{}.program import main; sys.exit(main())"
+)
+_GIT: Final = """\
+#!/bin/sh
+# The git of one bonobofs session: reading is the real git's, everything else is asked of the session's gate.
+case ${{1-}} in
+-C) name=${{3-}} ;;
+-P|--no-pager) name=${{2-}} ;;
+*) name=${{1-}} ;;
+esac
+case $*,$name in
+{locking})
+    # It would lock the index to bring it up to date: it gets one of its own.
+    if test -z "${{GIT_INDEX_FILE-}}" && test "$name" = "${{1-}}" &&
+        index=$({real} rev-parse --git-path index 2>/dev/null) && test -r "$index" && room=$(mktemp -d); then
+        trap 'rm -rf "$room"' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM HUP
+        cp -p "$index" "$room/index"
+        GIT_OPTIONAL_LOCKS=0 GIT_INDEX_FILE=$room/index {real} {quiet} "$@"
+        exit
+    fi
+    exec {python} {session} {real} "$@"
+    ;;
+{at_once}|*,{reading})
+    GIT_OPTIONAL_LOCKS=0
+    export GIT_OPTIONAL_LOCKS
+    exec {real} {quiet} "$@"
+    ;;
+esac
+exec {python} {session} {real} "$@"
+"""
+
+
+def make(directory: Path, home: Path) -> Path:
+    """Make `bin` in a session's directory and give it. Without a git on PATH there is none in it either."""
+    place = directory / "bin"
+    place.mkdir(mode=0o700, exist_ok=True)
+    real = find("git", home)
+    if real is not None:
+        text = _GIT.format(
+            at_once="|".join(f'"{line},"*' for line in AT_ONCE),
+            locking="|".join(f"*,{name}" for name in LOCKING),
+            reading="|*,".join(sorted(ALWAYS)),
+            quiet=shlex.join(QUIET),
+            real=shlex.quote(real),
+            session=shlex.quote(str(directory)),
+            python=shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format("git"), _ROOT]),
+        )
+        _write(place / "git", text)
+    return place
+
+
+def find(name: str, home: Path) -> str | None:
+    """The program of that name on PATH that is none of our shims; None where there is none."""
+    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    path = [part for part in parts if part and not is_ours(part, home)]
+    found = shutil.which(name, path=os.pathsep.join(path))
+    return None if found is None else os.path.abspath(found)
+
+
+def is_ours(directory: str, home: Path) -> bool:
+    """Whether a directory of PATH is the `bin` of a session."""
+    return Path(os.path.realpath(home / "sessions")) in Path(os.path.realpath(directory)).parents
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_executable) as file:
+        file.write(text)
+
+
+def _executable(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o700)
