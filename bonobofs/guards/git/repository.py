@@ -20,6 +20,7 @@ from pygit2.enums import ObjectType, RepositoryOpenFlag
 from bonobofs.errors import GitError
 from bonobofs.guards.git.modes import SUBMODULE, TREE
 from bonobofs.guards.git.refs import HEADS, TAGS, Refs, is_name
+from bonobofs.state.worktrees import behind, shown
 
 # Whose the repository is matters to those who would run what it says. The operator has named this one, and none of it
 # is run.
@@ -56,7 +57,7 @@ def _unsupported(message: str) -> GitError:
     return GitError(message, kind="unsupported")
 
 
-def find(root: Path, home: Path) -> Layout:  # noqa: ARG001 - worktrees of ours say there where theirs lies
+def find(root: Path, home: Path) -> Layout:
     """The repository whose working tree is `root` itself. GitError: there is none, or none that can be guarded.
 
     `home` is the state directory.
@@ -68,12 +69,12 @@ def find(root: Path, home: Path) -> Layout:  # noqa: ARG001 - worktrees of ours 
         raise GitError(f"{root} is not the top of a git repository", kind="no-repository") from None
     if stat.S_ISLNK(status.st_mode):
         raise _unsupported(".git is a symlink; make it a file with `gitdir: PATH` in it, or the directory itself")
-    git = dot if stat.S_ISDIR(status.st_mode) else _led_to(root, dot)
+    git = dot if stat.S_ISDIR(status.st_mode) else _led_to(home, root, dot)
     common = git
     if (git / "commondir").exists():
         common = Path(os.path.realpath(git / _line(git / "commondir")))
         back = git / "gitdir"
-        if not back.exists() or os.path.realpath(git / _line(back)) != str(dot):
+        if not back.exists() or os.path.realpath(git / _line(back)) != str(shown(home, root) / ".git"):
             raise _unsupported(
                 "the worktree's `.git` and its repository do not name each other; run `git worktree repair`"
             )
@@ -100,11 +101,11 @@ def _line(path: Path) -> str:
     return os.fsdecode(path.read_bytes()).rstrip("\r\n")
 
 
-def _led_to(root: Path, dot: Path) -> Path:
+def _led_to(home: Path, root: Path, dot: Path) -> Path:
     text = _line(dot)
     if not text.startswith("gitdir: "):
         raise _unsupported(".git is a file that names no repository")
-    git = Path(os.path.realpath(root / text.removeprefix("gitdir: ")))
+    git = behind(home, root, Path(os.path.realpath(root / text.removeprefix("gitdir: "))))
     if not git.is_dir():
         raise GitError(f"the repository {git}, which .git names, is not there", kind="no-repository")
     return git

@@ -1,0 +1,116 @@
+"""`bonobofs worktree add|list|remove`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, note, say, table, waiting
+from bonobofs.session import worktrees
+
+app = typer.Typer(help="Give agents a work tree and a branch of their own for an issue.", rich_markup_mode=None)
+
+
+@app.command("add")
+def add(
+    issue: Annotated[str, typer.Option("--issue", metavar="ID", help="The issue; its branch is aidlc/ and the id.")],
+    agent: Annotated[str, typer.Option("--agent", metavar="A", help="Who works there; a new name is registered.")],
+    role: Annotated[
+        str | None, typer.Option("--role", metavar="R", help="In which role. Default: as for bonobofs mount.")
+    ] = None,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option("--depends-on", metavar="ID", help="An issue whose work must be in the base. May be repeated."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="REF", help="Where the branch begins. Default: main, else master, else HEAD."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="FILE", help="The policy file. Default: as for bonobofs mount.")
+    ] = None,
+    repository: Annotated[
+        str, typer.Option("--repository", metavar="DIR", help="A directory in the repository. Default: this one.")
+    ] = ".",
+) -> None:
+    """Make a worktree for an issue, mount it under the policy, and print where.
+
+    The branch is made where it is not there yet. What there is already is mounted again.
+
+    \b
+    Examples:
+      bonobofs worktree add --issue gt-17 --agent alice
+      bonobofs worktree add --issue gt-18 --agent bob --role lead --depends-on gt-17
+    """
+    home = session.home()
+    wanted = worktrees.Wanted(
+        Path(os.path.abspath(repository)),
+        issue,
+        agent,
+        role,
+        Path(os.path.abspath(policy)) if policy is not None else None,
+        base,
+        depends_on or [],
+    )
+    with waiting(f"making a worktree for {issue}"):
+        made = worktrees.add(home, wanted)
+    say(str(made.work))
+    note(f"branch {made.worktree.branch} of {made.worktree.repository}, for {made.worktree.agent}")
+    for text in made.mounted.notes if made.mounted is not None else ("It was there, and is mounted.",):
+        note(text)
+
+
+@app.command("list")
+def listed(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """List the worktrees that there are.
+
+    \b
+    Example:
+      bonobofs worktree list
+    """
+    found = worktrees.standings(session.home())
+    if json:
+        document([{**dataclasses.asdict(one.worktree), "work": str(one.work), "mounted": one.mounted} for one in found])
+        return
+    rows = [
+        (
+            one.worktree.issue,
+            one.worktree.agent,
+            one.worktree.branch,
+            "mounted" if one.mounted else "not mounted" if one.worktree.ready else "unfinished",
+            str(one.work),
+        )
+        for one in found
+    ]
+    table(("ISSUE", "AGENT", "BRANCH", "STATE", "PATH"), rows)
+
+
+@app.command("remove")
+def remove(
+    worktree: Annotated[str, typer.Argument(metavar="WORKTREE", help="Its issue, its path, or its UUID.")],
+) -> None:
+    """Unmount a worktree and take it away. Its branch stays, and what is in no commit is kept and named.
+
+    \b
+    Example:
+      bonobofs worktree remove gt-17
+    """
+    home = session.home()
+    with waiting(f"removing the worktree {worktree}"):
+        removed = worktrees.remove(home, worktree)
+    say(f"{removed.worktree.issue}: removed; its branch {removed.worktree.branch} stays")
+    if removed.kept is not None:
+        say(f"kept in {removed.kept}:")
+    for path in removed.files:
+        say(f"  {path}")
+    for path in removed.staged:
+        say(f"  {path}, as it was staged, in {removed.kept}.staged")
+    for path in removed.deleted:
+        note(f"{path} had been deleted, which is in no commit")

@@ -1,0 +1,316 @@
+"""Worktrees of agents: a branch and a work tree for one issue, mounted under the policy, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.errors import ForbiddenError, GitError, MountError, UsageError
+from bonobofs.guards.git import linked
+from bonobofs.guards.git.rules import new_branch, rules_of
+from bonobofs.session.ending import stop
+from bonobofs.session.listing import around, live_at
+from bonobofs.session.mounting import Mounted, Order, start
+from bonobofs.session.setup import choose_policy
+from bonobofs.state import mounts
+from bonobofs.state.worktrees import Places, Worktree, load_all, places, save
+
+_ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_CLOSED: Final = """\
+# The repository as a worktree sees it: git reads here, and writes through the gate alone.
+default = "deny"
+[[protect]]
+paths = ["**"]
+"""
+
+
+class Wanted(NamedTuple):
+    """What `worktree add` was asked for."""
+
+    repository: Path
+    issue: str
+    agent: str
+    role: str | None = None
+    policy: Path | None = None
+    base: str | None = None
+    """Where a new branch begins; None: at main, else master, else HEAD."""
+    depends_on: Sequence[str] = ()
+    """Issues whose work must be in the base."""
+
+
+class Made(NamedTuple):
+    """A worktree that is mounted."""
+
+    worktree: Worktree
+    work: Path
+    mounted: Mounted | None
+    """None: it was there and mounted already."""
+
+
+class Removed(NamedTuple):
+    """What a removal did."""
+
+    worktree: Worktree
+    kept: Path | None
+    """Where files are kept that were in no commit; None: there were none."""
+    files: tuple[str, ...]
+    staged: tuple[str, ...]
+    """Files of which other content was staged than they had; it is kept too."""
+    deleted: tuple[str, ...]
+    """Files that had been deleted without a commit."""
+
+
+class Standing(NamedTuple):
+    """A worktree and whether it is mounted."""
+
+    worktree: Worktree
+    work: Path
+    mounted: bool
+
+
+def add(home: Path, wanted: Wanted) -> Made:
+    """Give an agent a worktree for an issue, or mount again the one that there is.
+
+    ForbiddenError: the issue waits for others. UsageError, GitError, MountError: nothing is left of it.
+    """
+    if not _ISSUE.fullmatch(wanted.issue):
+        raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
+    repository = _repository(home, wanted.repository)
+    with _alone(home):
+        found = linked.find(repository)
+        _check_open(found.common)
+        there = next((one for one in _present(home, found.common) if one.issue == wanted.issue), None)
+        if there is not None and there.ready:
+            return _mount_again(home, there, wanted)
+        if there is not None:
+            _take_away(home, there)
+        base = linked.base_of(found.common, wanted.base)
+        waits_for = unresolved(home, found.common, base, wanted)
+        if waits_for:
+            raise ForbiddenError(
+                f"{wanted.issue} waits for {', '.join(waits_for)}, whose work is not in the base yet; finish that first"
+            )
+        return _make(home, found, base, wanted)
+
+
+def unresolved(home: Path, common: Path, base: str, wanted: Wanted) -> list[str]:
+    """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
+    tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
+
+    def is_in(issue: str) -> bool:
+        tip = linked.tip_of(common, _branch(home, wanted, issue)) or tips.get(issue)
+        return tip is not None and linked.holds(common, base, tip)
+
+    return [issue for issue in wanted.depends_on if not is_in(issue)]
+
+
+def standings(home: Path) -> list[Standing]:
+    """The worktrees that are there."""
+    found = []
+    for one in load_all(home):
+        if one.removed is None:
+            work = places(home, one.worktree).work
+            found.append(Standing(one, work, live_at(home, work) is not None))
+    return found
+
+
+def remove(home: Path, named: str) -> Removed:
+    """Take away the worktree of that issue, path or UUID. What is in no commit is kept; its branch stays.
+
+    MountError: somebody stands in it. UsageError: there is none of that name, or several. Killed midway, it can be run
+    again, and keeps what is left.
+    """
+    with _alone(home):
+        one = _chosen(home, named)
+        where = places(home, one.worktree)
+        for mountpoint in (where.work, where.view):
+            if mounts.at(mountpoint) or live_at(home, mountpoint) is not None:
+                stop(home, mountpoint)
+        removed = _emptied(one, where)
+        _take_away(home, one)
+        return removed
+
+
+def _repository(home: Path, named: Path) -> Path:
+    """What is worked on where that is: in a mount, its source."""
+    path = Path(os.path.realpath(named))
+    session = around(home, path)
+    if session is not None and session.session.mountpoint and mounts.over(path) is not None:
+        return Path(session.session.source)
+    return path
+
+
+def _check_open(common: Path) -> None:
+    over = mounts.over(common)
+    if over is not None:
+        raise MountError(f"the repository {common} can be written only through the mount on {over.mountpoint}")
+
+
+def _present(home: Path, common: Path) -> list[Worktree]:
+    return [one for one in load_all(home) if one.removed is None and one.common == str(common)]
+
+
+def _branch(home: Path, wanted: Wanted, issue: str) -> str:
+    """The branch of an issue: the prefix and the id, lower case, with nothing in it but hyphens."""
+    rules = rules_of(choose_policy(home, wanted.policy).plain)
+    branch = rules.branch_prefix + re.sub(r"[._]", "-", issue.lower())
+    refusal = new_branch(rules, branch)
+    if refusal is not None:
+        raise UsageError(f"the issue {issue} can have no branch {branch}: {refusal.reason} {refusal.instead}")
+    return branch
+
+
+def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
+    branch = _branch(home, wanted, wanted.issue)
+    identity = str(uuid.uuid4())
+    one = Worktree(
+        worktree=identity,
+        issue=wanted.issue,
+        branch=branch,
+        agent=wanted.agent,
+        repository=str(found.top),
+        common=str(found.common),
+        name=f"{branch.replace('/', '-')}-{identity[:8]}",
+        base=base,
+        made=datetime.now(UTC).isoformat(),
+        ready=False,
+        removed=None,
+        tip=None,
+    )
+    save(home, one)
+    where = places(home, identity)
+    try:
+        linked.make(found.common, one.name, where.tree, branch, base, linked.Shown(where.work, where.view))
+        for directory in (where.work, where.view):
+            directory.mkdir(mode=0o700)
+        where.policy.write_text(_CLOSED, encoding="utf-8")
+        one = dataclasses.replace(one, ready=True)
+        save(home, one)
+        return Made(one, where.work, _mount(home, one, wanted))
+    except BaseException:
+        _take_away(home, one)
+        raise
+
+
+def _mount_again(home: Path, one: Worktree, wanted: Wanted) -> Made:
+    if one.agent != wanted.agent:
+        raise UsageError(f"{one.issue} is {one.agent}'s, who has a worktree for it; remove that first")
+    where = places(home, one.worktree)
+    if live_at(home, where.work) is not None and live_at(home, where.view) is not None:
+        return Made(one, where.work, None)
+    return Made(one, where.work, _mount(home, one, wanted))
+
+
+def _mount(home: Path, one: Worktree, wanted: Wanted) -> Mounted:
+    where = places(home, one.worktree)
+    if live_at(home, where.view) is None:
+        start(home, Order(Path(one.common), where.view, agent=one.agent, policy=where.policy))
+    if live_at(home, where.work) is not None:
+        stop(home, where.work)
+    try:
+        return start(
+            home,
+            Order(where.tree, where.work, agent=one.agent, role=wanted.role, policy=wanted.policy, issue=one.issue),
+        )
+    except BaseException:
+        stop(home, where.view)
+        raise
+
+
+def _chosen(home: Path, named: str) -> Worktree:
+    path = Path(os.path.abspath(named))
+    found = []
+    for one in load_all(home):
+        where = places(home, one.worktree)
+        if one.removed is None and (named in (one.issue, one.worktree) or path in (where.top, where.tree, where.work)):
+            found.append(one)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{named} names {len(found)} worktrees; name one by its path: bonobofs worktree list")
+    raise UsageError(f"there is no worktree {named}; see bonobofs worktree list")
+
+
+def _emptied(one: Worktree, where: Places) -> Removed:
+    """Put what is in no commit where it is kept."""
+    common = Path(one.common)
+    if not where.tree.exists():
+        return Removed(one, None, (), (), ())
+    try:
+        unsaved = linked.unsaved(common, one.name, where.tree)
+    except GitError:
+        # The repository is gone, and with it every commit: all of it is kept.
+        place = _free(where.kept)
+        os.rename(where.tree, place)
+        return Removed(one, place, ("all of it",), (), ())
+    for path, content in unsaved.staged.items():
+        place = _free(Path(f"{where.kept}.staged", path))
+        place.write_bytes(content)
+    files = _keep(where, unsaved.files)
+    for path in linked.tracked(common, one.name):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            (where.tree / path).unlink()
+    (where.tree / ".git").unlink(missing_ok=True)
+    # Whatever else is there came meanwhile.
+    left = [
+        os.path.join(at, name)[len(str(where.tree)) + 1 :] for at, _, names in os.walk(where.tree) for name in names
+    ]
+    files += _keep(where, left)
+    kept = where.kept if files or unsaved.staged else None
+    return Removed(one, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
+
+
+def _keep(where: Places, paths: Sequence[str]) -> list[str]:
+    for path in paths:
+        place = _free(where.kept / path)
+        os.rename(where.tree / path, place)
+    return list(paths)
+
+
+def _free(place: Path) -> Path:
+    """A name there that nothing has; the directories above it are made."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = 2
+    free = place
+    while os.path.lexists(free):
+        free = place.with_name(f"{place.name}~{number}")
+        number += 1
+    return free
+
+
+def _take_away(home: Path, one: Worktree) -> None:
+    where = places(home, one.worktree)
+    common = Path(one.common)
+    tip = None
+    with contextlib.suppress(GitError):
+        tip = linked.tip_of(common, one.branch)
+    for mountpoint in (where.work, where.view):
+        if mounts.at(mountpoint):
+            stop(home, mountpoint)
+    shutil.rmtree(where.tree, ignore_errors=True)
+    for directory in (where.work, where.view):
+        with contextlib.suppress(FileNotFoundError):
+            directory.rmdir()
+    linked.forget(common, one.name)
+    save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One at a time in a home."""
+    (home / "worktrees").mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(home / "worktrees" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,316 @@
+"""Worktrees of agents: mounted, closed to git, and taken away without a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pygit2
+import pytest
+
+from bonobofs import session
+from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
+from bonobofs.guards.git import linked
+from bonobofs.session import worktrees
+from bonobofs.session.worktrees import Made, Wanted
+from bonobofs.state import mounts
+from bonobofs.state.worktrees import load_all, places, save
+from tests.worlds import bonobofs
+
+POLICY = 'default = "allow"\n[[protect]]\npaths = [".git/"]\n'
+
+
+def git(where: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-c", "user.name=o", "-c", "user.email=o@example.org", "-C", str(where), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "repository"
+    (path / "docs").mkdir(parents=True)
+    git(path, "init", "-q", "-b", "main")
+    (path / "docs/a.md").write_text("one\n")
+    (path / "docs/b.md").write_text("two\n")
+    (path / ".gitignore").write_text("*.tmp\n")
+    git(path, "add", "-A")
+    git(path, "commit", "-qm", "The first")
+    return path
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.fixture
+def wanted(home: Path, repository: Path, policy: Path) -> Iterator[Wanted]:
+    yield Wanted(repository, "gt-1", "alice", policy=policy)
+    for one in load_all(home):
+        where = places(home, one.worktree)
+        for mountpoint in (where.work, where.view):
+            with contextlib.suppress(BonobofsError):
+                session.stop(home, mountpoint)
+            while mounts.at(mountpoint):
+                mounts.detach(mountpoint, lazy=True)
+
+
+def add(home: Path, wanted: Wanted) -> Made:
+    return worktrees.add(home, wanted)
+
+
+def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: Wanted) -> None:
+    """The worktree is mounted at `work`, on the branch of its issue, and git reads there as anywhere."""
+    made = add(home, wanted._replace(issue="GT-1.2"))
+    assert made.work.name == "work"
+    assert made.worktree.branch == "aidlc/gt-1-2"
+    assert git(made.work, "symbolic-ref", "--short", "HEAD").stdout == "aidlc/gt-1-2\n"
+    assert git(made.work, "status", "--short").stdout == ""
+    assert git(made.work, "log", "--format=%s").stdout == "The first\n"
+    (made.work / "docs/a.md").write_text("more\n")
+    (made.work / "docs/c.md").write_text("new\n")
+    assert git(made.work, "status", "--short").stdout == " M docs/a.md\n?? docs/c.md\n"
+    status = next(one for one in session.statuses(home) if one.session.mountpoint == str(made.work))
+    assert status.session.issue == "GT-1.2"
+    assert git(wanted.repository, "status", "--short").stdout == "", "the operator's own work tree is untouched"
+
+
+def test_the_agent_commits_for_its_issue(home: Path, wanted: Wanted) -> None:
+    """The session's git works there as in any mount, and commits name the issue by themselves."""
+    made = add(home, wanted)
+    (made.work / "docs/a.md").write_text("more\n")
+    for command in (("add", "-A"), ("commit", "-m", "Say more")):
+        ran = bonobofs("shell", str(made.work), "--", "git", *command)
+        assert ran.returncode == 0, ran.stderr
+    assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
+    assert git(made.work, "status", "--short").stdout == ""
+    assert git(made.work, "log", "--format=%s").stdout == "[gt-1] Say more\nThe first\n"
+    ran = bonobofs("shell", str(made.work), "--", "git", "commit", "--allow-empty", "-m", "[gt-2] Another")
+    assert ran.returncode == 77
+    assert worktrees.remove(home, "gt-1").kept is None
+    git(wanted.repository, "fsck", "--strict")
+
+
+WRITES = """
+add -A; commit -qam x; branch x; branch -D aidlc/gt-1; tag v1; update-ref refs/heads/main HEAD~0 HEAD; config a.b c
+hash-object -w docs/a.md; checkout -q -b x; switch --detach; reset -q --hard; symbolic-ref HEAD refs/heads/main; gc
+update-index --add docs/c.md; notes add -m x; worktree add ../x; pack-refs --all; reflog expire --all --expire=now
+"""
+
+
+def test_no_git_writes_from_a_worktree(home: Path, wanted: Wanted) -> None:
+    """With the real git or libgit2, nothing in the repository can be changed from the mount."""
+    made = add(home, wanted)
+    (made.work / "docs/a.md").write_text("more\n")
+    (made.work / "docs/c.md").write_text("new\n")
+    common = wanted.repository / ".git"
+    before = _content(common)
+    for line in WRITES.replace("\n", ";").split(";"):
+        if line.strip():
+            git(made.work, *line.split(), check=False)
+            assert _content(common) == before, line
+    through = pygit2.Repository(str(made.work))
+    assert Path(os.path.realpath(through.workdir)) == made.work
+    with pytest.raises((OSError, pygit2.GitError)):
+        through.create_blob(b"from libgit2")
+    with pytest.raises((OSError, pygit2.GitError)):
+        through.references.create("refs/heads/x", through.head.target)
+    with pytest.raises(OSError, match="Read-only"):
+        (made.work / ".git").write_text(f"gitdir: {common}\n")
+    with pytest.raises(OSError, match="Read-only"):
+        (places(home, made.worktree.worktree).view / "HEAD").write_text("ref: refs/heads/x\n")
+    assert _content(common) == before
+
+
+def _content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
+    """Changed, staged, untracked and ignored files survive the removal, and each is named; the branch stays."""
+    made = add(home, wanted)
+    tree = places(home, made.worktree.worktree).tree
+    common = wanted.repository / ".git"
+    (made.work / "docs/a.md").write_text("changed\n")
+    (made.work / "docs/new.md").write_text("new\n")
+    (made.work / "build").mkdir()
+    (made.work / "build/x.tmp").write_text("ignored\n")
+    (made.work / "docs/b.md").unlink()
+    (made.work / "name\udcff").write_bytes(b"odd\n")
+    _stage(common, made, tree, "docs/a.md", b"staged\n")
+    removed = worktrees.remove(home, "gt-1")
+    assert removed.kept is not None
+    kept = removed.kept
+    assert set(removed.files) == {"docs/a.md", "docs/new.md", "build/x.tmp", "name\udcff"}
+    assert removed.deleted == ("docs/b.md",)
+    assert {path: (kept / path).read_bytes() for path in removed.files} == {
+        "docs/a.md": b"changed\n",
+        "docs/new.md": b"new\n",
+        "build/x.tmp": b"ignored\n",
+        "name\udcff": b"odd\n",
+    }
+    assert removed.staged == ("docs/a.md",)
+    assert Path(f"{kept}.staged", "docs/a.md").read_bytes() == b"staged\n"
+    assert not tree.exists()
+    assert not made.work.exists()
+    assert git(wanted.repository, "branch", "--format=%(refname:short)").stdout.split() == ["aidlc/gt-1", "main"]
+    assert len(git(wanted.repository, "worktree", "list").stdout.splitlines()) == 1
+    git(wanted.repository, "fsck", "--strict")
+    assert worktrees.standings(home) == []
+
+
+def _stage(common: Path, made: Made, tree: Path, path: str, content: bytes) -> None:
+    """Stage something else than the file has, as the gate may have done."""
+    (tree / path).rename(tree / "aside")
+    (tree / path).write_bytes(content)
+    repository = pygit2.Repository(str(common / "worktrees" / made.worktree.name))
+    repository.index.add(path)
+    repository.index.write()
+    (tree / "aside").rename(tree / path)
+
+
+def test_a_clean_worktree_leaves_nothing(home: Path, wanted: Wanted) -> None:
+    """Where all is committed, nothing is kept."""
+    made = add(home, wanted)
+    removed = worktrees.remove(home, str(made.work))
+    assert removed.kept is None
+    assert not (home / "kept").exists()
+    with pytest.raises(UsageError, match="no worktree"):
+        worktrees.remove(home, "gt-1")
+
+
+def test_nobody_is_thrown_out(home: Path, wanted: Wanted) -> None:
+    """While somebody stands in the worktree it is not removed, and it goes on as before."""
+    made = add(home, wanted)
+    with subprocess.Popen(["sh", "-c", "read x"], cwd=made.work, stdin=subprocess.PIPE) as standing:
+        with pytest.raises(MountError, match="in use"):
+            worktrees.remove(home, "gt-1")
+        assert (made.work / "docs/a.md").read_text() == "one\n"
+        standing.communicate(b"\n")
+    worktrees.remove(home, "gt-1")
+
+
+def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: Wanted) -> None:
+    """A worktree is made when the work of every issue that it depends on is in the base, and not before."""
+    first = add(home, wanted)
+    second = wanted._replace(issue="gt-2", depends_on=["gt-1"])
+    assert first.worktree.base == git(wanted.repository, "rev-parse", "main").stdout.strip()
+    tree = git(wanted.repository, "rev-parse", "main^{tree}").stdout.strip()
+    made = git(wanted.repository, "commit-tree", tree, "-p", "main", "-m", "[gt-1] Work").stdout.strip()
+    git(wanted.repository, "update-ref", "refs/heads/aidlc/gt-1", made)
+    with pytest.raises(ForbiddenError, match="waits for gt-1"):
+        add(home, second)
+    with pytest.raises(ForbiddenError, match="waits for gt-9"):
+        add(home, second._replace(depends_on=["gt-9"]))
+    worktrees.remove(home, "gt-1")
+    with pytest.raises(ForbiddenError, match="waits for gt-1"):
+        add(home, second)
+    git(wanted.repository, "merge", "-q", "--ff-only", "aidlc/gt-1")
+    git(wanted.repository, "branch", "-D", "aidlc/gt-1")
+    assert add(home, second).worktree.base == made
+
+
+def test_a_worktree_is_mounted_again(home: Path, wanted: Wanted) -> None:
+    """After an unmount or a crash the same worktree comes back with what was in it; it is one agent's alone."""
+    made = add(home, wanted)
+    (made.work / "docs/new.md").write_text("new\n")
+    session.stop(home, made.work)
+    again = add(home, wanted)
+    assert again.work == made.work
+    assert again.worktree.worktree == made.worktree.worktree
+    assert (again.work / "docs/new.md").read_text() == "new\n"
+    assert add(home, wanted).mounted is None
+    with pytest.raises(UsageError, match="alice's"):
+        add(home, wanted._replace(agent="bob"))
+
+
+def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: Wanted) -> None:
+    """Whoever is killed while making a worktree leaves nothing that hinders the next."""
+    made = add(home, wanted)
+    worktrees.remove(home, "gt-1")
+    save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
+    where = places(home, made.worktree.worktree)
+    shown = linked.Shown(where.work, where.view)
+    common = wanted.repository / ".git"
+    linked.make(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base, shown)
+    again = add(home, wanted)
+    assert again.worktree.worktree != made.worktree.worktree
+    assert git(again.work, "status", "--short").stdout == ""
+
+
+def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+    """Without the repository no commit has anything, so the whole work tree is kept."""
+    add(home, wanted)
+    wanted.repository.rename(tmp_path / "elsewhere")
+    removed = worktrees.remove(home, "gt-1")
+    assert removed.kept is not None
+    assert (removed.kept / "docs/a.md").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("issue", ["", "../x", "a/b", "-x", "a b", "ä", "a\n", ".git", "x" * 200])
+def test_an_id_that_can_be_no_branch_is_refused(home: Path, wanted: Wanted, issue: str) -> None:
+    """An issue names a branch and directories, so it is plain."""
+    with pytest.raises(UsageError):
+        add(home, wanted._replace(issue=issue))
+    assert list(load_all(home)) == []
+
+
+def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+    """Outside a repository, and where the branch is checked out elsewhere, nothing is left behind."""
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(GitError, match="no git repository"):
+        add(home, wanted._replace(repository=tmp_path / "plain"))
+    git(wanted.repository, "switch", "-qc", "aidlc/gt-1")
+    with pytest.raises(GitError, match="cannot be made"):
+        add(home, wanted)
+    assert worktrees.standings(home) == []
+    with pytest.raises(GitError, match="no commit"):
+        add(home, wanted._replace(base="nowhere"))
+
+
+def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+    """Hooks, filters and monitors of the repository stay words when a worktree is made and removed."""
+    traces = tmp_path / "traces"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho ran >> {traces}\ncat\n")
+    program.chmod(0o755)
+    hooks = wanted.repository / ".git/hooks"
+    for name in ("post-checkout", "reference-transaction", "pre-commit"):
+        (hooks / name).symlink_to(program)
+    (wanted.repository / ".gitattributes").write_text("*.md filter=x diff=x\n")
+    git(wanted.repository, "add", "-A")
+    git(wanted.repository, "-c", "core.hooksPath=/dev/null", "commit", "-qm", "Attributes")
+    for key in ("filter.x.smudge", "filter.x.clean", "core.fsmonitor", "diff.x.textconv"):
+        git(wanted.repository, "config", key, str(program))
+    made = add(home, wanted)
+    (made.work / "docs/a.md").write_text("changed\n")
+    worktrees.remove(home, "gt-1")
+    assert not traces.exists()
+
+
+def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: Wanted) -> None:
+    """`add` prints the path of the mount, `list` how each stands, `remove` every file that is kept."""
+    options = ("--issue", "gt-1", "--agent", "alice", "--repository", str(wanted.repository))
+    added = bonobofs("worktree", "add", *options, "--policy", str(wanted.policy))
+    assert added.returncode == 0, added.stderr
+    work = Path(added.stdout.strip())
+    (work / "docs/new.md").write_text("new\n")
+    listed = json.loads(bonobofs("worktree", "list", "--json").stdout)
+    assert [(one["issue"], one["agent"], one["mounted"], one["work"]) for one in listed] == [
+        ("gt-1", "alice", True, str(work))
+    ]
+    assert "aidlc/gt-1" in bonobofs("worktree", "list").stdout
+    refused = bonobofs("worktree", "add", "--issue", "gt-2", "--depends-on", "gt-3", *options[2:])
+    assert refused.returncode == 77
+    removed = bonobofs("worktree", "remove", "gt-1")
+    assert removed.returncode == 0, removed.stderr
+    assert "docs/new.md" in removed.stdout
+    assert "kept in" in removed.stdout
+    assert bonobofs("worktree", "remove", "gt-1").returncode == 2
