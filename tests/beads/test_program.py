@@ -106,20 +106,18 @@ def test_what_an_agent_could_put_on_path_is_not_run(
     (tmp_path / "empty").mkdir()
     for directory in (source, world.path, home / "sessions" / "1" / "bin"):
         program(directory / "bd", "raise AssertionError")
-    for directory in (source, world.path, tmp_path / "link", home / "sessions" / "1" / "bin", Path(".")):
-        monkeypatch.setenv("PATH", f"{directory}:{tmp_path / 'empty'}:")
-        monkeypatch.chdir(source if directory == Path(".") else tmp_path)
-        with pytest.raises(BeadsError, match="no bd on PATH outside of the directories that agents can write; install"):
-            asked(place, home, None)
-    monkeypatch.chdir("/")
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "bd").symlink_to(source / "bd")
-    monkeypatch.setenv("PATH", str(tmp_path / "linked"))
-    with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
-        asked(place, home, None)
-    monkeypatch.setenv("BONOBOFS_BD", str(world.path / "bd"))
-    with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
-        asked(place, home, None)
+    with monkeypatch.context() as changing:
+        for directory in (source, world.path, tmp_path / "link", home / "sessions" / "1" / "bin", Path(".")):
+            changing.setenv("PATH", f"{directory}:{tmp_path / 'empty'}:")
+            changing.chdir(source if directory == Path(".") else tmp_path)
+            with pytest.raises(BeadsError, match="outside of the directories that agents can write; install"):
+                asked(place, home, None)
+        for name, value in (("PATH", tmp_path / "linked"), ("BONOBOFS_BD", world.path / "bd")):
+            changing.setenv(name, str(value))
+            with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
+                asked(place, home, None)
 
 
 def test_bd_is_given_nothing_of_the_caller(
