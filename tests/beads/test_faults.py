@@ -129,7 +129,7 @@ def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
                 story.change(turn, leave)
             assert raised.value.carried_out is False
         assert story.is_there(turn.everything(fresh=True)) is is_done
-    assert not running(faulty.path)
+    until(lambda: not running(faulty.path), "no process of it is left")
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -159,7 +159,7 @@ def test_what_bd_leaves_behind_stores_nothing_later(hasty: Beads, faulty: Faulty
     with hasty.turn() as turn:
         with pytest.raises(BeadsError, match="somebody else's"):
             story.change(turn, leave)
-        assert not running(faulty.path)
+        until(lambda: not running(faulty.path), "no process of it is left")
         faulty.let_go.touch()
         assert not story.is_there(turn.everything(fresh=True))
 
@@ -300,7 +300,7 @@ def test_a_bd_that_hangs_though_its_caller_was_killed_is_ended_by_who_waits(
     kill_a_caller("hangs before", 2)
     with hasty.turn() as turn:
         assert "new" not in [issue.title for issue in turn.everything().values()]
-    assert not running(faulty.path)
+    until(lambda: not running(faulty.path), "no process of it is left")
 
 
 def hold(lock: Path) -> subprocess.Popen[str]:
