@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
 from bonobofs.companion.git_calls import GIT_CALLS
+from bonobofs.companion.beads_calls import BEADS_CALLS
 from bonobofs.companion.session import CalledSession
 from bonobofs.errors import UsageError
 from bonobofs.guard import Caller
@@ -208,4 +209,5 @@ CALLS: Final[dict[str, Call]] = {
     "search_files": _search_files,
     "delete_file": _delete_file,
     **GIT_CALLS,
+    **BEADS_CALLS,
 }

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
 from bonobofs.fuse.control import Kind, Line
+from bonobofs.guards.beads.lock import is_held, lock_path
 from bonobofs.state.changes import BEGAN, GONE, MADE
 from bonobofs.state.sessions import Session, lives, load
 
@@ -33,6 +34,7 @@ _SLACK: Final = 1.0
 """Seconds by which a change may come after the outcome that tells of it, or before the burst that shows it."""
 _MOST_READ: Final = 16 << 20
 _FOREVER: Final = float("inf")
+_BEADS: Final = ".beads"
 
 
 class _Suspect(NamedTuple):
@@ -46,6 +48,8 @@ class Judging:
 
     def __init__(self, line: Line, home: Path, session: str, source: Path) -> None:
         self._line: Final = line
+        self._home: Final = home
+        self._source: Final = source
         self._records: Final = _Records(home, session, source)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
@@ -81,9 +85,26 @@ class Judging:
         except OSError:
             admitted = set()  # in doubt nobody has admitted it
         trees = tuple(path for path in admitted if path.endswith("/"))
+        if any(_is_of_beads(path) for path in left) and self._issues_were_in_use():
+            left = {path: one for path, one in left.items() if not _is_of_beads(path)}
         left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
         if left:
             self._line.tell(Kind.OUT_OF_BAND, list(_told(left)))
+
+    def _issues_were_in_use(self) -> bool:
+        """Whether a bd of some session's gate has run since the burst began.
+
+        Also those that only read write in `.beads`, and have no intent; but all of them run under one lock.
+        """
+        try:
+            path = lock_path(self._home, self._source / _BEADS)
+            return path.stat().st_mtime >= self._began_at - _SLACK or is_held(path)
+        except OSError:
+            return False
+
+
+def _is_of_beads(path: str) -> bool:
+    return path == _BEADS or path.startswith(f"{_BEADS}/")
 
 
 def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse.control import Kind, Line
+from bonobofs.state.processes import plain_environment
 
 SECONDS_TO_STAND: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
@@ -47,7 +48,7 @@ class Companion:
                 pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+                env=plain_environment(),
                 cwd="/",
             )
         self._early: list[tuple[Kind, bytes]] = []

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from bonobofs.state.processes import start_time
+from bonobofs.state.processes import plain_environment, start_time
 
 SECONDS_TO_START = 20.0
 SERVER = "bonobofs.fuse.server"
@@ -52,7 +52,7 @@ class Starting:
                     stderr=errors,
                     pass_fds=(ready_end,),
                     cwd="/",
-                    env=_environment(),
+                    env=plain_environment(),
                     start_new_session=True,
                     check=True,
                 )
@@ -125,7 +125,7 @@ def look(mountpoint: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
-            env=_environment(),
+            env=plain_environment(),
             check=False,
             timeout=SECONDS_TO_START,
         )
@@ -152,7 +152,7 @@ def become(config: dict[str, Any], earlier: list[str]) -> NoReturn:
         stdin=subprocess.DEVNULL,
         pass_fds=(ready,),
         cwd="/",
-        env=_environment(),
+        env=plain_environment(),
         check=True,
     )
     os.close(ready)
@@ -165,7 +165,7 @@ def become(config: dict[str, Any], earlier: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     command = _command(_RUN, _ROOT, SERVER, mountpoint)
-    os.execve(command[0], command, _environment())
+    os.execve(command[0], command, plain_environment())
 
 
 def _private(path: str, flags: int) -> int:
@@ -175,7 +175,3 @@ def _private(path: str, flags: int) -> int:
 def _command(program: str, *arguments: str) -> list[str]:
     """Python without site, user and environment: what serves a mount depends on nothing but the package itself."""
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", program, *arguments]
-
-
-def _environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}

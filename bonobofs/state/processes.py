@@ -7,7 +7,9 @@ import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_PROGRAMS: Final = ("BONOBOFS_BD",)
 
 
 class Process(NamedTuple):
@@ -20,6 +22,12 @@ class Process(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, {self.how})"
+
+
+def plain_environment() -> dict[str, str]:
+    """What the processes of a session are started with: of the caller's, only what says where programs are."""
+    named = {name: os.environ[name] for name in _PROGRAMS if name in os.environ}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **named}
 
 
 def boot_id() -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
+from bonobofs.audit.record import TOUCHES
 from bonobofs.decision import Allowed, Decision, Denied, Refused
 from bonobofs.errors import BeadsError, BonobofsError
 from bonobofs.guard import Admission, Caller, Part
@@ -29,6 +30,8 @@ from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "beads"
+BEADS: Final = ".beads"
+"""Where bd keeps all that it stores."""
 NOWHERE: Final = WorkspacePath("")
 """The path of every entry: issues are no files of the workspace."""
 _TOLD: Final = 200
@@ -101,7 +104,12 @@ class Call:
         with self._session.turn:
             self.is_entered = True
             admission = self._session.guard.admit(
-                request, NO_FACTS, *map(Part, more), caller=self._asked.caller, guard=GUARD
+                request,
+                NO_FACTS,
+                *map(Part, more),
+                caller=self._asked.caller,
+                details={TOUCHES: [f"{BEADS}/"]},
+                guard=GUARD,
             )
             with admission as leave:
                 change = Change(leave, admission)

@@ -74,6 +74,18 @@ def held(home: Path, beads: Path, seconds: float) -> Iterator[Lock]:
         os.close(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock of this file. OSError: there is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _wait(descriptor: int, beads: Path, seconds: float) -> None:
     until = time.monotonic() + seconds
     pause = _SHORTEST

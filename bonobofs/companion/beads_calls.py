@@ -1,0 +1,217 @@
+"""What the session's `bd` asks through the guard socket, and whoever else works on issues there.
+
+`beads.bd` takes a whole command line of bd, and gives how it ended and what it says. The others are one operation each.
+Every bd that comes of it runs here, beside the mount and on the source.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bonobofs.companion.session import CalledSession
+from bonobofs.decision import Denied, Refused, as_document
+from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.guard import Caller
+from bonobofs.guards.beads import Beads, BeadsIssue, find_beads, showing
+from bonobofs.guards.beads.acting import Acting
+from bonobofs.guards.beads.refusals import UNANSWERED
+from bonobofs.request import Operation, WorkspacePath
+from bonobofs.sandbox.bd.flags import Unanswered
+from bonobofs.sandbox.bd.language import Asking, Reading, Step, understand
+
+Arguments = dict[str, Any]
+
+_FAILED: Final = 1
+_MOST_TOLD: Final = 20
+_LONGEST: Final = 200
+"""How many words of a command line the record has at most, and characters of each."""
+_STEERING: Final = ("BEADS_", "BD_")
+_HARMLESS: Final = frozenset(
+    {"BD_JSON", "BD_JSON_ENVELOPE", "BD_NO_HOOKS", "BD_NO_PAGER", "BD_NON_INTERACTIVE", "BD_PAGER", "BD_READONLY"}
+)
+"""Variables of bd that only say how it is to answer, or that it is to do less. They are not handed on."""
+_OPERATIONS: Final = {
+    "create": Operation.CREATE_ISSUE,
+    "update": Operation.UPDATE_ISSUE,
+    "close": Operation.CLOSE_ISSUE,
+    "reopen": Operation.REOPEN_ISSUE,
+    "dep": Operation.ADD_DEPENDENCY,
+    "label": Operation.LABEL_ISSUE,
+    "comment": Operation.COMMENT_ISSUE,
+}
+
+
+class Issues:
+    """The issues of a session: bd, and the gate before it."""
+
+    def __init__(self, session: CalledSession) -> None:
+        self._session: Final = session
+        self.beads: Final = Beads(find_beads(Path(session.place)), session.home, session.guard.agent)
+        self._acting: Final = Acting(session, self.beads, session.home)
+
+    def act(self, step: Step, tool: str) -> BeadsIssue:
+        """One call of the gate."""
+        given = dict(step.arguments)
+        agent = self._session.who.agent_id
+        if step.name == "create":
+            title, kind, priority = given.pop("title"), given.pop("type", "task"), given.pop("priority", None)
+            return self._acting.create(title, kind, priority, given, agent, tool)
+        if step.name == "update":
+            if given.pop("claim", False):
+                given |= {"assignee": self._session.who.agent, "status": "in_progress"}
+            return self._acting.update(step.issue, given, agent, tool)
+        if step.name == "tie":
+            return self._acting.tie(step.issue, given["other"], given["type"], agent, tool)
+        if step.name == "untie":
+            return self._acting.untie(step.issue, given["other"], agent, tool)
+        if step.name == "label":
+            return self._acting.label(step.issue, given.get("add"), given.get("remove"), agent, tool)
+        if step.name == "comment":
+            return self._acting.comment(step.issue, given["text"], agent, tool)
+        ending = {"close": self._acting.close, "reopen": self._acting.reopen}[step.name]
+        return ending(step.issue, given.get("reason"), agent, tool)
+
+
+_ISSUES: Final[weakref.WeakKeyDictionary[CalledSession, Issues]] = weakref.WeakKeyDictionary()
+_ISSUES_LOCK: Final = threading.Lock()
+
+
+def issues_of(session: CalledSession) -> Issues:
+    """The session's issues. BeadsError where its workspace has none."""
+    with _ISSUES_LOCK:
+        if session not in _ISSUES:
+            _ISSUES[session] = Issues(session)
+        return _ISSUES[session]
+
+
+def bd(session: CalledSession, arguments: Arguments) -> Any:
+    """Answer a command line: {"status", "stdout", "stderr", "denied"}, the last a list of decisions."""
+    words, variables = _texts(arguments, "arguments"), _texts(arguments, "variables")
+    if arguments:
+        raise UsageError(f"the call takes no {', '.join(arguments)}")
+    caller = Caller("bd", {"command": [word[: _MOST_TOLD * 10] for word in words[:_MOST_TOLD]]})
+    try:
+        asked = understand(words)
+        if steering := [name for name in variables if name.startswith(_STEERING) and name not in _HARMLESS]:
+            raise Unanswered("environment", f"This is about {', '.join(map(ascii, steering))}.")
+    except Unanswered as unanswered:
+        operation = next((_OPERATIONS[word] for word in words if word in _OPERATIONS), Operation.CALL)
+        denied = Denied(*UNANSWERED[unanswered.rule], WorkspacePath(""), operation, about=unanswered.about)
+        raise session.guard.refuse(denied, caller, guard="beads") from None
+    if isinstance(asked, Reading):
+        return _read(session, asked)
+    return _ask(session, asked)
+
+
+def _read(session: CalledSession, asked: Reading) -> Any:
+    with issues_of(session).beads.turn() as turn:
+        output = turn.read(asked.arguments)
+    if output.status is None:
+        return _answer(_FAILED, output.stdout, output.stderr + "bd: it took too long, and was ended\n")
+    return _answer(output.status if output.status >= 0 else 128 - output.status, output.stdout, output.stderr)
+
+
+def _ask(session: CalledSession, asked: Asking) -> Any:
+    issues = issues_of(session)
+    done: list[tuple[Step, BeadsIssue]] = []
+    denied: list[dict[str, Any]] = []
+    said: list[str] = []
+    for step in asked.steps:
+        try:
+            done.append((step, issues.act(step, f"bd {asked.command}")))
+        except Refused as refused:
+            denied.append(as_document(refused.decision, refused.decision.path, refused.decision.operation))
+        except BonobofsError as error:
+            said.append(f"bd: {error}\n")
+    status = Refused.exit_code if denied else _FAILED if said else 0
+    return {**_answer(status, _told(asked, done), "".join(said)), "denied": denied}
+
+
+def _answer(status: int, stdout: str, stderr: str) -> dict[str, Any]:
+    return {"status": status, "stdout": stdout, "stderr": stderr, "denied": []}
+
+
+def _told(asked: Asking, done: Sequence[tuple[Step, BeadsIssue]]) -> str:
+    """What bd says of what has been done."""
+    if not done:
+        return ""
+    if asked.silent and not asked.json:
+        return "".join(f"{issue.id}\n" for _, issue in done)
+    if not asked.json:
+        return "".join(f"{_line(asked.command, step, issue)}\n" for step, issue in done)
+    documents = [_document(asked.command, step, issue) for step, issue in done]
+    of_one = asked.command in ("create", "dep", "dep add", "dep remove", "comment", "comments add")
+    return json.dumps(documents[0] if of_one else documents, indent=2) + "\n"
+
+
+def _document(command: str, step: Step, issue: BeadsIssue) -> Mapping[str, Any]:
+    given = step.arguments
+    if step.name == "tie":
+        return {"status": "added", "issue_id": step.issue, "depends_on_id": given["other"], "type": given["type"]}
+    if step.name == "untie":
+        return {"status": "removed", "issue_id": step.issue, "depends_on_id": given["other"]}
+    if step.name == "label":
+        way = command.rpartition(" ")[2]
+        return {"issue_id": step.issue, "label": given[way][0], "status": "added" if way == "add" else "removed"}
+    if step.name == "comment":
+        return {"issue_id": step.issue, "text": given["text"]}
+    return showing.as_document(issue)
+
+
+def _line(command: str, step: Step, issue: BeadsIssue) -> str:
+    given = step.arguments
+    if step.name == "tie":
+        return f"✓ Added dependency: {step.issue} depends on {given['other']} ({given['type']})"
+    if step.name == "untie":
+        return f"✓ Removed dependency: {step.issue} no longer depends on {given['other']}"
+    if step.name == "label":
+        added = command.endswith("add")
+        label = given["add" if added else "remove"][0]
+        return f"✓ Added label {label} to {issue.id}" if added else f"✓ Removed label {label} from {issue.id}"
+    if step.name == "comment":
+        return f"✓ Comment added to {issue.id}"
+    word = {"create": "Created issue:", "update": "Updated issue:", "close": "Closed", "reopen": "Reopened"}[step.name]
+    return f"✓ {word} {issue.id}: {issue.title}"
+
+
+def _texts(arguments: Arguments, name: str) -> list[str]:
+    value = arguments.pop(name, None)
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"the call needs {name}, a list of texts")
+    return value
+
+
+def _operation(name: str, needed: str, others: str | None = None) -> Callable[[CalledSession, Arguments], Any]:
+    """One call of the gate by its arguments; it gives the issue as `bd show --json` has it.
+
+    `others` are the arguments that it may have beside those that it needs; None: fields of an issue, which are judged.
+    """
+
+    def call(session: CalledSession, arguments: Arguments) -> Any:
+        for key in needed.split():
+            if not isinstance(arguments.get(key), str):
+                raise UsageError(f"the call needs {key}, a text")
+        if others is not None and (strange := arguments.keys() - {*needed.split(), *others.split()}):
+            raise UsageError(f"the call takes no {', '.join(sorted(strange))}")
+        step = Step(name, arguments.pop("issue", ""), arguments)
+        return showing.as_document(issues_of(session).act(step, f"beads.{name}"))
+
+    return call
+
+
+BEADS_CALLS: Final[dict[str, Callable[[CalledSession, Arguments], Any]]] = {
+    "beads.bd": bd,
+    "beads.create": _operation("create", "title"),
+    "beads.update": _operation("update", "issue"),
+    "beads.close": _operation("close", "issue", "reason"),
+    "beads.reopen": _operation("reopen", "issue", "reason"),
+    "beads.tie": _operation("tie", "issue other type", ""),
+    "beads.untie": _operation("untie", "issue other", ""),
+    "beads.label": _operation("label", "issue", "add remove"),
+    "beads.comment": _operation("comment", "issue text", ""),
+}
