@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import bonobofs
-from bonobofs.cli import agents, audit, db, doctor, git, lease, mount, policy, serve, shell, status, why, worktree
+from bonobofs.cli import agents, audit, beads, db, doctor, git, lease, mount, policy, serve, shell, status, why, worktree
 from bonobofs.errors import UsageError
 
 app = typer.Typer(
@@ -56,6 +56,7 @@ app.add_typer(agents.team_app, name="team")
 app.add_typer(lease.app, name="lease")
 app.add_typer(git.app, name="git")
 app.add_typer(worktree.app, name="worktree")
+app.add_typer(beads.app, name="beads")
 app.add_typer(db.app, name="db")
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)

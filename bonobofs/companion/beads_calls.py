@@ -20,6 +20,7 @@ from bonobofs.guard import Caller
 from bonobofs.guards.beads import Beads, BeadsIssue, find_beads, showing
 from bonobofs.guards.beads.acting import Acting
 from bonobofs.guards.beads.refusals import UNANSWERED
+from bonobofs.guards.beads.steps import act
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.sandbox.bd.flags import Unanswered
 from bonobofs.sandbox.bd.language import Asking, Reading, Step, understand
@@ -50,31 +51,13 @@ class Issues:
     """The issues of a session: bd, and the gate before it."""
 
     def __init__(self, session: CalledSession) -> None:
-        self._session: Final = session
         self.beads: Final = Beads(find_beads(Path(session.place)), session.home, session.guard.agent)
-        self._acting: Final = Acting(session, self.beads, session.home)
+        self._agent: Final = session.guard.agent
+        self._acting: Final = Acting(session, self.beads)
 
     def act(self, step: Step, tool: str) -> BeadsIssue:
         """One call of the gate."""
-        given = dict(step.arguments)
-        agent = self._session.who.agent_id
-        if step.name == "create":
-            title, kind, priority = given.pop("title"), given.pop("type", "task"), given.pop("priority", None)
-            return self._acting.create(title, kind, priority, given, agent, tool)
-        if step.name == "update":
-            if given.pop("claim", False):
-                given |= {"assignee": self._session.who.agent, "status": "in_progress"}
-            return self._acting.update(step.issue, given, agent, tool)
-        if step.name == "tie":
-            return self._acting.tie(step.issue, given["other"], given["type"], agent, tool)
-        if step.name == "untie":
-            return self._acting.untie(step.issue, given["other"], agent, tool)
-        if step.name == "label":
-            return self._acting.label(step.issue, given.get("add"), given.get("remove"), agent, tool)
-        if step.name == "comment":
-            return self._acting.comment(step.issue, given["text"], agent, tool)
-        ending = {"close": self._acting.close, "reopen": self._acting.reopen}[step.name]
-        return ending(step.issue, given.get("reason"), agent, tool)
+        return act(self._acting, self._agent, step, tool)
 
 
 _ISSUES: Final[weakref.WeakKeyDictionary[CalledSession, Issues]] = weakref.WeakKeyDictionary()

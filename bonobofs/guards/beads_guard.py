@@ -22,7 +22,6 @@ from typing import Any, Final
 from bonobofs.guards.answers import GuardedSession, ValidationResult, told
 from bonobofs.guards.beads import Beads, BeadsIssue, find_beads
 from bonobofs.guards.beads.acting import Acting
-from bonobofs.state.home import home
 
 
 class BeadsGuard:
@@ -38,8 +37,8 @@ class BeadsGuard:
         BeadsError: the workspace has no issues.
         """
         if beads is None:
-            beads = Beads(find_beads(Path(session.session.source)), home(), session.guard.agent)
-        self._acting: Final = Acting(session, beads, home())
+            beads = Beads(find_beads(Path(session.place)), session.home, session.guard.agent)
+        self._acting: Final = Acting(session, beads)
 
     def validate_create(
         self,

@@ -6,7 +6,6 @@ Each gives the issue as it is afterwards, the one that is blocked for a dependen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.decision import Decision, Refused
@@ -35,9 +34,9 @@ class Acting:
     entered, for whatever the rules do not admit; UsageError for values of the wrong kind; BeadsError where bd fails.
     """
 
-    def __init__(self, session: GuardedSession, beads: Beads, home: Path) -> None:
+    def __init__(self, session: GuardedSession, beads: Beads) -> None:
         self._gate: Final = Gate(session, beads)
-        self._home: Final = home
+        self._home: Final = session.home
 
     def validate_create(self, title: str, issue_type: str, fields: Fields, agent: str, tool: str) -> Decision:
         """Whether such an issue may be created, entered and without anything being changed."""
