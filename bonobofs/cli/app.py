@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 import bonobofs
-from bonobofs.cli import agents, audit, beads, db, doctor, git, lease, mount, policy, serve, shell, status, why, worktree
+from bonobofs.cli import (
+    agents,
+    audit,
+    beads,
+    db,
+    doctor,
+    git,
+    lease,
+    mount,
+    policy,
+    serve,
+    shell,
+    status,
+    why,
+    worktree,
+)
 from bonobofs.errors import UsageError
 
 app = typer.Typer(

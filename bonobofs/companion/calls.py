@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.beads_calls import BEADS_CALLS
+from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.session import CalledSession
 from bonobofs.errors import UsageError
 from bonobofs.guard import Caller
