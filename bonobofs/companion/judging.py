@@ -19,6 +19,7 @@ from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.guards.beads.lock import is_held, lock_path
+from bonobofs.guards.git.busy import was_at_work
 from bonobofs.state.changes import BEGAN, GONE, MADE
 from bonobofs.state.sessions import Session, lives, load
 
@@ -35,6 +36,7 @@ _SLACK: Final = 1.0
 _MOST_READ: Final = 16 << 20
 _FOREVER: Final = float("inf")
 _BEADS: Final = ".beads"
+_GIT: Final = ".git"
 
 
 class _Suspect(NamedTuple):
@@ -85,8 +87,9 @@ class Judging:
         except OSError:
             admitted = set()  # in doubt nobody has admitted it
         trees = tuple(path for path in admitted if path.endswith("/"))
-        if any(_is_of_beads(path) for path in left) and self._issues_were_in_use():
-            left = {path: one for path, one in left.items() if not _is_of_beads(path)}
+        for top, in_use in ((_BEADS, self._issues_were_in_use), (_GIT, self._git_was_at_work)):
+            if any(_is_of(top, path) for path in left) and in_use():
+                left = {path: one for path, one in left.items() if not _is_of(top, path)}
         left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
         if left:
             self._line.tell(Kind.OUT_OF_BAND, list(_told(left)))
@@ -102,9 +105,19 @@ class Judging:
         except OSError:
             return False
 
+    def _git_was_at_work(self) -> bool:
+        """Whether a gate of some session has worked on the repository since the burst began.
 
-def _is_of_beads(path: str) -> bool:
-    return path == _BEADS or path.startswith(f"{_BEADS}/")
+        It locks before it is admitted, and where it is refused too.
+        """
+        try:
+            return was_at_work(self._home, self._source / _GIT, self._began_at - _SLACK)
+        except OSError:
+            return False
+
+
+def _is_of(top: str, path: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
 
 
 def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pygit2
 import pytest
 
+from tests.fuse.waiting import until
 from tests.sandbox.lines import make_repository, run_sh, state
 from tests.worlds import Mounted, World, bonobofs
 
@@ -335,3 +336,26 @@ def test_a_shell_has_the_sessions_git(lead: Desk, tmp_path: Path) -> None:
     assert bonobofs("shell", mount, "--", "git", "push").returncode == 77
     assert bonobofs("shell", str(tmp_path)).returncode == 1
     assert bonobofs("shell", mount, "--", "nothing-like-this").returncode == 1
+
+
+def test_what_the_gate_does_to_git_is_no_strangers(lead: Desk) -> None:
+    """Its locks and journals, too, and where it refuses; what somebody else does to `.git` is."""
+    world = lead.world
+
+    def strangers() -> list[str]:
+        return [entry.path for entry in world.entries() if entry.operation == "out_of_band" and entry.kind == "event"]
+
+    (world.source / ".git/description").write_text("by hand\n")
+    until(strangers, "the change by hand is entered")
+    for line in (
+        "switch -c aidlc/x",
+        "rm docs/a.md",
+        "commit -m x",
+        "commit -m '[gt-1] x'",
+        "switch aidlc/side",
+        "tag v9",
+    ):
+        lead.git(line)
+    assert "aidlc/x" in (world.source / ".git/logs/HEAD").read_text()
+    world.umount()
+    assert strangers() == [".git/description"]

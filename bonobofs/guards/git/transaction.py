@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from bonobofs.decision import Allowed
 from bonobofs.errors import GitError
 from bonobofs.guards.beneath import Workspace
+from bonobofs.guards.git import busy
 from bonobofs.guards.git.index import Index, Stat
 from bonobofs.guards.git.journal import Change, Journal, Left, Step, change_of, left_of, unlink
 from bonobofs.guards.git.refs import Move, Value, now
@@ -85,6 +86,9 @@ class Transaction:
         finally:
             self.tree.__exit__(None, None, None)
             self.repository.close()
+            # Without it, what the operation locked may be entered as changed behind the mount.
+            with suppress(OSError):
+                busy.leave(self._home, self._flock)
             os.close(self._flock)
 
     def _wait_until_alone(self) -> None:
