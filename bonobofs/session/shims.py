@@ -58,7 +58,7 @@ def make(directory: Path, home: Path) -> Path:
     real = find("git", home)
     if real is not None:
         text = _GIT.format(
-            at_once="|".join(f'"{line},"*' for line in AT_ONCE),
+            at_once="|".join(f'"{line},{line.partition(" ")[0]}"' for line in AT_ONCE),
             locking="|".join(f"*,{name}" for name in LOCKING),
             reading="|*,".join(sorted(ALWAYS)),
             quiet=shlex.join(QUIET),

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import ForbiddenError, GitError, MountError, UsageError
+from bonobofs.guards.beads_guard import BeadsGuard
 from bonobofs.guards.git import linked
 from bonobofs.guards.git.rules import new_branch, rules_of
 from bonobofs.session.ending import stop
 from bonobofs.session.listing import around, live_at
 from bonobofs.session.mounting import Mounted, Order, start
+from bonobofs.session.python import open_session
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
 from bonobofs.state.worktrees import Places, Worktree, load_all, places, save
@@ -80,7 +82,8 @@ class Standing(NamedTuple):
 def add(home: Path, wanted: Wanted) -> Made:
     """Give an agent a worktree for an issue, or mount again the one that there is.
 
-    ForbiddenError: the issue waits for others. UsageError, GitError, MountError: nothing is left of it.
+    ForbiddenError, or Refused by the Beads gate: the issue waits for others. UsageError, GitError, BeadsError, MountError:
+    nothing is left of it.
     """
     if not _ISSUE.fullmatch(wanted.issue):
         raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
@@ -172,6 +175,7 @@ def _branch(home: Path, wanted: Wanted, issue: str) -> str:
 def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
     branch = _branch(home, wanted, wanted.issue)
     identity = str(uuid.uuid4())
+    _begin(found, wanted, identity)
     one = Worktree(
         worktree=identity,
         issue=wanted.issue,
@@ -199,6 +203,14 @@ def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
     except BaseException:
         _take_away(home, one)
         raise
+
+
+def _begin(found: linked.Found, wanted: Wanted, identity: str) -> None:
+    """Ask the Beads gate, where there are issues: Refused where this one waits for others."""
+    if not (found.top / ".beads").is_dir():
+        return
+    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy) as opened:
+        BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
 
 
 def _mount_again(home: Path, one: Worktree, wanted: Wanted) -> Made:

@@ -28,6 +28,7 @@ from bonobofs.guards.beads.program import Program
 from bonobofs.guards.beads.surroundings import surroundings
 from bonobofs.guards.beads.turn import Turn
 from bonobofs.request import Agent
+from bonobofs.state.worktrees import repository_of
 
 LIMIT: Final = 30.0
 """Seconds for one call of bd; with a thousand issues its slowest takes about one."""
@@ -52,6 +53,9 @@ def find_beads(source: Path) -> Path:
 
 def _main_worktree(source: Path) -> Path | None:
     """Where the repository of this worktree is at home; None where this is no worktree that the repository knows."""
+    ours = repository_of(Path(os.path.realpath(source)))
+    if ours is not None:
+        return ours
     link = source / ".git"
     try:
         own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")

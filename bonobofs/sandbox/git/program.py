@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bonobofs.sandbox.git.line import Line, NotUnderstood, resolve, split
@@ -48,7 +49,8 @@ def _read(real: str, line: Line) -> int:
     if line.name in LOCKING and not line.elsewhere and not names_repository():
         from bonobofs.sandbox.git.real import RealGit  # noqa: PLC0415
 
-        return RealGit(real, line.options).read(line.name, *line.arguments)
+        with suppress(OSError):  # without room for an index of its own it tries the lock, in vain
+            return RealGit(real, line.options).read(line.name, *line.arguments)
     return become(real, (*line.options, *([line.name] if line.name else []), *line.arguments))
 
 
