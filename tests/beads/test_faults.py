@@ -25,9 +25,9 @@ from tests.worlds.issues import Workspace
 
 
 @pytest.fixture
-def hasty(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Beads:
-    """The client on a bd that goes wrong; of a fault that hangs it is done soon."""
-    return Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=5)
+def astray(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Beads:
+    """The client on a bd that goes wrong."""
+    return Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
 
 
 class Story(NamedTuple):
@@ -90,9 +90,9 @@ def _issues(beads_workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed before", "fails before", "lies", "mumbles"])
-def test_what_is_not_stored_is_not_done(hasty: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
+def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
     """However bd ended, with success too, and everything is as it was."""
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         before = dict(turn.everything())
         for story in STORIES:
             faulty.will(how, story.command)
@@ -103,9 +103,9 @@ def test_what_is_not_stored_is_not_done(hasty: Beads, faulty: Faulty, leave: All
 
 
 @pytest.mark.parametrize("how", ["killed after", "fails after", "notices", "bare"])
-def test_what_is_stored_is_done(hasty: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
+def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
     """However bd ended and whatever it said, and it is done once."""
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         before = len(turn.everything())
         for story in STORIES:
             faulty.will(how, story.command)
@@ -117,10 +117,11 @@ def test_what_is_stored_is_done(hasty: Beads, faulty: Faulty, leave: Allowed, ho
 
 @pytest.mark.parametrize(("story", "how", "is_done"), [(CLOSE, "hangs before", False), (CREATE, "hangs after", True)])
 def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
-    hasty: Beads, faulty: Faulty, leave: Allowed, story: Story, how: str, is_done: bool
+    beads_workspace: Workspace, home: Path, faulty: Faulty, leave: Allowed, story: Story, how: str, is_done: bool
 ) -> None:
     """After its time and a little more, also when it does not listen; no process of it is left."""
     faulty.will(how, story.command)
+    hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=7)
     with hasty.turn() as turn:
         if is_done:
             assert any("time limit" in line for line in story.change(turn, leave).said)
@@ -134,10 +135,10 @@ def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
-    hasty: Beads, faulty: Faulty, leave: Allowed, part: int
+    astray: Beads, faulty: Faulty, leave: Allowed, part: int
 ) -> None:
     """Wherever it was: a creation is stored in full and done, or not stored and not done."""
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         started = time.monotonic()
         turn.create_issue(NewIssue("how long it takes"), leave)
         takes = (time.monotonic() - started) / 2
@@ -153,10 +154,12 @@ def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
 
 
 @pytest.mark.parametrize("story", [CREATE, UPDATE])
-def test_what_bd_leaves_behind_stores_nothing_later(hasty: Beads, faulty: Faulty, leave: Allowed, story: Story) -> None:
+def test_what_bd_leaves_behind_stores_nothing_later(
+    astray: Beads, faulty: Faulty, leave: Allowed, story: Story
+) -> None:
     """A call is over with all its processes before it is read back."""
     faulty.will("stores later", story.command)
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         with pytest.raises(BeadsError, match="somebody else's"):
             story.change(turn, leave)
         until(lambda: not running(faulty.path), "no process of it is left")
@@ -164,21 +167,21 @@ def test_what_bd_leaves_behind_stores_nothing_later(hasty: Beads, faulty: Faulty
         assert not story.is_there(turn.everything(fresh=True))
 
 
-def test_what_is_stored_in_part_is_told_part_by_part(hasty: Beads, faulty: Faulty, leave: Allowed) -> None:
+def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faulty, leave: Allowed) -> None:
     """With success from bd."""
     faulty.will("partly", "update", without=("add-label",))
-    with hasty.turn() as turn, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
+    with astray.turn() as turn, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
         UPDATE.change(turn, leave)
     assert raised.value.carried_out is None
     assert (raised.value.done, raised.value.missing) == (("title",), ("label a:b",))
 
 
 @pytest.mark.parametrize("flag", ["labels", "description", "type"])
-def test_an_issue_is_not_left_half_created(hasty: Beads, faulty: Faulty, leave: Allowed, flag: str) -> None:
+def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, leave: Allowed, flag: str) -> None:
     """It is taken away again, for good."""
     faulty.will("partly", "create", without=(flag,))
     new = NewIssue("new", "bug", labels=("a:b",), description="text")
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         before = dict(turn.everything())
         with pytest.raises(BeadsError, match="nothing is created") as raised:
             turn.create_issue(new, leave)
@@ -186,11 +189,11 @@ def test_an_issue_is_not_left_half_created(hasty: Beads, faulty: Faulty, leave: 
         assert dict(turn.everything(fresh=True)) == before
 
 
-def test_half_an_issue_that_cannot_be_taken_away_is_named(hasty: Beads, faulty: Faulty, leave: Allowed) -> None:
+def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty: Faulty, leave: Allowed) -> None:
     """So that a person can."""
     faulty.will("partly", "create", without=("labels",))
     faulty.will("fails before", "delete")
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         with pytest.raises(BeadsError, match="created in part") as raised:
             CREATE.change(turn, leave)
         assert raised.value.carried_out is None
@@ -199,11 +202,11 @@ def test_half_an_issue_that_cannot_be_taken_away_is_named(hasty: Beads, faulty: 
 
 
 @pytest.mark.parametrize("fault", ["create killed after", "update fails before", "update lies"])
-def test_a_message_is_made_in_full_or_not_at_all(hasty: Beads, faulty: Faulty, leave: Allowed, fault: str) -> None:
+def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, leave: Allowed, fault: str) -> None:
     """It takes two calls of bd, and either may go wrong."""
     command, _, how = fault.partition(" ")
     faulty.will(how, command)
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         before = dict(turn.everything())
         if command == "create":
             made = turn.create_issue(NewIssue("hello", "message"), leave).issue
@@ -215,9 +218,9 @@ def test_a_message_is_made_in_full_or_not_at_all(hasty: Beads, faulty: Faulty, l
 
 
 @pytest.mark.parametrize("story", [UPDATE, COMMENT, CREATE])
-def test_what_cannot_be_read_back_cannot_be_told(hasty: Beads, faulty: Faulty, leave: Allowed, story: Story) -> None:
+def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, leave: Allowed, story: Story) -> None:
     """It is neither done nor undone, and nothing says that it is."""
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         turn.everything()
         faulty.will("killed after", story.command)
         faulty.will("fails before", "comments" if story.command == "comments add" else "list")
@@ -228,7 +231,7 @@ def test_what_cannot_be_read_back_cannot_be_told(hasty: Beads, faulty: Faulty, l
 
 def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
     """bd itself would wait without end; when the lock is free again all is as it was."""
-    hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=3)
+    hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=7)
     with hasty.turn() as turn:
         turn.everything()
         holder = hold(beads_workspace.lock)
@@ -282,23 +285,23 @@ def kill_a_caller(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Cal
 
 
 def test_nobody_comes_between_a_bd_and_its_end_though_its_caller_was_killed(
-    faulty: Faulty, hasty: Beads, beads_workspace: Workspace, home: Path, kill_a_caller: Callable[[str, float], None]
+    faulty: Faulty, astray: Beads, beads_workspace: Workspace, home: Path, kill_a_caller: Callable[[str, float], None]
 ) -> None:
     """What it stores is there for whoever has the turn next."""
     kill_a_caller("waits", 600)
     with pytest.raises(BeadsError, match="in use"), held(home, find_beads(beads_workspace.directory), 0.2):
         pass
     faulty.let_go.touch()
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         assert "new" in [issue.title for issue in turn.everything().values()]
 
 
 def test_a_bd_that_hangs_though_its_caller_was_killed_is_ended_by_who_waits(
-    faulty: Faulty, hasty: Beads, kill_a_caller: Callable[[str, float], None]
+    faulty: Faulty, astray: Beads, kill_a_caller: Callable[[str, float], None]
 ) -> None:
     """When its time is over, and not before."""
     kill_a_caller("hangs before", 2)
-    with hasty.turn() as turn:
+    with astray.turn() as turn:
         assert "new" not in [issue.title for issue in turn.everything().values()]
     until(lambda: not running(faulty.path), "no process of it is left")
 
