@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="ROW,…",
-        help="rows or workloads, see --list; also decision, log, index, beads, memory",
+        help="rows or workloads, see --list; also decision, log, index, git, beads, memory",
     )
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")

@@ -15,6 +15,7 @@ PARTS = {
     "decision": ("One decision under 1,000 rules on distinct paths, nothing cached", "{:.2f} us"),
     "log": ("One change in the log, intent and outcome", "{:.2f} us"),
     "index": ("Entries of the record taken into the index (SQLite) in a second", "{:,.0f}"),
+    "git": ("A commit of 100 files in a repository of 10,000, by `git add` and `git commit`", "{:.2f} times"),
     "beads": ("The Beads gate's own part of an update among 1,000 issues", "{:.1f} ms"),
     "memory": ("Resident after walking 100,000 files", "{:.0f} MB"),
 }
