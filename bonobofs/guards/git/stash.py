@@ -51,8 +51,9 @@ def push(
     base = repository.tree_of(head.oid)
     chosen = None if paths is None else set(paths)
     extra = _untracked(work, untracked)
-    staged_tree, files_tree = _trees(work, index, base, chosen)
-    if not extra and base == staged_tree == files_tree:
+    staged_tree, files_tree = _trees(work, index, chosen)
+    changed = [each.path for tree in (staged_tree, files_tree) for each in repository.differences(base, tree)]
+    if not extra and not any(chosen is None or path in chosen for path in changed):
         raise GitError("no local changes to save", kind="nothing")
     subject = repository.commit(head.oid).message.split("\n", 1)[0]
     where = f"{head.branch or '(no branch)'}: {head.oid[:7]} {subject}"
@@ -74,20 +75,15 @@ def push(
     return str(work.do(make, differences, base, details={"message": says})["hash"])
 
 
-def _trees(work: Work, index: Index, base: bytes | None, chosen: set[bytes] | None) -> tuple[bytes, bytes]:
-    """What is staged and what the tracked files are; with `chosen`, of these alone, and else as in the base."""
-    repository = work.repository
-    edits = {entry.path: work.tree.blob_of(entry.path, entry) for entry in work.changed_files(index)}
-    staged = index.write_tree(repository.write_tree)
-    files = repository.edited(staged, edits)
-    if chosen is None:
-        return staged, files
-
-    def narrowed(tree: bytes) -> bytes:
-        differences = repository.differences(base, tree)
-        return repository.edited(base, {each.path: each.new for each in differences if each.path in chosen})
-
-    return narrowed(staged), narrowed(files)
+def _trees(work: Work, index: Index, chosen: set[bytes] | None) -> tuple[bytes, bytes]:
+    """What is staged, and that with the tracked files as they are, of which `chosen` leaves out the others."""
+    edits = {
+        entry.path: work.tree.blob_of(entry.path, entry)
+        for entry in work.changed_files(index)
+        if chosen is None or entry.path in chosen
+    }
+    staged = index.write_tree(work.repository.write_tree)
+    return staged, work.repository.edited(staged, edits)
 
 
 def _untracked(work: Work, paths: Sequence[bytes]) -> dict[bytes, Blob]:
