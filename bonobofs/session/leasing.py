@@ -193,8 +193,9 @@ def as_document(one: Lease) -> dict[str, Any]:
 def _holder(database: Database, whose: Whose | Holder) -> Holder:
     if isinstance(whose, Holder):
         return whose
-    label = _label(whose)
-    return Holder(label, registry.identity_of(database, label), _chain(whose))
+    label, chain = _label(whose), _chain(whose)
+    found = registry.find(database, label)
+    return Holder(label, None, chain) if found is None else Holder(found.label, found.id, chain)
 
 
 def _label(whose: Whose) -> str:

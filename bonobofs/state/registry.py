@@ -122,10 +122,15 @@ def list_agents(database: Database, *, removed: bool = False) -> list[Agent]:
         return _agents(connection, *(() if removed else (agents.c.removed.is_(None),)))
 
 
+def find(database: Database, agent: str) -> Agent | None:
+    """The living agent of that label or UUID; None where there is none."""
+    with database.read() as connection:
+        return _agent(connection, agent)
+
+
 def identity_of(database: Database, label: str) -> str | None:
     """The UUID of the living agent of that label; None where there is none."""
-    with database.read() as connection:
-        found = _agent(connection, label)
+    found = find(database, label)
     return None if found is None else found.id
 
 
