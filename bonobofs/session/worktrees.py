@@ -82,8 +82,8 @@ class Standing(NamedTuple):
 def add(home: Path, wanted: Wanted) -> Made:
     """Give an agent a worktree for an issue, or mount again the one that there is.
 
-    ForbiddenError, or Refused by the Beads gate: the issue waits for others. UsageError, GitError, BeadsError, MountError:
-    nothing is left of it.
+    ForbiddenError, or Refused by the Beads gate: the issue waits for others. UsageError, GitError, BeadsError,
+    MountError: nothing is left of it.
     """
     if not _ISSUE.fullmatch(wanted.issue):
         raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
