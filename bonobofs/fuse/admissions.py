@@ -72,6 +72,13 @@ class Admissions:
         """Whether a change that is under way may touch this path."""
         return any(path in one.paths or f"{path}/".startswith(one.below) for one in self._open.values())
 
+    def needs(self, directory: str) -> bool:
+        """Whether a change that is under way relies on this directory, or one below it, to stay where it is."""
+        above = f"{directory}/"
+        return self.touches(directory) or any(
+            path.startswith(above) for one in self._open.values() for path in (*one.paths, *one.below)
+        )
+
     def act(self, kind: Kind, body: bytes, tell: Tell) -> bool:
         """Do what is asked and answer it; False: it is nothing that is asked of the door."""
         if kind is Kind.ENDED:
@@ -183,9 +190,11 @@ class Admissions:
         with suppress(TrailError):  # it stays queued, and the next change is refused if it cannot be written then
             self._guard.enter_outcomes()
             self._guard.trail.flush()
-        self._show(one)
-        self._notices.then(lambda: tell(Kind.ANSWER, {"ask": asked["ask"]}))
-        self._release(asked["admission"], tell)
+        try:
+            self._show(one)
+        finally:
+            self._notices.then(lambda: tell(Kind.ANSWER, {"ask": asked["ask"]}))
+            self._release(asked["admission"], tell)
 
     def _show(self, one: _Open) -> None:
         for path in one.paths:

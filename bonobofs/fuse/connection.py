@@ -190,7 +190,7 @@ class Connection:
     @property
     def notices(self) -> Notices:
         """What the kernel can be told through this connection."""
-        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.put)
+        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._then)
 
     def listen(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""

@@ -87,6 +87,8 @@ class Core:
         self._callers: dict[tuple[int, int], Caller] = {}
         self.turns: Turns | None = None
         """Those of the servers that show the same source."""
+        self.is_needed: Callable[[str], bool] = lambda _: False
+        """Whether a change that is made beside the mount relies on this directory to stay where it is."""
         self.believe(LONG)
 
     def believe(self, seconds: int) -> None:

@@ -204,6 +204,9 @@ class Names(Scratching):
             parts += self._giving_way(target, over, source, exchange=exchange)
         if exchange:
             self._check_none_beside(source.path, target.path)
+        self._check_not_needed(source.path, st)
+        if exchange and over is not None:
+            self._check_not_needed(target.path, over)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
             moved, other = self._settled(source.parent, st), None
@@ -219,6 +222,11 @@ class Names(Scratching):
             self._held_moved(source, target, exchange=exchange)
             self._scratch_moved(source, target, leave, exchange=exchange)
         return NOTHING
+
+    def _check_not_needed(self, path: str, st: os.stat_result) -> None:
+        """EBUSY for a directory into which a change is being made that was judged by where it lies."""
+        if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_needed(path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._changing(header, Operation.RENAME, name)

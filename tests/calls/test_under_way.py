@@ -105,6 +105,21 @@ def test_what_it_touches_is_its_own_and_all_else_a_strangers(slow: Called, tmp_p
     assert intent.details["touches"] == ["made/"]
 
 
+def test_no_directory_is_moved_from_under_it(slow: Called, tmp_path: Path) -> None:
+    """What is written was judged by where it lies: its directory, and those above, are busy until it is there."""
+    for name in ("one/two", "beside"):
+        (slow.path / name).mkdir(parents=True)
+    with under_way(slow, tmp_path / "go", "one/two/a", ["one/two/a"]):
+        for name in ("one", "one/two"):
+            with pytest.raises(OSError, match="busy"):
+                (slow.path / name).rename(slow.path / "moved")
+        (slow.path / "beside").rename(slow.path / "moved")
+        (slow.path / "one/file").touch()
+        (slow.path / "one/file").rename(slow.path / "file")
+    (slow.path / "one/two").rename(slow.path / "two")
+    assert (slow.path / "two/a").read_text() == "made"
+
+
 def test_another_mount_of_the_source_knows_it_too(slow: Called, mounted_called: CalledMount, tmp_path: Path) -> None:
     """By the record; what the change touched is shown there, and nobody takes it for a stranger's."""
     other = mounted_called(agent="bob")
@@ -144,14 +159,14 @@ def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_
 
 
 def test_the_end_of_the_mount_waits_for_it_a_little(slow: Called, tmp_path: Path) -> None:
-    """What ends within a second has its outcome, and what comes meanwhile is refused."""
+    """What ends within a second has its outcome, and who asked for it is told; what comes meanwhile is refused."""
     go = tmp_path / "go"
     running = Running(lambda: slow("change", path="a", makes=["a"], until=str(go)))
     until((slow.source / "a").exists, "it is under way")
     ending = Running(slow.world.umount)
     until(lambda: not (slow.directory / "guard.sock").exists(), "no more calls are taken")
     go.touch()
-    running.wait()
+    assert running.wait() is None
     assert ending.wait().closed
     assert outcome(slow, "a").result == "allowed"
 
