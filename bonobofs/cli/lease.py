@@ -16,6 +16,7 @@ from bonobofs.errors import UsageError
 from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.session import leasing
 from bonobofs.session.leasing import Terms, Whose, as_document
+from bonobofs.state import mounts
 from bonobofs.state.calling import call
 from bonobofs.state.home import session_directory
 
@@ -162,8 +163,15 @@ def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any]
     """
     if whose != Whose():
         return None
-    made = session.mounted_around(session.home(), Path.cwd())
+    here = Path.cwd()
+    made = session.mounted_around(session.home(), here)
     if made is None:
+        around = mounts.over(here)
+        if around is not None:
+            raise UsageError(
+                f"no session of this state directory serves {around.mountpoint}, so a lease from here would not bind "
+                "it; run this as whoever mounted it, or elsewhere with --agent or --chain"
+            )
         return None
     lease: dict[str, Any] = call(session_directory(session.home(), made.session), f"lease.{what}", **arguments)
     return lease

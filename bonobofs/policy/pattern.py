@@ -120,8 +120,13 @@ def _refuse_component(component: str) -> None:
     if ANY_DEPTH in component:
         raise PolicyError("** stands for whole components only; within a name write *")
     tokens = tokens_of(component)
-    if sum(len(token.text.encode(errors="surrogateescape")) for token in tokens if token.literal) > NAME_MAX:
+    if sum(map(_fewest_bytes, tokens)) > NAME_MAX:
         raise PolicyError(f"a name of more than {NAME_MAX} bytes cannot exist")
+
+
+def _fewest_bytes(token: Token) -> int:
+    """Bytes that what it matches has at least."""
+    return len(token.text.encode(errors="surrogateescape")) if token.literal else int(token.text != "")
 
 
 class Token(NamedTuple):

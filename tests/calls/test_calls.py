@@ -87,6 +87,23 @@ def test_a_tool_that_the_role_lacks_is_refused(mounted_called: CalledMount) -> N
         assert refused.value.decision.code is Code.ROLE
 
 
+def test_a_role_that_is_not_defined_leases_nothing(mounted_called: CalledMount) -> None:
+    """It may do nothing, and so keep nobody else from anything."""
+    called = mounted_called(policy='default = "allow"\n', role="stranger")
+    for name, more in (("lease.acquire", {"patterns": ["**"]}), ("lease.extend", {})):
+        with pytest.raises(Refused) as refused:
+            called(name, **more)
+        assert refused.value.decision.code is Code.ROLE
+    assert called("lease.list") == []
+
+
+def test_a_lease_in_somebody_elses_mount_is_not_ones_own(alice: Called, tmp_path: Path) -> None:
+    """Acquired in the state directory of whoever asks, it would bind nobody there; it is said."""
+    said = bonobofs("lease", "acquire", "docs/**", cwd=alice.path, env={"BONOBOFS_HOME": str(tmp_path / "other")})
+    assert said.returncode == 2
+    assert "no session of this state directory serves" in said.stderr
+
+
 def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> None:
     alice("write_file", path="a", content="first")
     with pytest.raises(FileExistsError):
