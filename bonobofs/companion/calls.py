@@ -6,6 +6,9 @@ told to the caller; UsageError is for arguments that cannot be meant.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
@@ -15,6 +18,7 @@ from typing import Any, Final, TypeVar
 from bonobofs.companion.beads_calls import BEADS_CALLS
 from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.session import CalledSession
+from bonobofs.decision import Denied
 from bonobofs.errors import UsageError
 from bonobofs.guard import Caller
 from bonobofs.guards.answers import claiming, is_of_the_session, not_the_agent
@@ -27,6 +31,10 @@ Call = Callable[[CalledSession, Arguments], Any]
 
 _T = TypeVar("_T")
 _MOST_TOLD: Final = 200
+_LONGEST_TEXT: Final = 1 << 16
+"""Characters of a text; of a file's content a call may hold more."""
+_LONGEST_PATH: Final = 4096
+"""Bytes, as everywhere in Linux. Refused paths are kept, and shown, by the process that serves."""
 _OF_A_LEASE: Final = ("patterns", "shared", "workspace", "until", "reason")
 
 
@@ -39,22 +47,25 @@ def called(session: CalledSession, name: str, arguments: Arguments) -> Any:
     if claimed is not None and not is_of_the_session(claimed, session.guard.agent):
         word, path = name.rpartition(".")[2], arguments.get("path")
         operation = Operation(word) if word in list(Operation) else Operation.CALL
-        denied = not_the_agent(WorkspacePath(path if isinstance(path, str) else ""), operation)
+        named = path if isinstance(path, str) and len(os.fsencode(path)) <= _LONGEST_PATH else ""
+        denied = not_the_agent(WorkspacePath(named), operation)
         raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MOST_TOLD]))
     return call(session, arguments)
 
 
-def _may(arguments: Arguments, name: str, kind: type[_T]) -> _T | None:
+def _may(arguments: Arguments, name: str, kind: type[_T], longest: int = _LONGEST_TEXT) -> _T | None:
     """One argument, which is of that type; None where it is not given. UsageError."""
     value = arguments.pop(name, None)
     if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise UsageError(f"{name} is not of the type {kind.__name__}")
+    if isinstance(value, str) and len(value) > longest:
+        raise UsageError(f"{name} has more than {longest} characters")
     return value
 
 
-def _must(arguments: Arguments, name: str, kind: type[_T]) -> _T:
+def _must(arguments: Arguments, name: str, kind: type[_T], longest: int = _LONGEST_TEXT) -> _T:
     """As `_may`, for one that is needed."""
-    value = _may(arguments, name, kind)
+    value = _may(arguments, name, kind, longest)
     if value is None:
         raise UsageError(f"the call needs {name}")
     return value
@@ -69,6 +80,8 @@ def _done(arguments: Arguments) -> None:
 def _path(session: CalledSession, arguments: Arguments, default: str | None = None) -> str:
     """A path of the workspace: relative to its root, or absolute in the mount or the source."""
     path = _must(arguments, "path", str) if default is None else _may(arguments, "path", str) or default
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     pure = PurePosixPath(path)
     for root in (session.who.mountpoint, session.who.source):
         if root is not None and pure.is_absolute() and pure.is_relative_to(root):
@@ -107,7 +120,7 @@ def _read_file(session: CalledSession, arguments: Arguments) -> Any:
 
 
 def _write_file(session: CalledSession, arguments: Arguments) -> Any:
-    path, content = _path(session, arguments), _must(arguments, "content", str)
+    path, content = _path(session, arguments), _must(arguments, "content", str, sys.maxsize)
     create_only = _may(arguments, "createOnly", bool) or False
     _done(arguments)
     written = session.tools.guarded_write_file(path, content, create_only)
@@ -141,7 +154,16 @@ def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
 # -- leases
 
 
+def _check_role(session: CalledSession, name: str) -> None:
+    """A role that the policy does not define may do nothing, and so keep nobody from anything. Refused."""
+    policy, agent = session.guard.policy, session.guard.agent
+    if agent.role not in policy.roles:
+        denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
+        raise session.guard.refuse(denied, Caller(name))
+
+
 def _acquire(session: CalledSession, arguments: Arguments) -> Any:
+    _check_role(session, "lease.acquire")
     patterns = _must(arguments, "patterns", list)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UsageError("patterns are text")
@@ -158,6 +180,7 @@ def _acquire(session: CalledSession, arguments: Arguments) -> Any:
 
 
 def _extend(session: CalledSession, arguments: Arguments) -> Any:
+    _check_role(session, "lease.extend")
     lease, seconds = _may(arguments, "lease", str), _seconds(arguments)
     _done(arguments)
     return _leased(session, "extend_lease", _leasing().extend(session.home, _holder(session), lease, seconds))
@@ -211,3 +234,6 @@ CALLS: Final[dict[str, Call]] = {
     **GIT_CALLS,
     **BEADS_CALLS,
 }
+
+AT_ONCE: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2}
+"""How many are answered at once of those that take long; each search has a process with much memory."""

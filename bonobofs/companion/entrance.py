@@ -2,30 +2,28 @@
 
 Only the session's user and root are let in, by what the kernel says of the other end; all of them act as the session's
 agent. Anybody among them may be slow, silent or hostile: one thread moves bytes and waits for nobody, what a connection
-may hold is bounded, and of too many the one that has been idle the longest gives way. Calls are answered by a few other
-threads, of each connection one at a time.
+may hold is bounded, and of too many the one that has been idle the longest gives way. Calls are answered by other
+threads, of each connection one at a time. A call whose caller has gone is made all the same, and counts until then.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import queue
 import selectors
 import socket
 import stat
 import struct
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-from bonobofs.decision import Refused, as_document
-from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.companion.answering import Answer, Answering, failure
+from bonobofs.errors import UsageError
 from bonobofs.state.home import GUARD_SOCKET
 
 LONGEST_LINE: Final = 16 << 20
@@ -35,13 +33,9 @@ _MOST_HELD: Final = 64 << 20
 """Bytes that all connections may hold together."""
 _SECONDS_FOR_A_LINE: Final = 10.0
 """Seconds in which a line must be there once it has begun, and an answer taken."""
-_THREADS: Final = 8
 _BLOCK: Final = 1 << 16
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
 _CREDENTIALS: Final = struct.Struct("=iII")
-
-Answer = Callable[[str, dict[str, Any]], Any]
-"""What a call gives, by its name and its arguments."""
 
 
 class _Connection:
@@ -72,10 +66,10 @@ class _Connection:
 class Entrance:
     """Listens from its making to `close`."""
 
-    def __init__(self, directory: Path, answer: Answer) -> None:
-        """Listen in this directory, in place of whoever did before. OSError."""
+    def __init__(self, directory: Path, answer: Answer, at_once: Mapping[str, int]) -> None:
+        """Listen in this directory, in place of whoever did before. OSError. `at_once` as for `Answering`."""
         self._path: Final = directory / GUARD_SOCKET
-        self._answer: Final = answer
+        self._answering: Final[Answering[_Connection]] = Answering(answer, at_once, self._answered)
         self._listener: Final = _listen(directory)
         self._admitted: Final = _admitted()
         self._selector: Final = selectors.DefaultSelector()
@@ -83,12 +77,11 @@ class Entrance:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._connections: Final[dict[int, _Connection]] = {}
-        self._calls: Final[queue.SimpleQueue[tuple[_Connection, bytes]]] = queue.SimpleQueue()
+        self._gone: Final[set[_Connection]] = set()
+        """Those that have gone away from a call that is not yet answered."""
         self._answers: Final[queue.SimpleQueue[tuple[_Connection, bytes]]] = queue.SimpleQueue()
         self._closing = False
         threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
-        for _ in range(_THREADS):
-            threading.Thread(target=self._work, name="bonobofs-call", daemon=True).start()
 
     def close(self) -> None:
         """Take no more calls; what is being answered goes on."""
@@ -132,7 +125,7 @@ class Entrance:
         refusal = "" if uid in self._admitted else "this socket belongs to another user"
         if not refusal and self._closing:
             refusal = "the session is ending"
-        if not refusal and len(self._connections) >= MOST_CONNECTIONS:
+        if not refusal and len(self._connections) + len(self._gone) >= MOST_CONNECTIONS:
             idle = min((one for one in self._connections.values() if one.is_idle), key=_since, default=None)
             if idle is None:
                 refusal = f"{MOST_CONNECTIONS} calls are being answered; try again"
@@ -141,7 +134,7 @@ class Entrance:
         if refusal:
             code = errno.EACCES if uid not in self._admitted else errno.EAGAIN
             with suppress(OSError), end:
-                end.send(_line(_failure(OSError(code, refusal))))
+                end.send(failure(OSError(code, refusal)))
             return
         self._connections[end.fileno()] = connection
         self._selector.register(end, selectors.EVENT_READ)
@@ -153,7 +146,7 @@ class Entrance:
             if events & selectors.EVENT_READ:
                 self._read(connection)
         except BlockingIOError:
-            return
+            pass  # it is listened to for when there is room again
         except OSError:
             self._drop(connection)
             return
@@ -170,8 +163,12 @@ class Entrance:
         if not connection.incoming:
             connection.since = monotonic()
         connection.incoming += data
-        if sum(one.size for one in self._connections.values()) > _MOST_HELD:
-            self._drop(max(self._connections.values(), key=_size))
+        self._shed()
+
+    def _shed(self) -> None:
+        """Let go of whoever holds the most, if all together hold too much."""
+        if sum(one.size for one in (*self._connections.values(), *self._gone)) > _MOST_HELD:
+            self._drop(max(self._connections.values(), key=_let_go))
 
     def _next(self, connection: _Connection) -> None:
         """Hand on the next line of a connection, if there is one and it is its turn."""
@@ -183,11 +180,11 @@ class Entrance:
                 connection.looked = 0
                 connection.calling = at + 1
                 connection.since = monotonic()
-                self._calls.put((connection, line))
+                self._answering.take(connection, line)
             else:
                 connection.looked = len(connection.incoming)
                 if connection.looked > LONGEST_LINE:
-                    self._say(connection, _line(_failure(UsageError(f"a call has at most {LONGEST_LINE} bytes"))))
+                    self._say(connection, failure(UsageError(f"a call has at most {LONGEST_LINE} bytes")))
                     connection.ending = True
                     connection.incoming.clear()
         self._listen_to(connection)
@@ -211,9 +208,17 @@ class Entrance:
             while True:
                 connection, line = self._answers.get_nowait()
                 connection.calling = 0
+                self._gone.discard(connection)
                 if connection.end.fileno() >= 0:
                     self._say(connection, line)
+                    self._shed()
                     self._move(connection, selectors.EVENT_WRITE)
+
+    def _answered(self, connection: _Connection, line: bytes) -> None:
+        """A call is answered. From whatever thread."""
+        self._answers.put((connection, line))
+        with suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
 
     def _say(self, connection: _Connection, line: bytes) -> None:
         connection.since = monotonic()
@@ -231,40 +236,10 @@ class Entrance:
             if fd in self._selector.get_map():
                 self._selector.unregister(connection.end)
             connection.end.close()
-
-    # -- those that answer
-
-    def _work(self) -> None:
-        while True:
-            connection, line = self._calls.get()
-            self._answers.put((connection, self._answered(line)))
-            with suppress(BlockingIOError):
-                os.write(self._waker, b"\0")
-
-    def _answered(self, line: bytes) -> bytes:
-        try:
-            name, arguments = _call(line)
-            return _line({"ok": True, "result": self._answer(name, arguments)})
-        except Refused as refused:
-            denied = refused.decision
-            return _line({"ok": False, "denied": as_document(denied, denied.path, denied.operation)})
-        except (BonobofsError, OSError) as error:
-            return _line(_failure(error))
-        except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes an answer and a record
-            sys.stderr.write(f"bonobofs: a call has failed: {error!r}\n")
-            sys.stderr.flush()
-            return _line(_failure(error))
-
-
-def _call(line: bytes) -> tuple[str, dict[str, Any]]:
-    """The name of a call, and its arguments. UsageError."""
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"this is no JSON document: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("call"), str):
-        raise UsageError('a call is an object such as {"call": "whoami"}')
-    return document.pop("call"), document
+            connection.incoming.clear()
+            connection.outgoing.clear()
+            if connection.calling:
+                self._gone.add(connection)
 
 
 def _listen(directory: Path) -> socket.socket:
@@ -294,22 +269,10 @@ def _admitted() -> frozenset[int]:
     return frozenset(admitted)
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
-    if isinstance(error, OSError):
-        told["message"] = error.strerror or str(error)
-        if error.errno is not None:
-            told["errno"] = error.errno
-    return {"ok": False, "error": told}
-
-
-def _line(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode() + b"\n"
-
-
 def _since(connection: _Connection) -> float:
     return connection.since
 
 
-def _size(connection: _Connection) -> int:
-    return connection.size
+def _let_go(connection: _Connection) -> int:
+    """Bytes that are held no longer once it is let go; its call is made in any case."""
+    return connection.size - connection.calling

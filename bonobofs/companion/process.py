@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.companion.calls import called
+from bonobofs.companion.calls import AT_ONCE, called
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.companion.entrance import Entrance
 from bonobofs.companion.judging import Judging
@@ -53,7 +53,7 @@ class Companion:
 
     def _open(self, directory: Path) -> Entrance | None:
         try:
-            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments))
+            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments), AT_ONCE)
         except OSError as error:
             sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
             sys.stderr.flush()

@@ -8,7 +8,7 @@ from typing import BinaryIO, Final, NamedTuple
 from bonobofs.errors import UsageError
 
 MOST_BYTES: Final = 1_000_000
-"""Of the lines that are given at once."""
+"""Of the lines that are given at once, newlines too."""
 _CHUNK: Final = 1 << 20
 _HEAD: Final = 8192
 """Bytes in which a NUL makes a file binary."""
@@ -51,9 +51,9 @@ def lines_of(file: BinaryIO, first: int, limit: int | None, deadline: float) -> 
 def _that_fit(asked: list[bytes]) -> list[bytes]:
     room = MOST_BYTES
     for index, line in enumerate(asked):
-        room -= len(line)
+        room -= len(line) + 1
         if room < 0:
-            return asked[:index] or [line[:MOST_BYTES]]
+            return asked[:index] or [line[: MOST_BYTES - 1]]
     return asked
 
 

@@ -19,6 +19,9 @@ from bonobofs.request import Kind
 MOST_NAMES: Final = 200_000
 """Names of one directory that are looked at."""
 
+_MOST_BYTES: Final = 16 << 20
+"""Of the paths in one directory: below long ones fewer names are looked at."""
+_LONGEST_PATTERN: Final = 1000
 _MOST_PATTERNS: Final = 64
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
@@ -74,9 +77,10 @@ class Walk:
         above = f"{path}/" if path else ""
         directory = self._workspace.open_directory("/".join(filter(None, (self._start, path))))
         try:
+            most = min(MOST_NAMES, _MOST_BYTES // (len(above) + 1))
             with os.scandir(directory) as names:
-                listed = list(islice(names, MOST_NAMES + 1))
-            if len(listed) > MOST_NAMES:
+                listed = list(islice(names, most + 1))
+            if len(listed) > most:
                 self.is_whole = False
             listed.sort(key=lambda entry: entry.name, reverse=True)
             found = []
@@ -96,6 +100,8 @@ def matching(text: str) -> Test:
 
     `*.{md,py}` is either.
     """
+    if len(text) > _LONGEST_PATTERN:
+        raise UsageError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     spelled = _spelled_out(text)
     try:
         patterns = {one: parse(one) for one in spelled}

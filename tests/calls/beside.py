@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from bonobofs.request import Operation, Request, WorkspacePath
 
 
 def change(session: CalledSession, arguments: dict[str, Any]) -> None:
-    """Admit a change of `path`, make the files `makes`, and end when the file `until` is there."""
+    """Admit a change of `path`, make the files `makes`, and end when the file `until` is there.
+
+    `alone`: nobody else who comes through the socket changes anything meanwhile.
+    """
     request = Request(Operation.WRITE_FILE, WorkspacePath(arguments["path"]))
     details: dict[str, Any] = {name: arguments[name] for name in ("touches", "by") if name in arguments}
-    with session.guard.admit(request, caller=Caller("change"), details=details):
+    turn = session.turn if arguments.get("alone") else nullcontext()
+    with turn, session.guard.admit(request, caller=Caller("change"), details=details):
         for name in arguments["makes"]:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
             Path(name).write_text("made", encoding="utf-8")
