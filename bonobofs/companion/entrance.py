@@ -33,6 +33,7 @@ _MOST_HELD: Final = 64 << 20
 """Bytes that all connections may hold together."""
 _SECONDS_FOR_A_LINE: Final = 10.0
 """Seconds in which a line must be there once it has begun, and an answer taken."""
+_ENDING: Final = "the session is ending"
 _BLOCK: Final = 1 << 16
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
 _CREDENTIALS: Final = struct.Struct("=iII")
@@ -124,7 +125,7 @@ class Entrance:
         connection = _Connection(end, now)
         refusal = "" if uid in self._admitted else "this socket belongs to another user"
         if not refusal and self._closing:
-            refusal = "the session is ending"
+            refusal = _ENDING
         if not refusal and len(self._connections) + len(self._gone) >= MOST_CONNECTIONS:
             idle = min((one for one in self._connections.values() if one.is_idle), key=_since, default=None)
             if idle is None:
@@ -174,7 +175,11 @@ class Entrance:
         """Hand on the next line of a connection, if there is one and it is its turn."""
         if connection.is_idle and not connection.ending:
             at = connection.incoming.find(b"\n", connection.looked)
-            if at >= 0:
+            if at >= 0 and self._closing:
+                self._say(connection, failure(OSError(errno.EAGAIN, _ENDING)))
+                connection.ending = True
+                connection.incoming.clear()
+            elif at >= 0:
                 line = bytes(connection.incoming[:at])
                 del connection.incoming[: at + 1]
                 connection.looked = 0

@@ -21,7 +21,7 @@ from bonobofs.errors import StateError
 from bonobofs.session import launch, leasing
 from bonobofs.session.leasing import Terms, Whose
 from bonobofs.state.presence import BEAT, LAPSE
-from tests.calls.conftest import Called, CalledMount
+from tests.calls.conftest import Called, CalledMount, answer
 from tests.watch.looking import companion_of, out_of_band, recorded, until
 
 
@@ -169,6 +169,18 @@ def test_the_end_of_the_mount_waits_for_it_a_little(slow: Called, tmp_path: Path
     assert running.wait() is None
     assert ending.wait().closed
     assert outcome(slow, "a").result == "allowed"
+
+
+def test_who_is_connected_already_calls_no_more_then(slow: Called, tmp_path: Path) -> None:
+    """Its call is answered, and not made."""
+    with slow.connected() as end, under_way(slow, tmp_path / "go", "a", ["a"]):
+        ending = Running(slow.world.umount)
+        until(lambda: not (slow.directory / "guard.sock").exists(), "no more calls are taken")
+        end.sendall(b'{"call": "write_file", "path": "b", "content": "text"}\n')
+        said = answer(end)
+    assert not said or said["error"]["message"] == "the session is ending"
+    assert ending.wait().closed
+    assert not (slow.source / "b").exists()
 
 
 def test_what_does_not_end_keeps_no_mount(slow: Called, tmp_path: Path) -> None:
