@@ -13,7 +13,7 @@ from bonobofs.policy import words
 from bonobofs.policy.engine import decide
 from bonobofs.request import Operation, Request, WorkspacePath
 from bonobofs.sandbox.boundary import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
-from bonobofs.sandbox.git.reading import GATED
+from bonobofs.sandbox.git.reading import GATED, is_of_git
 
 Arguments = dict[str, Any]
 
@@ -25,6 +25,8 @@ _OPERATIONS: Final = {
 }
 """By which operation the role is asked for a subcommand."""
 _MOST_SHOWN: Final = 20
+_LONGEST_SHOWN: Final = 200
+"""How many words of a command line the record has, and how many characters of each."""
 
 
 class _Words(NamedTuple):
@@ -201,7 +203,9 @@ def _hold_to_role(session: CalledSession, arguments: Arguments) -> None:
             raise guard.refuse(decision, _caller(arguments), guard="git")
         return
     own = [word for word in GATED if _has(session, word)]
-    refusal = words.role_lacks(session.who.role, "git", subcommand, own, [])
+    # Whatever else is sent is a program on somebody's PATH: the sentence stays one of a few.
+    named = subcommand if is_of_git(subcommand) else "programs of others"
+    refusal = words.role_lacks(session.who.role, "git", named, own, [])
     raise guard.refuse(Denied(*refusal, WorkspacePath(""), Operation.CALL), _caller(arguments), guard="git")
 
 
@@ -228,8 +232,9 @@ def _refuse_by(session: CalledSession, rule: str, arguments: Arguments) -> NoRet
 
 def _caller(arguments: Arguments) -> Caller:
     """What was asked for, for the record: as much of it as tells what it was."""
-    details: dict[str, Any] = {"command": [arguments["subcommand"], *arguments["arguments"][:_MOST_SHOWN]]}
-    details.update((name, arguments[name]) for name in ("directory", "top") if name in arguments)
+    shown = [arguments["subcommand"], *arguments["arguments"][:_MOST_SHOWN]]
+    details: dict[str, Any] = {"command": [word[:_LONGEST_SHOWN] for word in shown]}
+    details.update((name, arguments[name][:_LONGEST_SHOWN]) for name in ("directory", "top") if name in arguments)
     return Caller("git", details)
 
 

@@ -110,6 +110,19 @@ def test_nobody_has_what_leads_elsewhere(lead: Desk) -> None:
         assert lead.refused(line)["code"] == "E_GIT_OP_BLOCKED", line
 
 
+def test_programs_of_others_are_not_run(lead: Desk, tmp_path: Path) -> None:
+    """A program git-NAME on PATH is no subcommand that the gate answers, and the record keeps little of long words."""
+    program = tmp_path / "git-evil"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    told = lead.refused(f"evil {'x' * 1000}", PATH=f"{lead.programs}:{tmp_path}:{os.environ['PATH']}")
+    assert told["code"] == "E_GIT_OP_BLOCKED"
+    assert "evil" not in told["reason"]
+    assert not (tmp_path / "ran").exists()
+    entry = next(entry for entry in lead.world.entries() if entry.guard == "git")
+    assert entry.details["command"] == ["evil", "x" * 200]
+
+
 def test_options_and_aliases_are_seen_through(worker: Desk) -> None:
     """Options before the subcommand, aliases and combined flags hide nothing."""
     for line in (
