@@ -6,6 +6,9 @@ a driver in some configuration) is refused: without the program its blob would n
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 import pygit2
@@ -15,16 +18,45 @@ from pygit2.ffi import C, ffi
 from bonobofs.errors import GitError
 from bonobofs.guards.git.repository import Repository
 
+_NAME: Final = b".gitattributes"
+
 
 class Conversion:
     """The conversions of one repository, as its attributes are now."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, is_there: Callable[[bytes], bool]) -> None:
+        """`is_there` says whether the working tree has a path."""
         self._store: Final = repository.store
         self._settings: Final = repository.settings
+        self._is_there: Final = is_there
+        converts = repository.settings.text("core.autocrlf") not in (None, "false", "no", "off", "0", "")
+        elsewhere = repository.settings.text("core.attributesfile") is not None
+        self._always: Final = converts or elsewhere or any(place.exists() for place in _places(repository))
+        self._staged: set[bytes] | None = None
+        self._known: Final[dict[bytes, bool]] = {}
+
+    def follow(self, staged: Iterable[bytes]) -> None:
+        """Know the paths of the index, which has attributes where the working tree has none."""
+        self._staged = {path.rpartition(b"/")[0] for path in staged if path.endswith(_NAME)}
+
+    def forget(self) -> None:
+        """Attributes have changed."""
+        self._known.clear()
+
+    def _may_have(self, path: bytes) -> bool:
+        """Whether any attribute may speak of a path, or the configuration has all files converted."""
+        if self._always or self._staged is None:
+            return True
+        above = path.rpartition(b"/")[0]
+        if above not in self._known:
+            there = above in self._staged or self._is_there(above + b"/" + _NAME if above else _NAME)
+            self._known[above] = there or (bool(above) and self._may_have(above))
+        return self._known[above]
 
     def check(self, path: bytes) -> None:
         """GitError: a program, or an encoding that is not known here, is to convert the path."""
+        if not self._may_have(path):
+            return
         name = _text(path)
         driver = self._attribute(name, "filter")
         if isinstance(driver, str):
@@ -36,11 +68,12 @@ class Conversion:
 
     def to_blob(self, path: bytes, content: bytes) -> bytes:
         """What git keeps of a file."""
-        return self._converted(path, FilterMode.TO_ODB, content) if content else content
+        return self._converted(path, FilterMode.TO_ODB, content) if content and self._may_have(path) else content
 
     def to_file(self, path: bytes, oid: bytes) -> bytes:
         """What git puts into a file."""
-        return self._converted(path, FilterMode.TO_WORKTREE, self._store[pygit2.Oid(raw=oid)])
+        blob = self._store[pygit2.Oid(raw=oid)]
+        return self._converted(path, FilterMode.TO_WORKTREE, blob) if self._may_have(path) else blob.read_raw()
 
     def _attribute(self, name: str, attribute: str) -> bool | str | None:
         try:
@@ -69,6 +102,12 @@ class Conversion:
                 C.git_buf_dispose(buffer)
         except (pygit2.GitError, ValueError, KeyError) as error:
             raise GitError(f"{_text(path)} cannot be converted: {error}", kind="unsupported") from error
+
+
+def _places(repository: Repository) -> Iterable[Path]:
+    """Where attributes for every path may be."""
+    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return repository.layout.common / "info/attributes", Path("/etc/gitattributes"), Path(own, "git/attributes")
 
 
 def _text(path: bytes) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from hashlib import sha1
 from typing import Final, NamedTuple
 
@@ -29,6 +29,14 @@ _EXTENDED: Final = 0x4000
 _ASSUME_VALID: Final = 0x8000
 _SKIP_WORKTREE: Final = 0x4000
 _INTENT_TO_ADD: Final = 0x2000
+_EXTENDED_HIGH: Final = _EXTENDED >> 8
+_STAGES: Final = 0x3000 >> 8
+_TIME: Final = struct.Struct(">II")
+_MTIME: Final = slice(8, 16)
+_SIZE: Final = slice(36, 40)
+_FLAGS: Final = 60
+"""Where the flags of an entry begin."""
+_LONG: Final = _FIXED.size + _MORE.size
 _U32: Final = 0xFFFFFFFF
 
 Stat = tuple[int, int, int, int, int, int, int, int, int]
@@ -88,12 +96,48 @@ class _Node:
         self.below: dict[bytes, _Node] = {}
 
 
+class Entries(MutableMapping[bytes, Entry]):
+    """Entries by path, each taken apart when it is asked for: of ten thousand a commit touches few."""
+
+    def __init__(self) -> None:
+        self._kept: Final[dict[bytes, Entry | bytes]] = {}
+        """What was read stays as it stands in the file, up to the path."""
+
+    def keep(self, path: bytes, raw: bytes) -> None:
+        """An entry as it stands in the file."""
+        self._kept[path] = raw
+
+    def raw(self, path: bytes) -> bytes | None:
+        """An entry as it stood in the file, if it was not replaced."""
+        kept = self._kept[path]
+        return kept if isinstance(kept, bytes) else None
+
+    def __getitem__(self, path: bytes) -> Entry:
+        kept = self._kept[path]
+        return _taken_apart(path, kept) if isinstance(kept, bytes) else kept
+
+    def __setitem__(self, path: bytes, entry: Entry) -> None:
+        self._kept[path] = entry
+
+    def __delitem__(self, path: bytes) -> None:
+        del self._kept[path]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._kept
+
+
 class Index:
     """What is staged. Paths are bytes, as git keeps them."""
 
     def __init__(self, version: int = 2) -> None:
         """An empty one, as in a repository in which nothing was ever staged."""
-        self.entries: Final[dict[bytes, Entry]] = {}
+        self.entries: Final = Entries()
         self.unmerged: Final[list[Entry]] = []
         self._version = version
         self._top = _Node()
@@ -122,12 +166,11 @@ class Index:
         index._written_ns = written_ns
         at, previous = _HEADER.size, b""
         for _ in range(count):
-            entry, at = _entry_at(data, at, version, previous)
-            previous = entry.path
-            if entry.stage:
-                index.unmerged.append(entry)
+            previous, raw, at = _entry_at(data, at, version, previous)
+            if raw[_FLAGS] & _STAGES:
+                index.unmerged.append(_taken_apart(previous, raw))
             else:
-                index.entries[entry.path] = entry
+                index.entries.keep(previous, raw)
         index._read_extensions(data, at)
         return index
 
@@ -189,27 +232,39 @@ class Index:
 
     def serialize(self) -> bytes:
         """The content of an index file."""
-        version = 4 if self._version == 4 else 3 if any(entry.more for entry in self.entries.values()) else 2
-        everything = sorted([*self.entries.values(), *self.unmerged], key=lambda entry: (entry.path, entry.stage))
-        out = [_HEADER.pack(b"DIRC", version, len(everything))]
+        more = any(entry.more for entry in map(self.entries.__getitem__, self._fresh & self.entries.keys()))
+        version = 3 if self._version == 2 and more else self._version
+        young = _TIME.pack(*divmod(self._written_ns, 1_000_000_000)) if self._written_ns else b""
+        out: list[bytes] = []
         previous = b""
-        for entry in everything:
-            stat = entry.stat
-            if entry.path not in self._fresh and self._may_have_changed(stat):
-                # Were the time of the file left beside a younger index, git would take the file for unchanged. With
-                # no size it looks.
-                stat = (*stat[:8], 0)
-            out.append(_packed(entry, stat, version, previous))
-            previous = entry.path
+        for path in sorted(self.entries):
+            raw = self.entries.raw(path)
+            if raw is None:
+                raw = _put_together(self.entries[path])
+            if young and path not in self._fresh and raw[_MTIME] >= young:
+                # The file was changed, as it was looked at, no earlier than the index was written that says so. Were
+                # its time left beside a younger index, git would take it for unchanged. With no size it looks.
+                raw = raw[: _SIZE.start] + bytes(4) + raw[_SIZE.stop :]
+            out.append(_packed(path, raw, version, previous))
+            previous = path
+        if self.unmerged:
+            out = self._with_unmerged(version)
+        out.insert(0, _HEADER.pack(b"DIRC", version, len(out)))
         if self.entries:
             tree = b"".join(_serialized(b"", self._top))
             out.append(b"TREE" + len(tree).to_bytes(4, "big") + tree)
         body = b"".join(out)
         return body + sha1(body, usedforsecurity=False).digest()
 
-    def _may_have_changed(self, stat: Stat) -> bool:
-        """The file was changed, as it was looked at, no earlier than the index file was written that says so."""
-        return bool(self._written_ns) and self._written_ns <= stat[2] * 1_000_000_000 + stat[3]
+    def _with_unmerged(self, version: int) -> list[bytes]:
+        """All entries where there are conflicts: git looks at every file then, whatever its times."""
+        everything = sorted([*self.entries.values(), *self.unmerged], key=lambda entry: (entry.path, entry.stage))
+        out: list[bytes] = []
+        previous = b""
+        for entry in everything:
+            out.append(_packed(entry.path, _put_together(entry._replace(stat=NO_STAT)), version, previous))
+            previous = entry.path
+        return out
 
 
 def _above(path: bytes) -> Iterator[bytes]:
@@ -220,37 +275,40 @@ def _above(path: bytes) -> Iterator[bytes]:
         at = path.find(b"/", at + 1)
 
 
-def _entry_at(data: bytes, at: int, version: int, previous: bytes) -> tuple[Entry, int]:
-    fields = _FIXED.unpack_from(data, at)
-    mode, oid, flags = fields[6], fields[10], fields[11]
-    start, more = at + _FIXED.size, 0
-    if flags & _EXTENDED:
-        (more,) = _MORE.unpack_from(data, start)
-        start += _MORE.size
+def _entry_at(data: bytes, at: int, version: int, previous: bytes) -> tuple[bytes, bytes, int]:
+    """The path of an entry, what stands in the file before it, and where the next one begins."""
+    high = data[at + _FLAGS]
+    start = at + (_LONG if high & _EXTENDED_HIGH else _FIXED.size)
     if version == 4:
-        strip, start = _varint(data, start)
-        end = data.index(b"\0", start)
-        path, following = previous[: len(previous) - strip] + data[start:end], end + 1
-    else:
-        length = flags & _NAME_MASK
-        end = start + length if length < _NAME_MASK else data.index(b"\0", start)
-        path = data[start:end]
-        following = at + ((end - at + 8) & ~7)
+        strip, begin = _varint(data, start)
+        end = data.index(b"\0", begin)
+        return previous[: len(previous) - strip] + data[begin:end], data[at:start], end + 1
+    length = (high << 8 | data[at + _FLAGS + 1]) & _NAME_MASK
+    end = start + length if length < _NAME_MASK else data.index(b"\0", start)
+    return data[start:end], data[at:start], at + ((end - at + 8) & ~7)
+
+
+def _taken_apart(path: bytes, raw: bytes) -> Entry:
+    fields = _FIXED.unpack_from(raw)
+    flags = fields[11]
+    more = _MORE.unpack_from(raw, _FIXED.size)[0] if flags & _EXTENDED else 0
     stat: Stat = (*fields[:6], *fields[7:10])
-    return Entry(path, mode, oid, stat, flags >> _STAGE_SHIFT & 3, bool(flags & _ASSUME_VALID), more), following
+    return Entry(path, fields[6], fields[10], stat, flags >> _STAGE_SHIFT & 3, bool(flags & _ASSUME_VALID), more)
 
 
-def _packed(entry: Entry, stat: Stat, version: int, previous: bytes) -> bytes:
-    path = entry.path
-    flags = min(len(path), _NAME_MASK) | entry.stage << _STAGE_SHIFT
+def _put_together(entry: Entry) -> bytes:
+    flags = min(len(entry.path), _NAME_MASK) | entry.stage << _STAGE_SHIFT
     flags |= (_ASSUME_VALID if entry.assume_valid else 0) | (_EXTENDED if entry.more else 0)
-    fixed = _FIXED.pack(*stat[:6], entry.mode, *stat[6:], entry.oid, flags)
-    more = _MORE.pack(entry.more) if entry.more else b""
+    fixed = _FIXED.pack(*entry.stat[:6], entry.mode, *entry.stat[6:], entry.oid, flags)
+    return fixed + _MORE.pack(entry.more) if entry.more else fixed
+
+
+def _packed(path: bytes, raw: bytes, version: int, previous: bytes) -> bytes:
     if version == 4:
         shared = _shared(previous, path)
-        return fixed + more + _as_varint(len(previous) - shared) + path[shared:] + b"\0"
-    size = len(fixed) + len(more) + len(path)
-    return fixed + more + path + bytes((size + 8 & ~7) - size)
+        return raw + _as_varint(len(previous) - shared) + path[shared:] + b"\0"
+    size = len(raw) + len(path)
+    return raw + path + bytes((size + 8 & ~7) - size)
 
 
 def _shared(one: bytes, other: bytes) -> int:

@@ -28,6 +28,7 @@ def diff_of(root: Path, home: Path, path: str | None, workspace: Workspace | Non
     try:
         index, written = _index(repository.layout.git / "index")
         with WorkTree(workspace or Workspace(root), repository) as tree:
+            tree.follow(index)
             return looking.diff(repository, tree, index, written, None if path is None else os.fsencode(path))
     finally:
         repository.close()

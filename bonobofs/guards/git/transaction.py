@@ -110,11 +110,13 @@ class Transaction:
             descriptor = os.open(git / "index", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             self.index = Index()
+            self.tree.follow(self.index)
             return self.index
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             self.index_time = status.st_mtime_ns
             self.index = Index.read(file.read(), status.st_mtime_ns)
+            self.tree.follow(self.index)
             return self.index
 
     def lock(self, name: str) -> Value | None:

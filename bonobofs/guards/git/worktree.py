@@ -20,7 +20,7 @@ from bonobofs.decision import Allowed
 from bonobofs.errors import GitError
 from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.git.conversion import Conversion
-from bonobofs.guards.git.index import Entry, Stat, stat_of
+from bonobofs.guards.git.index import Entry, Index, Stat, stat_of
 from bonobofs.guards.git.journal import Left
 from bonobofs.guards.git.modes import EXECUTABLE, FILE, FILES, SYMLINK
 from bonobofs.guards.git.repository import Blob, Repository
@@ -46,7 +46,7 @@ class WorkTree:
     def __init__(self, workspace: Workspace, repository: Repository) -> None:
         self._workspace: Final = workspace
         self._repository: Final = repository
-        self._conversion: Final = Conversion(repository)
+        self._conversion: Final = Conversion(repository, lambda path: self.look(path) is not None)
         self._executable: Final = repository.settings.flag("core.filemode", default=True)
         self._symlinks: Final = repository.settings.flag("core.symlinks", default=True)
         self._directories: Final[OrderedDict[bytes, int]] = OrderedDict()
@@ -77,6 +77,10 @@ class WorkTree:
         """Let go of every directory: names may have come to lead elsewhere."""
         while self._directories:
             os.close(self._directories.popitem()[1])
+
+    def follow(self, index: Index) -> None:
+        """Know what is staged, for attributes."""
+        self._conversion.follow(index.entries)
 
     def look(self, path: bytes) -> os.stat_result | None:
         """What is there, unfollowed; None: nothing, or the way there leads over something that is no directory."""
@@ -205,6 +209,8 @@ class WorkTree:
             os.chown(temporary, old.st_uid, old.st_gid, dir_fd=directory, follow_symlinks=False)
         self._check(directory, above)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        if name == b".gitattributes":
+            self._conversion.forget()
         return stat_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def _fill(self, directory: int, temporary: bytes, path: bytes, blob: Blob) -> None:
