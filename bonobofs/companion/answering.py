@@ -21,8 +21,8 @@ _AT_ONCE: Final = 4
 _MOST_WAITING: Final = 32
 """Calls that wait for that, of a name of which it is said otherwise; of all there are no more than connections."""
 _LONGEST: Final = 1 << 20
-"""Bytes of a call that brings no content of a file."""
-_WITH_CONTENT: Final = "write_file"
+"""Bytes of a call that brings neither content of a file nor a list of paths."""
+_LONG: Final = frozenset({"write_file", "git.add", "git.restore", "git.remove", "git.commit", "git.stash_push"})
 _LONGEST_REST: Final = 1 << 18
 """Bytes of a call beside what stands in its texts: each value takes some, and much more memory once it is read."""
 _LONGEST_TOLD: Final = 200
@@ -137,7 +137,7 @@ def _call(line: bytes) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"this is no JSON document: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("call"), str):
         raise UsageError('a call is an object such as {"call": "whoami"}')
-    if len(line) > _LONGEST and document["call"] != _WITH_CONTENT:
+    if len(line) > _LONGEST and document["call"] not in _LONG:
         raise UsageError(f"a call of {document['call']:.{_LONGEST_TOLD}} has at most {_LONGEST} bytes")
     return document.pop("call"), document
 
