@@ -72,7 +72,7 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
 
     with session.open_session(_top(here), agent=whose.agent, role=whose.role, policy=whose.policy) as opened:
         agent = opened.guard.agent
-        acting = Acting(opened, Beads(find_beads(Path(opened.place)), opened.home, agent))
+        acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
         yield lambda step: showing.as_document(act(acting, agent, step, f"beads {step.name}"))
 
 

@@ -51,7 +51,7 @@ class Issues:
     """The issues of a session: bd, and the gate before it."""
 
     def __init__(self, session: CalledSession) -> None:
-        self.beads: Final = Beads(find_beads(Path(session.place)), session.home, session.guard.agent)
+        self.beads: Final = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._agent: Final = session.guard.agent
         self._acting: Final = Acting(session, self.beads)
 

@@ -37,7 +37,7 @@ class BeadsGuard:
         BeadsError: the workspace has no issues.
         """
         if beads is None:
-            beads = Beads(find_beads(Path(session.place)), session.home, session.guard.agent)
+            beads = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._acting: Final = Acting(session, beads)
 
     def validate_create(

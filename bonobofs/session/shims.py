@@ -1,6 +1,7 @@
 """The programs of a session's `bin`: small shells that know the session by the directory in which they are made.
 
 What surely only reads, the shell hands to the real git at once; all else is Python's to understand (`sandbox.git`).
+bd is answered beside the mount, reading too (`sandbox.bd`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ case $*,$name in
 esac
 exec {python} {session} {real} "$@"
 """
+_BD: Final = """\
+#!/bin/sh
+# The bd of one bonobofs session: every command line is asked of the session's gate.
+exec {python} {session} "$@"
+"""
 
 
 def make(directory: Path, home: Path) -> Path:
-    """Make `bin` in a session's directory and give it. Without a git on PATH there is none in it either."""
+    """Make `bin` in a session's directory and give it. A git is in it where one is on PATH, a bd always."""
     place = directory / "bin"
     place.mkdir(mode=0o700, exist_ok=True)
     real = find("git", home)
@@ -64,10 +70,16 @@ def make(directory: Path, home: Path) -> Path:
             quiet=shlex.join(QUIET),
             real=shlex.quote(real),
             session=shlex.quote(str(directory)),
-            python=shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format("git"), _ROOT]),
+            python=_python("git"),
         )
         _write(place / "git", text)
+    _write(place / "bd", _BD.format(python=_python("bd"), session=shlex.quote(str(directory))))
     return place
+
+
+def _python(package: str) -> str:
+    """The beginning of a command line that runs the program of that package of `sandbox`."""
+    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(package), _ROOT])
 
 
 def find(name: str, home: Path) -> str | None:

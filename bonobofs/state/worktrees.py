@@ -101,6 +101,13 @@ def behind(home: Path, tree: Path, path: Path) -> Path:
     return Path(record.common) / path.relative_to(view)
 
 
+def repository_of(home: Path, tree: Path) -> Path | None:
+    """The top of the repository that one of our work trees belongs to; None where that is no work tree of ours."""
+    if not _is_ours(home, tree):
+        return None
+    return Path(Worktree(**read_document(tree.parent / "worktree.json")).repository)
+
+
 def shown(home: Path, tree: Path) -> Path:
     """Where a work tree is found by whoever works there: one of ours, where it is mounted; others, where they are."""
     return tree.parent / "work" if _is_ours(home, tree) else tree

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from bonobofs.errors import UsageError
 from bonobofs.state.calling import call
 from bonobofs.state.home import session_directory
 from tests.fuse.waiting import until
-from tests.worlds import ROOT, Mounted, World
+from tests.worlds import Mounted, World
 from tests.worlds.issues import Workspace
 
 LEAD = """
@@ -33,7 +32,6 @@ beads = ["create", "update", "close", "dep", "label", "comment", "reopen", "epic
 [role.reader]
 write = ["**"]
 """
-RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.bd.program import main; sys.exit(main())"
 
 
 class Inside:
@@ -46,7 +44,7 @@ class Inside:
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run bd as an agent does, in the mount."""
         return subprocess.run(
-            [sys.executable, "-I", "-S", "-X", "utf8", "-c", RUN, str(ROOT), str(self.directory), *words],
+            [self.directory / "bin" / "bd", *words],
             cwd=self.world.path,
             env={"PATH": "/usr/bin:/bin", **(env or {})},
             stdin=subprocess.DEVNULL,

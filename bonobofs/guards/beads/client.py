@@ -38,12 +38,15 @@ _STEERING: Final = (".env", "config.yaml", "metadata.json")
 """Files by which bd could be led to another database."""
 
 
-def find_beads(source: Path) -> Path:
+def find_beads(source: Path, home: Path | None = None) -> Path:
     """The `.beads` of this directory, without symlinks; BeadsError where there is none.
 
-    A worktree of git has that of its repository's main one, as bd has it, though a copy may have been checked out.
+    A worktree of git has that of its repository's main one, as bd has it, though a copy may have been checked out. With
+    the state directory, worktrees that were made there are known too: git finds their repository only from the mount.
     """
-    main = _main_worktree(source)
+    source = Path(os.path.realpath(source))
+    made = None if home is None else repository_of(home, source)
+    main = made or _main_worktree(source)
     for directory in (source,) if main is None else (main, source):
         beads = Path(os.path.realpath(directory / ".beads"))
         if beads.is_dir():
