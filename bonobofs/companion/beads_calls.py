@@ -87,11 +87,15 @@ def bd(session: CalledSession, arguments: Arguments) -> Any:
         denied = Denied(*UNANSWERED[unanswered.rule], WorkspacePath(""), operation, about=unanswered.about)
         raise session.guard.refuse(denied, caller, guard="beads") from None
     if isinstance(asked, Reading):
-        return _read(session, asked)
+        return _read(session, asked, caller)
     return _ask(session, asked)
 
 
-def _read(session: CalledSession, asked: Reading) -> Any:
+def _read(session: CalledSession, asked: Reading, caller: Caller) -> Any:
+    policy, role = session.guard.policy, session.guard.agent.role
+    if role not in policy.roles:
+        denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
+        raise session.guard.refuse(denied, caller, guard="beads")
     with issues_of(session).beads.turn() as turn:
         output = turn.read(asked.arguments)
     if output.status is None:

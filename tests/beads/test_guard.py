@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,36 @@ def test_what_the_role_lacks_is_refused_before_any_bd_runs(opened: Opened, wrapp
     dependent = "role:worker:beads:dep"
     refused(lambda: worker.issues.guarded_create("A", "task", 2, "worker", dependencies=["gt-1"]), dependent, Code.ROLE)
     assert calls.read_text() == ""
+
+
+def test_what_is_wrong_by_itself_is_refused_before_any_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
+    calls = wrapped("")
+    alice = opened()
+    refused(lambda: alice.issues.guarded_create(" ", "task", 2, "alice"), "beads.title")
+    refused(lambda: alice.issues.guarded_create("A", "message", 2, "alice"), "beads.message")
+    assert alice.issues.validate_create("A", "task", ["wild"], "alice").rule == "beads.label"
+    assert calls.read_text() == ""
+
+
+def test_the_record_is_bounded_whatever_is_asked(opened: Opened, wrapped: Wrapped) -> None:
+    """Nobody fills it by way of a call."""
+    wrapped("")
+    alice = opened()
+    much: list[dict[str, Any]] = [
+        {"labels": ["unit:" + "x" * 1000] * 5000},
+        {"description": "x" * 1_000_000},
+        {"strange" * 1000: "x"},
+        {f"strange{number}": {"x": "y" * 1000} for number in range(1000)},
+        {"parent": "gt-" * 100_000},
+        {"dependencies": ["gt-" * 1000] * 100},
+    ]
+    for fields in much:
+        with pytest.raises(Refused):
+            alice.issues.guarded_create("A", "task", 10**3000, "alice", **fields)
+        with pytest.raises(Refused):
+            alice.issues.guarded_update("gt-" * 100_000, "alice", **fields)
+    assert len(alice.calls()) == 2 * len(much)
+    assert max(len(line) for line in alice.trail.read_bytes().splitlines()) < 20_000
 
 
 def test_a_role_that_has_epics_and_reopening_does_both(opened: Opened, beads_workspace: Workspace) -> None:

@@ -11,7 +11,7 @@ from bonobofs.guards.beads import refusals
 from bonobofs.guards.beads.editing import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.guards.beads.issue import BeadsIssue, Edge
 from bonobofs.guards.beads.keeping import CREATOR_ID, WORKTREE, Who, assigned
-from bonobofs.guards.beads.making import Draft, judge_comment, judge_create
+from bonobofs.guards.beads.making import Draft, judge_comment, judge_create, judge_draft
 from bonobofs.guards.beads.refusals import Fault
 from bonobofs.guards.beads.tying import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
 from bonobofs.policy.beads import Conventions
@@ -29,7 +29,8 @@ def refused(found: object, rule: str) -> Fault:
 
 
 def create(*there: BeadsIssue, title: str = "Do it", kind: str = "task", **more: Any) -> Fault | tuple[Edge, ...]:
-    return judge_create(issues(*there), Draft(title, kind, **more), ALICE, KNOWN)
+    draft = Draft(title, kind, **more)
+    return judge_draft(draft, KNOWN) or judge_create(issues(*there), draft, ALICE)
 
 
 def update(one: BeadsIssue, *others: BeadsIssue, **changes: Any) -> Fault | Edit | None:
@@ -77,9 +78,9 @@ def test_other_types_are_refused_though_bd_takes_them(kind: str) -> None:
 def test_types_and_prefixes_are_the_policys() -> None:
     """A policy that lists others has others."""
     known = Conventions(("spike",), ("area",), "maria")
-    assert judge_create(issues(), Draft("Look", "spike", ("area:ui",)), ALICE, known) == ()
-    refused(judge_create(issues(), Draft("Look", "task"), ALICE, known), "type")
-    fault = refused(judge_create(issues(), Draft("Look", "spike", ("phase:1",)), ALICE, known), "label")
+    assert judge_draft(Draft("Look", "spike", ("area:ui",)), known) is None
+    refused(judge_draft(Draft("Look", "task"), known), "type")
+    fault = refused(judge_draft(Draft("Look", "spike", ("phase:1",)), known), "label")
     assert fault.refusal.instead == "Write area:NAME."
 
 
@@ -123,6 +124,7 @@ def test_priorities_go_from_0_to_4(priority: int | str) -> None:
 @pytest.mark.parametrize("priority", [5, -1, 9, "high", "", "P9", True, 1.0, "\u0663"])
 def test_other_priorities_are_refused(priority: Any) -> None:
     refused(create(priority=priority), "priority")
+    refused(create(priority=-(10**5000)), "priority")
     refused(update(issue("gt-1"), priority=priority), "priority")
 
 
@@ -134,6 +136,15 @@ def test_texts_fit_into_an_argument() -> None:
         refused(update(issue("gt-1"), notes=text), "text")
         refused(judge_comment(issues(issue("gt-1")), "gt-1", text), "text")
         refused(judge_close(issues(issue("gt-1")), "gt-1", text, ALICE), "text")
+
+
+def test_one_call_asks_for_no_more_than_can_be_looked_up_at_once() -> None:
+    """While it is judged nobody else can work with the issues."""
+    hundred = tuple(f"unit:{number}" for number in range(100))
+    assert create(labels=hundred) == ()
+    refused(create(labels=(*hundred, "unit:x")), "many")
+    refused(create(dependencies=("gt-1",) * 101), "many")
+    refused(update(issue("gt-1"), add_labels=hundred, remove_labels=["a"]), "many")
 
 
 @pytest.mark.parametrize("name", ["x" * 65, " bob", "bob\n", "b\x00b"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bonobofs.guards.beads.editing import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.guards.beads.issue import BeadsIssue, Edge, Issues
 from bonobofs.guards.beads.keeping import Who, assigned, existing
-from bonobofs.guards.beads.making import Draft, judge_create
+from bonobofs.guards.beads.making import Draft, judge_create, judge_draft
 from bonobofs.guards.beads.ordering import circle
 from bonobofs.guards.beads.refusals import Fault
 from bonobofs.guards.beads.tying import NEW, judge_dependency, judge_removal
@@ -123,7 +123,7 @@ class Model:
 
     def create(self, asks: Who, kind: str, parent: str, deps: list[str]) -> None:
         draft = Draft("New", kind, parent=parent, dependencies=tuple(deps))
-        found = judge_create(self.issues, draft, asks, KNOWN)
+        found = judge_draft(draft, KNOWN) or judge_create(self.issues, draft, asks)
         free = [name for name in NAMES if name not in self.all]
         if isinstance(found, Fault) or not free:
             return

@@ -139,6 +139,8 @@ def test_what_the_rules_do_not_admit_is_refused_with_the_reason(
     reader = inside(agent="ray", role="reader")
     assert reader.refused("create", "x")["code"] == "ROLE"
     assert reader("list").returncode == 0
+    nobody = inside(agent="nell", role="undefined")
+    assert [nobody.refused(word)["rule"] for word in ("list", "help")] == ["role", "role"]
 
 
 @pytest.mark.parametrize(

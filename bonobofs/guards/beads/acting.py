@@ -16,7 +16,7 @@ from bonobofs.guards.beads.editing import Edit, judge_close, judge_reopen, judge
 from bonobofs.guards.beads.gate import Asked, Call, Change, Gate, denied, shown
 from bonobofs.guards.beads.issue import BeadsIssue, Edge, NewIssue
 from bonobofs.guards.beads.keeping import CREATOR_ID, WORKTREE, assigned
-from bonobofs.guards.beads.making import EPIC, Draft, draft, judge_comment, judge_create
+from bonobofs.guards.beads.making import EPIC, Draft, draft, judge_comment, judge_create, judge_draft
 from bonobofs.guards.beads.refusals import Fault
 from bonobofs.guards.beads.turn import Changed, Turn
 from bonobofs.guards.beads.tying import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
@@ -44,7 +44,8 @@ class Acting:
         return self._validated(
             _of_create(tool, wanted, fields),
             agent,
-            lambda call: judge_create(call.issues, wanted, self._gate.who, self._gate.known),
+            lambda call: judge_create(call.issues, wanted, self._gate.who),
+            judge_draft(wanted, self._gate.known),
         )
 
     def validate_update(self, issue_id: str, changes: Fields, agent: str, tool: str) -> Decision:
@@ -68,8 +69,9 @@ class Acting:
     ) -> BeadsIssue:
         """Create an issue, all of it or nothing."""
         wanted = draft(title, issue_type, priority, fields)
-        with self._gate.call(_of_create(tool, wanted, fields), agent) as call:
-            edges = call.judged(judge_create(call.issues, wanted, self._gate.who, self._gate.known))
+        fault = judge_draft(wanted, self._gate.known)
+        with self._gate.call(_of_create(tool, wanted, fields), agent, fault) as call:
+            edges = call.judged(judge_create(call.issues, wanted, self._gate.who))
             with call.changing() as change:
                 return self._create(call.turn, change, wanted, edges)
 
@@ -80,13 +82,13 @@ class Acting:
     def label(self, issue_id: str, add: object, remove: object, agent: str, tool: str) -> BeadsIssue:
         """Give an issue labels, and take others away."""
         changes = {"add_labels": add, "remove_labels": remove}
-        asked = Asked(Operation.LABEL_ISSUE, tool, {"issue": issue_id, **shown(changes)})
+        asked = Asked(Operation.LABEL_ISSUE, tool, shown({"issue": issue_id, **changes}))
         return self._edited(asked, issue_id, changes, agent)
 
     def close(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Close an issue that nothing keeps open."""
         why = form.text("reason", reason or "")
-        asked = Asked(Operation.CLOSE_ISSUE, tool, {"issue": issue_id, **shown({"reason": reason})})
+        asked = Asked(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
             issue_id,
@@ -98,7 +100,7 @@ class Acting:
     def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Open a closed issue again."""
         why = form.text("reason", reason or "")
-        asked = Asked(Operation.REOPEN_ISSUE, tool, {"issue": issue_id, **shown({"reason": reason})})
+        asked = Asked(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
             issue_id,
@@ -131,7 +133,7 @@ class Acting:
         """Say something of an issue, whosever it is."""
         said = form.text("comment", comment)
         return self._changed(
-            Asked(Operation.COMMENT_ISSUE, tool, {"issue": issue_id, **shown({"comment": said})}),
+            Asked(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
             issue_id,
             agent,
             lambda call: judge_comment(call.issues, issue_id, said),
@@ -141,16 +143,18 @@ class Acting:
     def begin(self, issue_id: str, worktree: str, agent: str, tool: str) -> BeadsIssue:
         """Note that a worktree is about to be made for an issue, which waits for no other."""
         return self._changed(
-            Asked(Operation.UPDATE_ISSUE, tool, {"issue": issue_id, "worktree": worktree}),
+            Asked(Operation.UPDATE_ISSUE, tool, shown({"issue": issue_id, "worktree": worktree})),
             issue_id,
             agent,
             lambda call: judge_begin(call.issues, issue_id),
             lambda call, change: call.turn.update_issue(issue_id, change.leave, metadata={WORKTREE: worktree}),
         )
 
-    def _validated(self, asked: Asked, agent: str, judge: Callable[[Call], object]) -> Decision:
+    def _validated(
+        self, asked: Asked, agent: str, judge: Callable[[Call], object], fault: Fault | None = None
+    ) -> Decision:
         try:
-            with self._gate.call(asked, agent) as call:
+            with self._gate.call(asked, agent, fault) as call:
                 call.judged(judge(call))
                 return call.answer()
         except Refused as refused:
@@ -259,7 +263,7 @@ def _of_update(tool: str, issue_id: str, changes: Mapping[str, Any]) -> Asked:
     # By whatever route an issue is closed, the role must have closing.
     closes = changes.get("status") in ("done", "closed")
     also = (Operation.CLOSE_ISSUE,) if closes else ()
-    return Asked(Operation.UPDATE_ISSUE, tool, {"issue": issue_id, "changes": shown({**changes})}, also)
+    return Asked(Operation.UPDATE_ISSUE, tool, {**shown({"issue": issue_id}), "changes": shown(changes)}, also)
 
 
 def _of_edge(operation: Operation, tool: str, blocked: str, blocker: str, kind: str | None = None) -> Asked:

@@ -149,8 +149,10 @@ def _labels(
     """The labels that come, and those that go."""
     add = list(form.label_list(asked.get("add_labels", ())))
     remove = list(form.label_list(asked.get("remove_labels", ())))
+    whole = form.label_list(asked.get("labels", ()))
+    if fault := form.few([*add, *remove, *whole]):
+        return fault
     if "labels" in asked:
-        whole = form.label_list(asked["labels"])
         add += whole
         remove += [label for label in issue.labels if label not in whole]
     coming = tuple(dict.fromkeys(label for label in add if label not in issue.labels))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bonobofs.errors import UsageError
 from bonobofs.guards.beads import refusals
-from bonobofs.guards.beads.refusals import LARGEST_TEXT, LONGEST_TITLE, Fault
+from bonobofs.guards.beads.refusals import LARGEST_TEXT, LONGEST_TITLE, MOST, Fault
 from bonobofs.policy.beads import Conventions
 
 _CONTROLS: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -34,6 +34,11 @@ def label_list(value: object) -> tuple[str, ...]:
     return tuple(text("label", each) for each in value)
 
 
+def few(wanted: Sequence[str]) -> Fault | None:
+    """Labels, or dependencies: each is looked up among all issues, while nobody else may use them."""
+    return Fault(refusals.MANY, f"There are {len(wanted)}.") if len(wanted) > MOST else None
+
+
 def strange(names: Iterable[str]) -> Fault | None:
     """About fields that nobody knows here."""
     told = ", ".join(map(ascii, sorted(names)))
@@ -56,7 +61,7 @@ def body(name: str, content: str) -> Fault | None:
 
 def priority(value: int | str) -> int | Fault:
     """The number of a priority; bd writes it as P2 too."""
-    found = _PRIORITY.fullmatch(str(value))
+    found = None if isinstance(value, int) and not 0 <= value <= 4 else _PRIORITY.fullmatch(str(value))
     return Fault(refusals.PRIORITY) if found is None else int(found[1])
 
 

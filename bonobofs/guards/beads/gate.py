@@ -12,7 +12,8 @@ over, and the session's turn is held for the change itself: nobody's files wait 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -36,6 +37,8 @@ NOWHERE: Final = WorkspacePath("")
 """The path of every entry: issues are no files of the workspace."""
 _TOLD: Final = 200
 """Characters of a text that the record has; of a longer one it has the size."""
+_MOST: Final = 20
+"""Members of a list, and fields, that it has."""
 
 _T = TypeVar("_T")
 
@@ -138,13 +141,14 @@ class Gate:
         return conventions(self._session.guard.policy.document)
 
     @contextmanager
-    def call(self, asked: Asked, agent: str) -> Iterator[Call]:
+    def call(self, asked: Asked, agent: str, fault: Fault | None = None) -> Iterator[Call]:
         """Have the issues for one call by the agent that is named.
 
-        Refused, once entered, for another agent than the session's and for what the role lacks. Whatever else goes
-        wrong before the change is entered with result `error`, and raised.
+        Refused, once entered, for another agent than the session's, for what the role lacks, and for the fault, which
+        is wrong with what is asked whatever the issues are. Whatever else goes wrong before the change is entered with
+        result `error`, and raised.
         """
-        self._enter(asked, agent)
+        self._enter(asked, agent, fault)
         call: Call | None = None
         try:
             with self._beads.turn() as turn:
@@ -155,7 +159,7 @@ class Gate:
                 self._fail(asked, error)
             raise
 
-    def _enter(self, asked: Asked, agent: str) -> None:
+    def _enter(self, asked: Asked, agent: str, fault: Fault | None) -> None:
         guard = self._session.guard
         if not is_of_the_session(agent, guard.agent):
             with self._session.turn:
@@ -165,6 +169,9 @@ class Gate:
             if isinstance(decision, Denied):
                 with self._session.turn:
                     raise guard.refuse(decision, asked.caller, guard=GUARD)
+        if fault is not None:
+            with self._session.turn:
+                raise guard.refuse(denied(fault, asked.operation), asked.caller, guard=GUARD)
 
     def _fail(self, asked: Asked, error: Exception) -> None:
         failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
@@ -177,18 +184,27 @@ class Gate:
 
 def denied(fault: Fault, operation: Operation) -> Denied:
     """A fault as the refusal of what was asked."""
-    return Denied(*fault.refusal, NOWHERE, operation, about=fault.about)
+    about = fault.about if len(fault.about) <= _TOLD else f"{fault.about[:_TOLD]}…"
+    return Denied(*fault.refusal, NOWHERE, operation, about=about)
 
 
-def shown(changes: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, as the record has it."""
-    return {name: _shown(value) for name, value in changes.items() if value is not None}
+def shown(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for, as the record has it: bounded, whatever somebody gives."""
+    told = {_short(name): _shown(value) for name, value in itertools.islice(given.items(), _MOST) if value is not None}
+    return told if len(given) <= _MOST else {**told, "fields": len(given)}
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _TOLD:
-        return {"characters": len(value)}
-    return value if isinstance(value, str | int) else ascii(value) if not isinstance(value, list | tuple) else [*value]
+    if isinstance(value, str):
+        return value if len(value) <= _TOLD else {"characters": len(value)}
+    if isinstance(value, list | tuple):
+        few = [_shown(each) for each in value[:_MOST] if isinstance(each, str)]
+        return few if len(few) == len(value) else {"members": len(value), "first": few}
+    return value if value is None or (isinstance(value, int) and -1 << 63 <= value < 1 << 63) else type(value).__name__
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _TOLD else f"{name[:_TOLD]}…"
 
 
 def _request(operation: Operation) -> Request:

@@ -49,22 +49,24 @@ def draft(title: object, issue_type: object, priority: int | str | None, fields:
     )
 
 
-def judge_create(issues: Issues, draft: Draft, who: Who, known: Conventions) -> Fault | tuple[Edge, ...]:
-    """The edges that the new issue gets beside its parent, between NEW and others."""
-    fault = (
+def judge_draft(draft: Draft, known: Conventions) -> Fault | None:
+    """What is wrong with a new issue whatever others there are."""
+    return (
         form.title(draft.title)
         or form.strange(draft.strange)
         or (None if draft.issue_type in known.types else Fault(refusals.wrong_type(known)))
+        or form.few(draft.labels)
         or form.labels(draft.labels, known)
         or form.assignee(draft.assignee)
         or next((wrong for name, text in draft.texts if (wrong := form.body(name, text))), None)
+        or (_not_to_human(draft, known) if draft.issue_type == MESSAGE else None)
+        or (number if isinstance(number := form.priority(draft.priority), Fault) else None)
+        or form.few(draft.dependencies)
     )
-    if fault is not None:
-        return fault
-    if draft.issue_type == MESSAGE and draft.assignee != known.human:
-        return Fault(refusals.not_to_human(known))
-    if isinstance(number := form.priority(draft.priority), Fault):
-        return number
+
+
+def judge_create(issues: Issues, draft: Draft, who: Who) -> Fault | tuple[Edge, ...]:
+    """The edges that a new issue, with which nothing is wrong by itself, gets beside its parent."""
     tied: list[Edge] = []
     if draft.parent:
         found = new_edge(issues, tied, Edge(NEW, draft.parent, PARENT))
@@ -79,6 +81,10 @@ def judge_create(issues: Issues, draft: Draft, who: Who, known: Conventions) -> 
         if edge is not None:
             tied.append(edge)
     return tuple(tied[made:])
+
+
+def _not_to_human(draft: Draft, known: Conventions) -> Fault | None:
+    return None if draft.assignee == known.human else Fault(refusals.not_to_human(known))
 
 
 def judge_comment(issues: Issues, issue_id: str, text: str) -> Fault | BeadsIssue:

@@ -13,6 +13,9 @@ LONGEST_TITLE: Final = 500
 LARGEST_TEXT: Final = 100_000
 """Bytes. Text goes to bd as an argument, and Linux takes none of more than 128 KiB."""
 
+MOST: Final = 100
+"""Labels, or dependencies, of one call."""
+
 
 class Fault(NamedTuple):
     """Why something is refused, and the particulars for people: which issue, which label."""
@@ -62,6 +65,11 @@ FIELD: Final = _refusal(
     "The gate sets no field of this name.",
     "Set title, description, design, acceptance, notes, priority, assignee and labels; the status of an issue that is"
     " there; parent and dependencies of a new one, and later one by one.",
+)
+MANY: Final = _refusal(
+    "many",
+    f"One call has at most {MOST} labels, and as many dependencies.",
+    "Give those that matter, or give them in several calls.",
 )
 PHASE: Final = _refusal(
     "phase", "A phase: label stays on its issue.", "Leave it there; a label of another phase may be added."
