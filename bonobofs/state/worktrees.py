@@ -113,14 +113,5 @@ def shown(home: Path, tree: Path) -> Path:
     return tree.parent / "work" if _is_ours(home, tree) else tree
 
 
-def repository_of(tree: Path) -> Path | None:
-    """The top of the repository that a work tree of ours, without symlinks, belongs to; None for every other."""
-    try:
-        record = Worktree(**read_document(tree.parent / "worktree.json"))
-    except (OSError, StateError, TypeError):
-        return None
-    return Path(record.repository) if tree.name == "tree" else None
-
-
 def _is_ours(home: Path, tree: Path) -> bool:
     return tree.name == "tree" and tree.parent.parent == home / "worktrees"

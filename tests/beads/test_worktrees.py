@@ -34,7 +34,7 @@ def test_a_worktree_is_made_when_its_issue_waits_for_nothing(
     beads_workspace.run("close", blocker)
     made = worktrees.add(home, wanted)
     try:
-        assert find_beads(places(home, made.worktree.worktree).tree) == top / ".beads"
+        assert find_beads(places(home, made.worktree.worktree).tree, home) == top / ".beads"
     finally:
         worktrees.remove(home, one)
     assert [status.session.mountpoint for status in session.statuses(home)] == []

@@ -56,9 +56,6 @@ def find_beads(source: Path, home: Path | None = None) -> Path:
 
 def _main_worktree(source: Path) -> Path | None:
     """Where the repository of this worktree is at home; None where this is no worktree that the repository knows."""
-    ours = repository_of(Path(os.path.realpath(source)))
-    if ours is not None:
-        return ours
     link = source / ".git"
     try:
         own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
