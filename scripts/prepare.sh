@@ -63,13 +63,26 @@ find_python() {
     return 1
 }
 
+# new_python: a Python that can make virtual environments, installed where there is none.
+new_python() {
+    local python
+    if ! python=$(find_python 2>/dev/null) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        need_packages python3 python3-venv ca-certificates
+        python=$(find_python)
+    fi
+    echo "$python"
+}
+
 # need_mail: a server of Agent Mail, which goes with other versions of libraries than ours, in an environment of its own.
 need_mail() {
     export BONOBOFS_MAIL_VENV=${BONOBOFS_MAIL_VENV:-$VENV-mail}
-    [ -e "$BONOBOFS_MAIL_VENV/installed" ] && return 0
-    "$(find_python)" -m venv --clear "$BONOBOFS_MAIL_VENV"
-    "$BONOBOFS_MAIL_VENV/bin/python" -m pip install --quiet --disable-pip-version-check mcp-agent-mail==0.1.0 >&2
-    touch "$BONOBOFS_MAIL_VENV/installed"
+    local package=mcp-agent-mail==0.1.0 python mark
+    mark=$BONOBOFS_MAIL_VENV/installed-$package
+    [ -e "$mark" ] && return 0
+    python=$(new_python)
+    "$python" -m venv --clear "$BONOBOFS_MAIL_VENV"
+    "$BONOBOFS_MAIL_VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$package" >&2
+    touch "$mark"
 }
 
 # need_venv [EXTRA]: a virtual environment with bonobofs installed in place, renewed when pyproject.toml has changed.
@@ -77,10 +90,7 @@ need_venv() {
     local extra=${1:-} python mark
     mark=$VENV/installed-${extra:-plain}
     [ "$mark" -nt "$ROOT/pyproject.toml" ] && return 0
-    if ! python=$(find_python 2>/dev/null) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        need_packages python3 python3-venv ca-certificates
-        python=$(find_python)
-    fi
+    python=$(new_python)
     "$VENV/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$VENV"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e "$ROOT${extra:+[$extra]}" >&2
     touch "$mark"

@@ -218,8 +218,11 @@ class IndexTables:
             .where(*self._conditions(wanted))
             .order_by(CHANGES.c.began, CHANGES.c.trail, CHANGES.c.id)
         )
-        with _begun(self.engine) as connection:
-            for row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(asked):
+        with (
+            _begun(self.engine) as connection,
+            connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(asked) as rows,
+        ):
+            for row in rows:
                 yield Found(row.line, row.outcome)
 
     def count(self, wanted: Wanted, by: By, most: int | None = None) -> list[Count]:

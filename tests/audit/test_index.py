@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -422,6 +423,52 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
         each.entry.path for each in joined(read(trail.path))
     ]
     assert index.catch_up().entries == 0
+
+
+def test_a_hundred_trails_that_grow_are_all_kept_up_with(create: Create, home: Path, index: Index) -> None:
+    """Whichever of them have grown since the last look."""
+    trails = [create(home / "trails", f"s{number:03}") for number in range(100)]
+    for turn in range(5):
+        for trail in trails[turn::3]:
+            change(trail, f"f{turn}")
+            trail.flush()
+        index.catch_up()
+    assert index.catch_up().entries == 0
+    for trail in trails:
+        found = list(index.changes(Wanted(session=trail.identity.session)))
+        assert found == joined(read(trail.path))
+
+
+def test_an_index_that_is_built_anew_while_trails_grow_has_each_entry_once(
+    create: Create, home: Path, tables: IndexTables
+) -> None:
+    """Beside another that keeps up, as a daemon does."""
+    trails = [create(home / "trails", name) for name in "abc"]
+    ended = threading.Event()
+
+    def write() -> None:
+        for number in range(1000):
+            for trail in trails:
+                change(trail, f"f{number}")
+
+    def keep_up() -> None:
+        mine = Index(home, "here", tables)
+        while not ended.wait(0.1):
+            mine.catch_up()
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(write), pool.submit(keep_up)]
+        for _ in range(5):
+            Index(home, "here", tables).rebuild()
+        ended.set()
+        for each in working:
+            each.result()
+    for trail in trails:
+        trail.flush()
+    index = Index(home, "here", tables)
+    index.catch_up()
+    for trail in trails:
+        assert list(index.changes(Wanted(session=trail.identity.session))) == joined(read(trail.path))
 
 
 def test_tables_of_another_version_are_made_anew(create: Create, home: Path, index: Index, tables: IndexTables) -> None:

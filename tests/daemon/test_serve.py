@@ -15,11 +15,14 @@ import pytest
 
 from bonobofs import daemon, session
 from bonobofs.audit.index import Wanted
+from bonobofs.audit.log import Identity, Trail
 from bonobofs.daemon import control
 from bonobofs.daemon.singleton import Daemon, running
 from bonobofs.errors import StateError
+from bonobofs.guards import FileGuard
 from bonobofs.state.processes import is_alive, wait_for_end
 from tests.fuse.waiting import until
+from tests.postgres import Postgres
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
 
 
@@ -163,6 +166,53 @@ def test_it_keeps_up_the_index_while_mounts_go_on(home: Path, mounted: Mounted) 
     assert not indexed(home, "after")
     daemon.start(home)
     until(lambda: indexed(home, "after"), "the index has what came meanwhile", seconds=60)
+
+
+def test_one_that_is_ended_midway_loses_nothing(home: Path) -> None:
+    """However often it is told to end in the middle of a long trail, the next one goes on where it was."""
+    paths = home / "trails" / "s.jsonl", home / "trails" / "s.head"
+    trail = Trail.create(*paths, Identity("s", "alice", "id-of-alice"))
+    for number in range(20_000):
+        trail.event("e", path=f"f{number}")
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+        found = daemon.start(home)
+        until(lambda: counted(home) > 0, "it has begun", seconds=60)
+        os.kill(found.pid, number)
+        assert wait_for_end(found.pid, found.starttime, 60)
+    trail.close()
+    daemon.start(home)
+    until(lambda: counted(home) >= 20_001, "all is there", seconds=60)
+    daemon.stop(home)
+    with session.open_index(home) as index:
+        assert [one.entry.seq for one in index.changes(Wanted())] == list(range(1, 20_002))
+
+
+def counted(home: Path) -> int:
+    with session.open_index(home) as index:
+        return sum(1 for _ in index.changes(Wanted()))
+
+
+def test_each_state_directory_has_its_own_over_one_database(
+    tmp_path: Path, source: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two hosts have: each takes in the record that is kept there, and is no second one to the other."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
+    (tmp_path / "policy.toml").write_text(ALLOW_ALL)
+    homes = [tmp_path / "here", tmp_path / "there"]
+    for directory in homes:
+        monkeypatch.setenv("BONOBOFS_HOME", str(directory))
+        daemon.start(session.home())
+    try:
+        for directory in homes:
+            monkeypatch.setenv("BONOBOFS_HOME", str(directory))
+            with session.open_session(source, agent="alice", policy=tmp_path / "policy.toml") as opened:
+                FileGuard(opened).write_file(f"{directory.name}.txt", "text", agent="alice")
+        for directory in homes:
+            for name in ("here.txt", "there.txt"):
+                until(lambda d=directory, n=name: indexed(d, n), f"{name} is found", seconds=60)  # type: ignore[misc]
+    finally:
+        for directory in homes:
+            daemon.stop(directory)
 
 
 def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mounted) -> None:
