@@ -170,7 +170,7 @@ def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any]
         if around is not None:
             raise UsageError(
                 f"no session of this state directory serves {around.mountpoint}, so a lease from here would not bind "
-                "it; run this as whoever mounted it, or elsewhere with --agent or --chain"
+                "it; mount again if its server is gone, run this as whoever mounted it, or name --agent or --chain"
             )
         return None
     lease: dict[str, Any] = call(session_directory(session.home(), made.session), f"lease.{what}", **arguments)

@@ -58,6 +58,8 @@ def _may(arguments: Arguments, name: str, kind: type[_T], longest: int = _LONGES
     value = arguments.pop(name, None)
     if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise UsageError(f"{name} is not of the type {kind.__name__}")
+    if isinstance(value, int) and abs(value) > sys.maxsize:
+        raise UsageError(f"{name} is too large a number")
     if isinstance(value, str) and len(value) > longest:
         raise UsageError(f"{name} has more than {longest} characters")
     return value
@@ -169,6 +171,10 @@ def _acquire(session: CalledSession, arguments: Arguments) -> Any:
         raise UsageError("patterns are text")
     leasing = _leasing()
     workspace = _may(arguments, "workspace", str)
+    if workspace is not None and (os.path.normpath(workspace) != workspace or not workspace.startswith("/")):
+        raise UsageError("a workspace is named by its absolute path, without symlinks")
+    if workspace is not None and "\0" in workspace:
+        raise UsageError("no workspace has a NUL in its path")
     terms = leasing.Terms(
         shared=_may(arguments, "shared", bool) or False,
         seconds=_seconds(arguments),
