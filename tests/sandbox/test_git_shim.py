@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pygit2
 import pytest
 
+from bonobofs.decision import Refused
+from bonobofs.errors import UsageError
+from bonobofs.state.calling import call
 from tests.fuse.waiting import until
 from tests.sandbox.lines import make_repository, run_sh, state
 from tests.worlds import Mounted, World, bonobofs
@@ -316,6 +320,31 @@ def test_the_real_git_and_libgit2_find_the_mount_closed(lead: Desk) -> None:
         with pytest.raises(OSError, match="Read-only"):
             (mount / ".git" / name).write_text("x")
     assert state(source) == before
+
+
+def test_calls_are_held_to_what_they_take(lead: Desk) -> None:
+    """Whoever calls the gate without the session's git finds the same gate; long lists are taken, odd values not."""
+    session = lead.programs.parent
+    before = state(lead.world.source)
+    many = [f"docs/a/name/that/nothing/has/{number:06}.md" for number in range(40_000)]
+    assert call(session, "git.add", paths=many)["failed"]["kind"] == "pathspec"
+    for name, arguments in (
+        ("git.add", {}),
+        ("git.add", {"paths": "docs/a.md"}),
+        ("git.add", {"paths": ["docs/a.md"], "home": "/"}),
+        ("git.add", {"paths": [1]}),
+        ("git.move", {"pairs": [["docs/a.md"]]}),
+        ("git.stash_drop", {"index": True}),
+        ("git.refuse", {"rule": "git.message", "subcommand": "x", "arguments": []}),
+        ("git.begin", {"subcommand": "add"}),
+        ("git.status", {}),
+    ):
+        with pytest.raises(UsageError):
+            call(session, name, **arguments)
+    for path in ("../x", "/etc/passwd", ".git/config", "docs/../.git/HEAD"):
+        with suppress(Refused):
+            assert "failed" in call(session, "git.add", paths=[path]), path
+    assert state(lead.world.source) == before
 
 
 def test_a_session_that_has_ended_answers_nothing(lead: Desk) -> None:
