@@ -368,11 +368,16 @@ def _line(entry: AuditEntry, result: str) -> str:
     kind = entry.kind if entry.kind in ("alert", "event") else result
     others = [f"-> {path}" for path in history.paths_of(entry)[1:]]
     why = [f"{entry.code}:"] if entry.code else []
-    why += [entry.reason] if entry.reason else []
+    why += [text for text in (entry.reason, entry.details.get("about")) if isinstance(text, str) and text]
     count = entry.details.get("count")
     times = [f"({count} times more)"] if isinstance(count, int) else []
+    what = entry.path or (_issue(entry) if entry.guard == "beads" else "")
     return "  ".join(
-        filter(
-            None, (moment, f"{kind:7}", entry.agent, entry.operation, entry.path or "", *others, *times, " ".join(why))
-        )
+        filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *others, *times, " ".join(why)))
     )
+
+
+def _issue(entry: AuditEntry) -> str:
+    """Which issue it is about; a new one has its title before it has an id."""
+    named = (entry.details.get("issue"), entry.details.get("title"))
+    return next((each for each in named if isinstance(each, str)), "")

@@ -42,6 +42,11 @@ def test_an_operator_names_the_agent_and_all_of_it_is_in_the_record(
     assert run("dep", "remove", other, one).returncode == 0
     assert run("dep", "add", other, one, "-t", "parent").returncode == 77
     assert beads_workspace.issue(one)["close_reason"] == "written"
+    tail = bonobofs("audit", "tail", "-n", "100").stdout
+    assert "alice  create_issue  Write it" in tail
+    assert (
+        f"bob  update_issue  {one}  BEADS: The issue is assigned to somebody else. {one} is assigned to alice." in tail
+    )
     told = json.loads(bonobofs("audit", "query", "--json").stdout)
     closed = [entry for entry in told if entry["operation"] == "close_issue" and entry["kind"] == "intent"]
     assert [(entry["result"], entry["details"]["issue"]) for entry in closed] == [("denied", other), ("allowed", one)]
