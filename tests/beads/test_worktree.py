@@ -54,6 +54,7 @@ def test_an_issue_that_waits_has_no_worktree_until_all_that_it_waits_for_has_end
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (77, "", 1)
     assert all(waiting in refused.stderr for waiting in (first, second))
     assert top not in refused.stderr
+    assert json.loads(bonobofs("worktree", "list", "--json").stdout) == []
     repository.run("close", first)
     assert first not in add(repository, one, tmp_path).stderr
     repository.run("close", second)
@@ -82,3 +83,5 @@ def test_in_a_worktree_bd_has_the_issues_of_the_repository(repository: Workspace
     assert [issue["status"] for issue in json.loads(taken.stdout)] == ["in_progress"]
     assert repository.issue(one)["assignee"] == "alice"
     assert bonobofs("shell", work, "--", "bd", "import", "x").returncode == 77
+    assert bonobofs("worktree", "remove", one).returncode == 0
+    assert repository.issue(one)["status"] == "in_progress"

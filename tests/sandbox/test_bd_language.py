@@ -281,3 +281,11 @@ def test_whatever_is_said_is_read_asked_or_refused(said: list[str]) -> None:
     for flag in flags:
         known = {*READING[name].values.values(), *READING[name].switches.values(), "json", "quiet", "verbose"}
         assert name == "help" or flag.removeprefix("--").partition("=")[0] in known
+
+
+@pytest.mark.parametrize("word", ["--actor=bob", "--db=/tmp/x", "--force", "-C"])
+def test_what_stands_behind_two_dashes_is_no_flag(word: str) -> None:
+    """It is a title, a comment or a word to search, and reaches bd as nothing else."""
+    assert step("create", "--", word).arguments["title"] == word
+    assert step("comment", "gt-1", "--", word).arguments["text"] == word
+    assert understand(["search", "--", word]) == Reading(("search", "--", word))
