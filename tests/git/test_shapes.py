@@ -11,6 +11,7 @@ import pytest
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import GitError
 from tests.git.conftest import ENVIRONMENT, FREE, Gate, Gated, Repo
+from tests.worlds import NOBODY
 
 
 def refused(gate: Gate, repo: Repo) -> str:
@@ -325,3 +326,29 @@ def test_free_is_what_it_says(alice: Gated) -> None:
     with pytest.raises(Refused) as caught:
         alice.gate.commit("[gt-1] x", [".git/config"])
     assert caught.value.decision.code is Code.PROTECTED
+
+
+@pytest.mark.root
+def test_what_root_makes_belongs_to_the_owner(alice: Gated) -> None:
+    """A service that runs as root leaves nothing in another user's repository that this user could not go on with."""
+    alice.git("checkout", "-q", "-b", "aidlc/other")
+    alice.commit("More", new__dir__a_md="a\n")
+    alice.git("checkout", "-q", "aidlc/work")
+    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", alice.root], check=True)
+    alice.write("docs/plan.md", "Changed\n")
+    alice.gate.commit("[gt-1] Change", ["docs/plan.md"])
+    alice.gate.merge("aidlc/other")
+    alice.gate.create_branch("aidlc/deep/er")
+    alice.gate.tag("v1", message="Version")
+    alice.gate.rename_branch("aidlc/deep/er", "aidlc/name")
+    alice.write("docs/plan.md", "Aside\n")
+    alice.gate.stash_push()
+    alice.gate.stash_apply(drop=True)
+    with pytest.raises(Refused):
+        alice.gate.commit("no issue", ["docs/plan.md"])
+    alice.write(".git/refs/heads/main.lock", "")
+    with pytest.raises(GitError):
+        alice.gate.commit("[gt-1] Nothing", ["docs/none.md"])
+    (alice.root / ".git/refs/heads/main.lock").unlink()
+    others = [str(path) for path in alice.root.rglob("*") if path.lstat().st_uid != NOBODY]
+    assert others == []

@@ -117,6 +117,8 @@ class Repository:
     def __init__(self, layout: Layout) -> None:
         """GitError: what the repository is made of is not known here."""
         self.layout: Final = layout
+        self.written: Final[set[bytes]] = set()
+        """The objects that were kept, those too that were there before."""
         _check_format(layout)
         try:
             flags = RepositoryOpenFlag.NO_SEARCH | RepositoryOpenFlag.NO_DOTGIT | RepositoryOpenFlag.BARE
@@ -136,7 +138,9 @@ class Repository:
 
     def write(self, kind: ObjectType, content: bytes) -> bytes:
         """Keep an object, and give its id."""
-        return bytes(self.store.write(kind, content).raw)
+        oid = bytes(self.store.write(kind, content).raw)
+        self.written.add(oid)
+        return oid
 
     def id_of(self, content: bytes) -> bytes:
         """The id that a blob has, kept or not."""

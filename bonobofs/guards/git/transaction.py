@@ -54,6 +54,7 @@ class Transaction:
         self._token: Final = secrets.token_hex(16)
         self._flock = -1
         self._is_half_done = False
+        self._done = Change()
         self.index: Index | None = None
         self.index_time = 0
         """When the index was written, in nanoseconds."""
@@ -83,6 +84,7 @@ class Transaction:
             if not self._is_half_done:
                 self._release()
                 self._journal.end()
+            self._give_back(self._done)
         finally:
             self.tree.__exit__(None, None, None)
             self.repository.close()
@@ -182,6 +184,7 @@ class Transaction:
         self._is_half_done = True  # what fails from here on is left to be mended
         self._finish(change, who)
         self._is_half_done = False
+        self._done = change
 
     def _check(self, change: Change) -> None:
         for move in change.moves:
@@ -276,6 +279,22 @@ class Transaction:
             refs.remove_log(move.name)
         for name, content in change.logs:
             refs.write_log(name, content)
+
+    def _give_back(self, change: Change) -> None:
+        """As root: what was made belongs to whoever owns the repository, who else could not go on with it."""
+        layout, refs = self.repository.layout, self.repository.refs
+        owner = os.stat(layout.common)
+        if os.geteuid() != 0 or owner.st_uid == 0:
+            return
+        made = {layout.git / "index"}
+        for oid in self.repository.written:
+            place = layout.common / "objects" / oid.hex()[:2]
+            made |= {place, place / oid.hex()[2:]}
+        for place in (place for move in change.moves for place in (refs.place(move.name), refs.log_place(move.name))):
+            made |= {place, *(above for above in place.parents if above.is_relative_to(layout.common))}
+        for place in made:
+            with suppress(OSError):
+                os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _lock_again(self, lock: Path) -> None:
         """The lock was renamed to what it locks; a further ref may have to be taken out."""

@@ -191,7 +191,7 @@ class WorkTree:
     def write(self, path: bytes, blob: Blob, temporary: bytes, leave: Allowed | Left) -> Stat:  # noqa: ARG002 - no change without one
         """Bring a blob to its place, over what is there; `temporary` is a name that nobody else has.
 
-        The owner of a file stays as far as this user may give it; its other names keep the old content.
+        As root, a file keeps its owner, and a new one has its directory's. Its other names keep the old content.
         """
         above, _, name = path.rpartition(b"/")
         self._make(above)
@@ -205,8 +205,9 @@ class WorkTree:
             os.symlink(self._repository.blob(blob.oid), temporary, dir_fd=directory)
         else:
             self._fill(directory, temporary, path, blob)
-        if old is not None and os.geteuid() == 0:
-            os.chown(temporary, old.st_uid, old.st_gid, dir_fd=directory, follow_symlinks=False)
+        if os.geteuid() == 0:
+            owner = os.fstat(directory) if old is None else old
+            os.chown(temporary, owner.st_uid, owner.st_gid, dir_fd=directory, follow_symlinks=False)
         self._check(directory, above)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         if name == b".gitattributes":
@@ -240,8 +241,12 @@ class WorkTree:
         except FileNotFoundError:
             above, _, name = path.rpartition(b"/")
             self._make(above)
+            parent = self._directory(above)
             with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self._directory(above))
+                os.mkdir(name, dir_fd=parent)
+                if os.geteuid() == 0:
+                    owner = os.fstat(parent)
+                    os.chown(name, owner.st_uid, owner.st_gid, dir_fd=parent, follow_symlinks=False)
 
     def remove(self, path: bytes, leave: Allowed | Left) -> None:  # noqa: ARG002 - no change without one
         """Take a file away, and the directories that are empty without it. One that is not there is no error."""
