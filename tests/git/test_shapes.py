@@ -120,6 +120,23 @@ def test_a_part_that_is_a_symlink_is_not_followed(repo: Repo, gated: Gate, tmp_p
     assert "symlink" in refused(gated, repo)
 
 
+@pytest.mark.parametrize("part", ["refs/heads/aidlc", "refs/heads", "logs/refs"])
+def test_no_ref_is_moved_by_way_of_a_symlink(alice: Gated, tmp_path: Path, part: str) -> None:
+    """A directory of refs or reflogs that is a symlink leads no change out of the repository."""
+    elsewhere = tmp_path / "elsewhere"
+    (alice.root / ".git" / part).rename(elsewhere)
+    (alice.root / ".git" / part).symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    alice.write("docs/plan.md", "Changed\n")
+    for attempt in (
+        lambda: alice.gate.commit("[gt-1] x", ["docs/plan.md"]),
+        lambda: alice.gate.create_branch("aidlc/x"),
+    ):
+        with pytest.raises(GitError, match="symlink"):
+            attempt()
+    assert {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
+
+
 def test_what_is_not_known_is_refused_by_name(repo: Repo, gated: Gate, tmp_path: Path) -> None:
     """SHA-256, reftables, partial clones, bare repositories and split indexes are told apart."""
     other = tmp_path / "sha256"

@@ -125,6 +125,11 @@ class Transaction:
         """What a ref holds, which nobody else changes from now on."""
         if name not in self._values:
             refs = self.repository.refs
+            for place in (refs.place(name), refs.log_place(name)):
+                if os.path.realpath(place.parent) != str(place.parent):
+                    raise GitError(
+                        f"a symlink is on the way to {name}, which the gate does not follow", kind="unsupported"
+                    )
             if refs.read(name) is None:
                 other = refs.clash(name)
                 if other is not None:
