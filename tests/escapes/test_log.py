@@ -146,7 +146,7 @@ def test_whatever_is_done_to_a_record_is_found(
 ) -> None:
     """`audit verify` fails and says what was done."""
     home = tmp_path / "spoilt"
-    shutil.copytree(kept.home, home)
+    shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
     assert _verify(home, capsys, monkeypatch) == (0, [])
     trail = home / "trails" / f"{kept.session}.jsonl"
     trail.write_bytes(b"".join(spoil(trail.read_bytes().splitlines(keepends=True))))
@@ -165,7 +165,7 @@ def test_a_record_that_is_gone_is_missed(
 ) -> None:
     """The session is known, so its record is asked for."""
     home = tmp_path / "spoilt"
-    shutil.copytree(kept.home, home)
+    shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
     for suffix in gone:
         (home / "trails" / f"{kept.session}.{suffix}").unlink()
     code, found = _verify(home, capsys, monkeypatch)
