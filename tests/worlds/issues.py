@@ -13,6 +13,8 @@ from tests.worlds import ROOT
 
 WORLD = ROOT / "tests" / "worlds" / "bd"
 """The program of ours that keeps bd's contract."""
+PATIENCE = 300
+"""Seconds for one call; the real bd takes half a minute to import a thousand issues, where nothing else runs."""
 
 
 def find_bd() -> Path:
@@ -51,7 +53,7 @@ class Workspace:
         """One call, as it was made; `env` sets variables, and takes away those that are None."""
         started = self.start(*arguments, env=env, cwd=cwd)
         try:
-            stdout, stderr = started.communicate(timeout=60)
+            stdout, stderr = started.communicate(timeout=PATIENCE)
         finally:
             started.kill()
             started.wait()

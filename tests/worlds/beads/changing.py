@@ -85,12 +85,14 @@ def _apply(call: Call, id_: str, changes: Issue) -> None:
 
 
 def _set_parent(call: Call, id_: str, word: str) -> None:
-    """Another parent instead of any there is; its own child will do, only not itself."""
+    """Another parent instead of one that there is; of two the other stays. Its own child will do, only not itself."""
     store = call.store
     parent = call.id_of(word) if word else ""
     if parent == id_:
         raise Failed(f"{id_} cannot be its own parent")
-    store.edges[:] = [e for e in store.edges if not (e["issue_id"] == id_ and e["type"] == "parent-child")]
+    there = next((e for e in store.edges if (e["issue_id"], e["type"]) == (id_, "parent-child")), None)
+    if there is not None:
+        store.edges.remove(there)
     if parent:
         add_edge(store, id_, parent, "parent-child", call.person.actor)
 

@@ -119,8 +119,8 @@ def _canceled(*_: object) -> None:
 
 def _run(words: list[str], answers: Answers) -> int:
     name, command, rest = _named(words)
-    if name == "mail":  # whatever stands after it is its delegate's, flags too
-        positional: list[str] = rest[rest.index("mail") :]
+    if name == "mail":  # whatever is said beside it is its delegate's, flags too
+        positional: list[str] = ["mail", *(word for at, word in enumerate(rest) if at != rest.index("mail"))]
         given: dict[str, Any] = {}
     else:
         positional, given = flags.read(rest, {**command.flags, **(setup.INIT_FLAGS if name == "init" else {})})

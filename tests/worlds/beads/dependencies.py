@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from .answers import Failed
@@ -35,7 +36,8 @@ def add_edge(store: Store, from_: str, to: str, kind: str, actor: str) -> None:
         if (edge["issue_id"], edge["depends_on_id"]) == (from_, to):
             if edge["type"] == kind:
                 return
-            raise Failed(f"dependency {from_} -> {to} already exists with type {edge['type']}", "stdout")
+            there = f"dependency {from_} -> {to} already exists with type {json.dumps(edge['type'])}"
+            raise Failed(f"{there} (requested {json.dumps(kind)}); remove it first", "stdout")
     if kind == "blocks" and to in store.issues:
         epics = [store.issues[end]["issue_type"] == "epic" for end in (from_, to)]
         if epics[0] != epics[1]:
