@@ -246,6 +246,39 @@ def test_what_steers_bd_is_closed_in_the_mount(
     assert sorted(beads_workspace.directory.rglob("*")) == before
 
 
+def test_nothing_becomes_a_beads_in_the_mount(inside: Callable[..., Inside], beads_workspace: Workspace) -> None:
+    """No file, no directory that is moved or linked there, and none below a directory that is moved."""
+    (beads_workspace.directory / "sub").mkdir()
+    (beads_workspace.directory / "kept" / ".beads").mkdir(parents=True)
+    (beads_workspace.directory / "kept" / ".beads" / "redirect").write_text("/elsewhere\n")
+    place = inside().world.path
+    (place / "made").mkdir()
+    (place / "made" / "redirect").write_text("/elsewhere\n")
+    (place / "a.md").write_text("/elsewhere\n")
+    for target in (place / "sub" / ".beads", place / "made" / ".beads"):
+        with pytest.raises(OSError, match="Read-only"):
+            target.write_text("x")
+        with pytest.raises(OSError, match="Read-only"):
+            os.mkfifo(target)
+        with pytest.raises(OSError, match="Read-only"):
+            os.link(place / "a.md", target)
+        for moved in ("a.md", "made"):
+            with pytest.raises(OSError, match="Read-only|Invalid argument"):
+                os.rename(place / moved, target)
+        assert not os.path.lexists(target)
+    for change in (
+        lambda: os.unlink(place / "kept" / ".beads" / "redirect"),
+        lambda: os.rename(place / "kept" / ".beads" / "redirect", place / "out"),
+        lambda: os.link(place / "kept" / ".beads" / "redirect", place / "out"),
+        lambda: os.chmod(place / "kept" / ".beads" / "redirect", 0o600),
+        lambda: os.truncate(place / "kept" / ".beads" / "redirect", 0),
+        lambda: os.rename(place / "kept" / ".beads", place / "sub" / "beads"),
+    ):
+        with pytest.raises(OSError, match="Read-only"):
+            change()
+    assert (beads_workspace.directory / "kept" / ".beads" / "redirect").read_text() == "/elsewhere\n"
+
+
 def test_a_change_of_the_issues_without_the_gate_is_told(
     inside: Callable[..., Inside], beads_workspace: Workspace
 ) -> None:

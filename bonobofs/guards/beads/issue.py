@@ -144,8 +144,9 @@ def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
         updated_at=str(get("updated_at") or ""),
         closed_at=str(get("closed_at") or ""),
         close_reason=str(get("close_reason") or ""),
-        labels=tuple(map(str, get("labels") or ())),
-        edges=tuple([_read_edge(edge) for edge in get("dependencies") or ()]),
+        # bd collects both in whatever order its database has them.
+        labels=tuple(sorted(map(str, get("labels") or ()))),
+        edges=tuple(sorted([_read_edge(edge) for edge in get("dependencies") or ()])),
         metadata=_read_metadata(get("metadata")),
         ephemeral=bool(get("ephemeral")),
         comment_count=int(get("comment_count") or 0),
