@@ -93,10 +93,11 @@ def test_a_title_may_be_blank_or_hold_anything(beads_workspace: Workspace, title
     assert beads_workspace.issue(beads_workspace.create(title))["title"] == title
 
 
-def test_a_title_is_not_empty_nor_over_500_characters_nor_like_a_flag(beads_workspace: Workspace) -> None:
+def test_a_title_is_not_empty_nor_over_500_bytes_nor_like_a_flag(beads_workspace: Workspace) -> None:
     """Only as --title= may it begin with a dash."""
     assert beads_workspace.run("create", "--title=").returncode == 1
     assert beads_workspace.run("create", "x" * 501).returncode == 1
+    assert beads_workspace.run("create", "ä" * 251).returncode == 1
     assert beads_workspace.run("create", "--title=\udcff").returncode == 1
     assert beads_workspace.run("create", "--", "-x").returncode == 1
     assert beads_workspace.issue(beads_workspace.create("-x"))["title"] == "-x"

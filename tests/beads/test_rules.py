@@ -53,7 +53,8 @@ def test_a_title_is_one_line(title: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "title", ["", "   ", "\t", "a\nb", "a\x1b[2Jb", "a\rb", "a\0b", "x" * 501, "a\udcff", "a\u202eb", "a\u2028b"]
+    "title",
+    ["", "   ", "\t", "a\nb", "a\x1b[2Jb", "a\rb", "a\0b", "x" * 501, "ä" * 251, "a\udcff", "a\u202eb", "a\u2028b"],
 )
 def test_a_title_that_is_none_is_refused(title: str) -> None:
     """bd takes blanks, newlines and escape sequences; the gate does not."""
@@ -93,7 +94,7 @@ def test_labels_of_the_conventions_pass(label: str) -> None:
     "label",
     ["design", "phase", "phase:", "Phase:x", "phase: x", "phase:a,b", "phase:a b",
         'phase:a"b', "phase:\n", "area:x", "", " phase:x",
-     "provides:x", "discovered-from:gt-1", "phase:" + "x" * 201, "phase:\x1b"],
+     "provides:x", "discovered-from:gt-1", "phase:" + "x" * 201, "phase:\x1b", "unit:a\u200b"],
 )  # fmt: skip
 def test_other_labels_are_refused(label: str) -> None:
     """bd takes any, and splits some at commas; Gorilla Troop took those without a colon."""

@@ -46,7 +46,8 @@ def strange(names: Iterable[str]) -> Fault | None:
 
 
 def title(line: str) -> Fault | None:
-    wrong = not line.strip() or len(line) > LONGEST_TITLE or not _is_one_line(line)
+    size = len(line.encode("utf-8", "surrogatepass"))
+    wrong = not line.strip() or size > LONGEST_TITLE or not _is_one_line(line)
     return Fault(refusals.TITLE) if wrong else None
 
 
@@ -74,7 +75,7 @@ def labels(wanted: Iterable[str], known: Conventions) -> Fault | None:
     """Those of an issue that is made, or that come to it."""
     for label in wanted:
         prefix, colon, name = label.partition(":")
-        if prefix not in known.label_prefixes or not colon or not _LABEL_NAME.fullmatch(name) or not _is_one_line(name):
+        if prefix not in known.label_prefixes or not colon or not _LABEL_NAME.fullmatch(name) or not name.isprintable():
             return Fault(refusals.wrong_label(known), f"This is about {label!a}.")
     return None
 

@@ -9,7 +9,7 @@ from bonobofs.policy.beads import Conventions
 from bonobofs.policy.words import Refusal, listed
 
 LONGEST_TITLE: Final = 500
-"""Characters, by bd's own limit."""
+"""Bytes, by bd's own limit."""
 LARGEST_TEXT: Final = 100_000
 """Bytes. Text goes to bd as an argument, and Linux takes none of more than 128 KiB."""
 
@@ -30,7 +30,7 @@ def _refusal(rule: str, reason: str, instead: str) -> Refusal:
 
 TITLE: Final = _refusal(
     "title",
-    f"A title is one line of 1 to {LONGEST_TITLE} characters, not blank and without control characters.",
+    f"A title is one line of 1 to {LONGEST_TITLE} bytes of UTF-8, not blank and without control characters.",
     "Give a title that says in one line what is to be done; put the rest into the description.",
 )
 TEXT: Final = _refusal(

@@ -34,8 +34,9 @@ TEXTS = {"description": "description", "design": "design", "notes": "notes", "ac
 def title(text: str, where: str) -> str:
     if not text:
         raise Failed("title is required", where)
-    if len(text) > 500:
-        raise Failed(f"title must be 500 characters or less (got {len(text)})", where)
+    size = len(text.encode(errors="surrogateescape"))  # what it calls characters are bytes
+    if size > 500:
+        raise Failed(f"title must be 500 characters or less (got {size})", where)
     try:
         text.encode()
     except UnicodeEncodeError:

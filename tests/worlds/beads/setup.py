@@ -70,7 +70,7 @@ def where(answers: Answers, found: Workspace | None) -> int:
     if found is None:
         told = {"hint": "run 'bd init' to create one", "message": "no active beads workspace found"}
         raise Failed("no_beads_directory", "stdout", more=told)
-    # Told only where the redirect is found from the working directory: one that BEADS_DIR has led to is followed unsaid.
+    # Told where the redirect is found from the working directory; one that BEADS_DIR has led to is followed unsaid.
     is_told = found.redirected_from is not None and not os.environ.get("BEADS_DIR")
     more = {"redirected_from": str(found.redirected_from)} if is_told else {}
     place = {"path": str(found.path), **more, "prefix": found.name, "database_path": str(found.path / "embeddeddolt")}
