@@ -184,7 +184,7 @@ def test_read_only_mode_refuses_what_changes_issues_by_name(beads_workspace: Wor
 
 
 def test_read_only_mode_writes_all_the_same(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
-    """import, rename, config set, export -o and hooks install."""
+    """import, rename, config set and unset, and export -o."""
     file = tmp_path / "issues.jsonl"
     file.write_text(json.dumps({"id": one, "title": "imported", "status": "closed", "issue_type": "task"}))
     assert beads_workspace.run("--readonly", "import", file).returncode == 0

@@ -287,6 +287,18 @@ def test_a_source_without_beads_says_so(source: Path) -> None:
         find_beads(source)
 
 
+def test_a_beads_that_leads_into_the_workspace_is_not_used(source: Path, tmp_path: Path) -> None:
+    """There an agent could write what steers bd; what lies elsewhere is the operator's to choose."""
+    (source / "docs").mkdir()
+    (source / ".beads").symlink_to("docs")
+    with pytest.raises(BeadsError, match="agents can write"):
+        find_beads(source)
+    (source / ".beads").unlink()
+    (tmp_path / "kept").mkdir()
+    (source / ".beads").symlink_to(tmp_path / "kept")
+    assert find_beads(source) == tmp_path / "kept"
+
+
 def test_a_worktree_has_the_beads_of_its_repository(
     beads_workspace: Workspace, home: Path, tmp_path: Path, leave: Allowed
 ) -> None:

@@ -39,7 +39,7 @@ _STEERING: Final = (".env", "config.yaml", "metadata.json")
 
 
 def find_beads(source: Path, home: Path | None = None) -> Path:
-    """The `.beads` of this directory, without symlinks; BeadsError where there is none.
+    """The `.beads` of this directory, without symlinks; BeadsError where there is none, or none that is closed.
 
     A worktree of git has that of its repository's main one, as bd has it, though a copy may have been checked out. With
     the state directory, worktrees that were made there are known too: git finds their repository only from the mount.
@@ -50,6 +50,8 @@ def find_beads(source: Path, home: Path | None = None) -> Path:
     for directory in (source,) if main is None else (main, source):
         beads = Path(os.path.realpath(directory / ".beads"))
         if beads.is_dir():
+            if beads.is_relative_to(directory) and ".beads" not in beads.relative_to(directory).parts:
+                raise BeadsError(f"{directory / '.beads'} leads to {beads}, where agents can write what steers bd")
             return beads
     raise BeadsError(f"{source} has no .beads; run `bd init` there")
 
