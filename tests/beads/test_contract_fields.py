@@ -45,12 +45,13 @@ def test_a_message_is_made_to_pass_away(beads_workspace: Workspace) -> None:
 
 
 def test_a_message_that_passes_away_is_an_issue_for_most_commands(beads_workspace: Workspace, one: str) -> None:
-    """It is shown, changed and closed, is listed by its type, and blocks while it is open."""
+    """It is shown, found, changed and closed, is listed by its type, and blocks while it is open."""
     message = beads_workspace.create("hello", "-t", "message")
     assert beads_workspace.issue(message)["title"] == "hello"
     beads_workspace.json("update", message, "-p", "1")
     beads_workspace.json("label", "add", message, "a")
     beads_workspace.json("dep", "add", one, message)
+    assert message in {issue["id"] for issue in beads_workspace.json("search", "hello")}
     for flags in (("-t", "message"), ("--include-infra",)):
         assert message in {issue["id"] for issue in beads_workspace.json("list", *flags)}
     assert beads_workspace.run("close", one).returncode == 1
@@ -81,7 +82,8 @@ def test_seven_statuses_and_done_is_none_unless_it_is_made_one(beads_workspace: 
     assert beads_workspace.run("update", one, "-s", "done").returncode == 1
     beads_workspace.run("config", "set", "status.custom", "done:done")
     assert "closed_at" not in beads_workspace.json("update", one, "-s", "done")[0]
-    assert one not in {issue["id"] for issue in beads_workspace.json("list")}
+    for command in ("list", "ready"):
+        assert one not in {issue["id"] for issue in beads_workspace.json(command)}
     beads_workspace.run("config", "unset", "status.custom")
     beads_workspace.json("update", one, "-s", "open")
     assert beads_workspace.json("update", one, "-s", "done")[0]["status"] == "done"
