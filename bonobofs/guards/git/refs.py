@@ -137,7 +137,8 @@ class Refs:
         except FileNotFoundError:
             return {}
         with os.fdopen(descriptor, "rb") as file:
-            lines = file.read().decode("utf-8", "surrogateescape").splitlines()
+            # Some letters of names and messages end a line for `splitlines`.
+            lines = file.read().decode("utf-8", "surrogateescape").split("\n")
         pairs = (line.split(" ", 1) for line in lines if line[:1] not in ("#", "^", ""))
         return {name: oid for oid, name in pairs}
 
@@ -193,7 +194,8 @@ class Refs:
         """The lines of a reflog, the oldest first, each with its newline."""
         try:
             with os.fdopen(_no_follow(self.log_place(name)), "rb") as file:
-                return file.read().decode("utf-8", "surrogateescape").splitlines(keepends=True)
+                lines = file.read().decode("utf-8", "surrogateescape").split("\n")
+                return [f"{line}\n" for line in lines if line]
         except FileNotFoundError:
             return []
 
