@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.git.conftest import Gated
+from pathlib import Path
+
+import pytest
+
+from bonobofs.decision import Refused
+from tests.git.conftest import Gate, Gated, Repo
 
 
 def test_a_file_that_is_assumed_unchanged_is_not_thrown_away(alice: Gated) -> None:
@@ -27,3 +32,42 @@ def test_only_a_newline_ends_a_line(alice: Gated) -> None:
     assert (alice.root / "docs/plan.md").read_text() == "Another\n"
     alice.gate.commit("[gt-1] Another", ["docs/plan.md"])
     alice.check()
+
+
+def test_a_shallow_clone_is_merged_in(repo: Repo, gated: Gate, tmp_path: Path) -> None:
+    """Where the history of a clone ends, the gate asks for nothing beyond."""
+    repo.commit("The second", a_md="a\n")
+    repo.git("clone", "-q", "--depth", "1", f"file://{repo.root}", str(tmp_path / "clone"))
+    clone = Repo(tmp_path / "clone")
+    clone.git("checkout", "-q", "-b", "aidlc/one")
+    alice = gated(clone)
+    clone.git("branch", "aidlc/other")
+    clone.write("b.md", "b\n")
+    alice.gate.commit("[gt-1] b", ["b.md"])
+    alice.gate.switch("aidlc/other")
+    clone.write("c.md", "c\n")
+    alice.gate.commit("[gt-1] c", ["c.md"])
+    assert alice.gate.merge("aidlc/one").files == ("b.md",)
+    alice.check()
+
+
+def test_nothing_enters_a_submodule(alice: Gated, tmp_path: Path) -> None:
+    """A file in a submodule is its own repository's: it is not staged in its place, and none is moved there."""
+    inner = Repo(tmp_path / "inner")
+    inner.root.mkdir()
+    inner.git("init", "-q", "-b", "main")
+    inner.commit("Inner", a_txt="a\n")
+    alice.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner.root), "sub")
+    alice.git("commit", "-q", "-m", "A submodule")
+    alice.write("sub/new.md", "x\n")
+    before = alice.staged()
+    for attempt in (
+        lambda: alice.gate.add(["sub/new.md"]),
+        lambda: alice.gate.commit("[gt-1] x", ["sub/new.md"], only=True),
+        lambda: alice.gate.move([("docs/plan.md", "sub/plan.md")]),
+    ):
+        with pytest.raises(Refused) as refused:
+            attempt()
+        assert refused.value.decision.rule == "git.submodule"
+    assert alice.staged() == before
+    assert not (alice.root / "sub/plan.md").exists()

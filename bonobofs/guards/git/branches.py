@@ -86,7 +86,7 @@ def _not_checked_out(work: Work, name: str) -> None:
 
 def tag(work: Work, name: str, target: str, message: str | None, *, force: bool) -> str:
     """Make a tag, with a message one that is an object of its own; gives what the tag holds."""
-    if not is_name(TAGS + name) or name.startswith("-"):
+    if not is_name(TAGS + name) or name.startswith("-") or name == "HEAD":
         raise GitError(f"{name!a} is not a valid tag name", kind="name")
     oid = start_of(work, target)
     old = work.transaction.lock(TAGS + name)
@@ -94,8 +94,8 @@ def tag(work: Work, name: str, target: str, message: str | None, *, force: bool)
         raise GitError(f"tag {name!a} already exists", kind="exists")
     if message is not None:
         text = rules.tidy(message)
-        if not text:
-            raise GitError("a tag's message says something", kind="usage")
+        if not text or not rules.is_text(text):
+            raise GitError("a tag's message is text, and says something", kind="usage")
         content = _tag_object(work, name, oid, text)
         oid = work.repository.write(ObjectType.TAG, content).hex()
     _do(work, (Move(TAGS + name, old, Value(oid)),), action="create", tag=name, target=target, hash=oid)

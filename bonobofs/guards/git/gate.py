@@ -19,6 +19,7 @@ from typing import Final
 
 from bonobofs.decision import Refused
 from bonobofs.errors import UsageError
+from bonobofs.guard import Part
 from bonobofs.guards.answers import GuardedSession
 from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.git import branches, looking, merging, staging, stash, switching
@@ -27,10 +28,11 @@ from bonobofs.guards.git.identity import COMMITTER
 from bonobofs.guards.git.looking import GitStatus
 from bonobofs.guards.git.merging import Merged, Wish
 from bonobofs.guards.git.reading import diff_of, status_of
+from bonobofs.guards.git.rules import bad_message
 from bonobofs.guards.git.switching import Switched, To
 from bonobofs.guards.git.transaction import Transaction
 from bonobofs.guards.git.work import Work
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.request import Operation, Request, WorkspacePath
 
 Pairs = Sequence[tuple[str, str]]
 Paths = Sequence[str]
@@ -109,7 +111,9 @@ class GitGate:
         with self._work(Operation.COMMIT, "git commit") as work:
             named = None if files is None else _bytes(files)
             wanted = Wanted(message, named, only=only, amend=amend, allow_empty=allow_empty)
-            return commit(work, wanted, issue or self.issue)
+            if self.issue is not None and issue not in (None, self.issue):
+                work.demand(bad_message(work.rules, "names the issue that it is for, and no other"), issue=issue)
+            return commit(work, wanted, self.issue or issue)
 
     def create_branch(self, name: str, base: str = "HEAD") -> str:
         """Make a branch, and give the commit that it is at."""
@@ -141,6 +145,8 @@ class GitGate:
         With `clean`, whatever is not committed is a GitError; with `force`, it is thrown away.
         """
         with self._work(Operation.CHECKOUT_BRANCH, "git switch") as work:
+            if create:
+                work.demand_leave(Part(Request(Operation.CREATE_BRANCH, WorkspacePath(""))))
             return switching.switch(work, To(branch, commit, create, base, force, clean))
 
     def merge(

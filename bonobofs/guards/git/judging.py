@@ -29,7 +29,11 @@ def named(path: bytes) -> WorkspacePath:
 
 def is_gits_own(name: bytes) -> bool:
     """Whether a component is `.git`, or some file system would take it for that."""
-    text = name.decode("utf-8", "surrogateescape")
+    # What a backslash is to some file systems, it may be to whoever has the commit next.
+    return any(map(_is_own, name.decode("utf-8", "surrogateescape").split("\\")))
+
+
+def _is_own(text: str) -> bool:
     text = unicodedata.normalize("NFC", "".join(letter for letter in text if letter not in _UNSEEN)).casefold()
     return text.split(":")[0].rstrip(" .") in (".git", "git~1") or text in ("", ".", "..")
 
@@ -37,6 +41,11 @@ def is_gits_own(name: bytes) -> bool:
 def unfit(path: bytes) -> bool:
     """Whether no commit may hold the path at all."""
     return not path or b"\0" in path or any(is_gits_own(name) for name in path.split(b"/"))
+
+
+def is_evil_link(path: bytes, mode: int) -> bool:
+    """Whether it is a symlink where git reads which submodules there are: git calls such a tree broken."""
+    return mode == SYMLINK and path.rpartition(b"/")[2].rstrip(b" .").lower() == b".gitmodules"
 
 
 class Judging:
@@ -50,7 +59,7 @@ class Judging:
     def refusal(self, differences: Iterable[Difference]) -> Denied | None:
         """What refuses a difference before any rule for files is asked."""
         for path, old, new in differences:
-            if new is not None and unfit(path):
+            if new is not None and (unfit(path) or is_evil_link(path, new.mode)):
                 return rules.NOT_OURS.of(self._operation, named(path))
             if any(each is not None and each.mode == SUBMODULE for each in (old, new)):
                 return rules.SUBMODULE.of(self._operation, named(path))

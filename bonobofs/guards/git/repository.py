@@ -127,6 +127,7 @@ class Repository:
             raise _unsupported(f"the repository cannot be opened: {error}") from error
         # Not what core.worktree says. Only names are matched with attributes and ignored by it.
         self.store.workdir = str(layout.root)
+        self._shallow: Final = _shallow(layout)
         config = self.store.config
         self.settings: Final = Settings(config)
         self.refs: Final = Refs(
@@ -178,8 +179,11 @@ class Repository:
         return None if commit is None else bytes.fromhex(self.commit(commit)["tree"])
 
     def commit(self, oid: str) -> _Commit:
-        """A commit, taken apart."""
-        return _parsed(self.read(bytes.fromhex(oid), ObjectType.COMMIT))
+        """A commit, taken apart; in a shallow clone the history ends where that does."""
+        commit = _parsed(self.read(bytes.fromhex(oid), ObjectType.COMMIT))
+        if oid in self._shallow:
+            commit.parents = []
+        return commit
 
     def entries(self, tree: bytes | None) -> dict[bytes, Blob]:
         """What lies directly in a tree, by name."""
@@ -347,6 +351,13 @@ def _parsed(content: bytes) -> _Commit:
     except (LookupError, UnicodeDecodeError):
         commit.message = message.decode("utf-8", "surrogateescape")
     return commit
+
+
+def _shallow(layout: Layout) -> frozenset[str]:
+    try:
+        return frozenset((layout.common / "shallow").read_text("ascii", "replace").split())
+    except FileNotFoundError:
+        return frozenset()
 
 
 def _check_format(layout: Layout) -> None:

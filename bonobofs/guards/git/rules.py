@@ -174,6 +174,8 @@ def moved_branch(rules: Rules, name: str) -> Refusal | None:
 def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
     """The message with which a commit may be made, for an issue or, None, for the one that it names itself."""
     text = tidy(text)
+    if not is_text(text):
+        return bad_message(rules, "is text")
     found = _BRACKETED.match(text)
     if found is not None:
         if issue is not None and found[1] != issue:
@@ -187,6 +189,15 @@ def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
     if not rules.message_pattern.match(text):
         return bad_message(rules, f"matches {rules.message_pattern.pattern}")
     return text
+
+
+def is_text(message: str) -> bool:
+    """Whether git can keep it whole: it is UTF-8, and no NUL is in it."""
+    try:
+        message.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in message
 
 
 def tidy(text: str) -> str:

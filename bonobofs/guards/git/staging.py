@@ -8,7 +8,7 @@ from typing import Any
 from bonobofs.errors import GitError
 from bonobofs.guards.git import rules
 from bonobofs.guards.git.branches import start_of
-from bonobofs.guards.git.commit import read_files
+from bonobofs.guards.git.commit import in_submodule, read_files
 from bonobofs.guards.git.index import Entry, Index
 from bonobofs.guards.git.journal import Change, Step
 from bonobofs.guards.git.judging import named, unfit
@@ -69,6 +69,8 @@ def move(work: Work, pairs: Sequence[tuple[bytes, bytes]], *, force: bool) -> No
         entry = index.entries[source]
         if unfit(target):
             work.demand(rules.NOT_OURS, named(target))
+        if in_submodule(index, target):
+            work.demand(rules.SUBMODULE, named(target))
         work.demand_paths([target])
         old = work.tree.blob_of(target, index.entries.get(target))
         if (old is not None or target in index.entries or work.tree.is_directory(target)) and not force:
@@ -115,19 +117,24 @@ def restore(work: Work, paths: Sequence[bytes], source: str | None, *, staged: b
         raise GitError("no such path is known", kind="pathspec", paths=unknown)
     edits = _staged_as(index, wanted) if staged else {}
     steps: list[Step] = []
-    differences: list[Difference] = []
+    # What is staged otherwise than HEAD has it is a step towards a commit, and judged like one.
+    differences = {
+        path: Difference(path, committed, wanted[path])
+        for path in edits
+        if wanted[path] != (committed := work.repository.lookup(head, path))
+    }
     for path, blob in wanted.items() if worktree else ():
         there = work.tree.blob_of(path, index.entries.get(path))
         if there != blob:
             steps.append(Step(path, there, blob))
-            differences.append(Difference(path, there, blob))
+            differences[path] = Difference(path, there, blob)
             known = edits.get(path, index.entries.get(path))
             if known is not None and _blob(known) == blob:
                 edits[path] = known
     details: dict[str, Any] = {"staged": staged, "worktree": worktree, **listed("paths", [*paths])}
     if source is not None:
         details["source"] = source
-    work.do(lambda: (Change(tuple(steps), edits), {}), differences, head, details=details)
+    work.do(lambda: (Change(tuple(steps), edits), {}), [*differences.values()], head, details=details)
 
 
 def _staged_as(index: Index, wanted: dict[bytes, Blob | None]) -> dict[bytes, Entry | None]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bonobofs.errors import GitError
+from bonobofs.guards.git import rules
 from bonobofs.guards.git.commit import write_commit
 from bonobofs.guards.git.index import Entry, Index
 from bonobofs.guards.git.journal import Change, Step
@@ -48,6 +49,8 @@ def push(
     if head.oid is None:
         raise GitError("you do not have the initial commit yet", kind="nothing")
     repository = work.repository
+    if message is not None and not rules.is_text(message):
+        raise GitError("a message is text", kind="usage")
     base = repository.tree_of(head.oid)
     chosen = None if paths is None else set(paths)
     extra = _untracked(work, untracked)
