@@ -51,6 +51,7 @@ class Wanted(NamedTuple):
 def commit(work: Work, wanted: Wanted, issue: str | None) -> Committed:
     """Make a commit. Refused; GitError: nothing was changed."""
     index = work.index()
+    work.demand_settled()
     head = work.head()
     work.demand(rules.moved_branch(work.rules, head.branch) if head.branch else None, branch=head.branch)
     repository = work.repository

@@ -48,6 +48,7 @@ def merge(work: Work, wish: Wish, issue: str | None) -> Merged:
     """Merge a branch into another. Into the one that HEAD is on, the working tree is clean, and follows."""
     if wish.strategy not in STRATEGIES:
         work.demand(rules.STRATEGY, strategy=wish.strategy)
+    work.demand_settled()
     head = work.head()
     into, ours = _target(work, wish, head)
     theirs = start_of(work, wish.source)

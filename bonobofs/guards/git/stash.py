@@ -45,6 +45,7 @@ def push(
 ) -> str:
     """Put aside what is not committed, or what of it is among `paths`, and bring the files back to HEAD."""
     index = work.index()
+    work.demand_settled()
     head = work.head()
     if head.oid is None:
         raise GitError("you do not have the initial commit yet", kind="nothing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import GitError
 from bonobofs.guards.git import rules
@@ -14,7 +14,10 @@ from bonobofs.guards.git.judging import named
 from bonobofs.guards.git.modes import SUBMODULE
 from bonobofs.guards.git.refs import HEADS, ZERO, Move, Value, is_name
 from bonobofs.guards.git.repository import Blob, Difference
-from bonobofs.guards.git.work import Head, Work, entry_of
+from bonobofs.guards.git.work import UNDER_WAY, Head, Work, entry_of
+
+_GIVEN_UP: Final = ("MERGE_MSG", "MERGE_MODE", "SQUASH_MSG", "AUTO_MERGE")
+"""What git keeps for the commit that a reset gives up; the next one would begin with its message."""
 
 
 class Switched(NamedTuple):
@@ -48,6 +51,7 @@ def switch(work: Work, to: To) -> Switched:
     What is not committed stays, as git has it: a path that differs between the two must not have been changed.
     """
     index = work.index()
+    work.demand_settled()
     head = work.head()
     if to.create and to.branch is not None:
         work.demand(rules.new_branch(work.rules, to.branch), branch=to.branch)
@@ -197,10 +201,17 @@ def reset(work: Work, target: str, mode: str) -> str:
     if head.oid is not None:
         moves.append(Move("ORIG_HEAD", work.transaction.lock("ORIG_HEAD"), Value(head.oid)))
     moves += work.moves(head, oid, f"reset: moving to {target}")
+    if mode == "soft":
+        work.demand_settled()
+    for name in UNDER_WAY:
+        if work.repository.refs.place(name).exists():
+            moves.append(Move(name, work.transaction.lock(name), None))
     keep = {entry.path: None for entry in index.unmerged} if mode != "soft" else {}
     change = Change(steps, {**keep, **staged}, tuple(moves))
     details = {"branch": head.branch, "from": head.oid, "hash": oid, "mode": mode}
     work.do(lambda: (change, {}), list(differences.values()), before, details=details)
+    for name in _GIVEN_UP:
+        (repository.layout.git / name).unlink(missing_ok=True)
     return oid
 
 

@@ -24,6 +24,8 @@ from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "git"
 _OF_THE_PATH: Final = (Code.OUTSIDE, Code.PROTECTED)
+UNDER_WAY: Final = {"MERGE_HEAD": "a merge", "CHERRY_PICK_HEAD": "a cherry-pick", "REVERT_HEAD": "a revert"}
+"""What git notes of an operation that waits to be ended by a commit."""
 _LISTED: Final = 1000
 """How many paths an entry lists; it says how many there are."""
 
@@ -127,6 +129,14 @@ class Work:
             return Head("", value.oid)
         branch, _ = self.repository.refs.head()
         return Head(branch, self.branch(branch))
+
+    def demand_settled(self) -> None:
+        """GitError: git is in the middle of something, and what it would do next would be lost."""
+        for name, what in UNDER_WAY.items():
+            if self.repository.refs.place(name).exists():
+                raise GitError(
+                    f"{what} is under way here; `git reset` gives it up, git itself ends it", kind="unmerged"
+                )
 
     def branch(self, name: str) -> str | None:
         """The commit of a branch, locked; None: there is no such branch."""

@@ -165,6 +165,8 @@ def merge(work: Work) -> int:
     """`git merge` of one branch or commit. A conflict is told as git tells it, and changes nothing."""
     options = work.options(_MERGE)
     if any(options.has(name) for name in ("abort", "continue", "quit")):
+        if work.git.path("MERGE_HEAD").exists():
+            raise Unsupported("a merge that git itself began")
         return fatal("There is no merge to abort (MERGE_HEAD missing).")
     options.keep_to(_MERGED)
     if len(options.words) != 1:
