@@ -218,6 +218,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "role": made.role,
         "team": None,
         "chain": None,
+        "issue": None,
         "policy": chosen.plain,
         "policy_origin": str(policy),
         "policy_file": str(policy),
