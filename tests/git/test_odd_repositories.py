@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from bonobofs.decision import Refused
+from bonobofs.errors import GitError
 from tests.git.conftest import Gate, Gated, Repo
 
 
@@ -71,3 +73,35 @@ def test_nothing_enters_a_submodule(alice: Gated, tmp_path: Path) -> None:
         assert refused.value.decision.rule == "git.submodule"
     assert alice.staged() == before
     assert not (alice.root / "sub/plan.md").exists()
+
+
+def test_a_stash_holds_what_is_tracked_no_more(alice: Gated) -> None:
+    """A file taken out of the index and changed is put aside as it is, before HEAD's comes in its place."""
+    alice.git("rm", "-q", "--cached", "docs/plan.md")
+    alice.write("docs/plan.md", "Mine\n")
+    alice.gate.stash_push()
+    assert (alice.root / "docs/plan.md").read_text() == "The plan\n"
+    alice.gate.stash_apply(0, drop=True)
+    assert (alice.root / "docs/plan.md").read_text() == "Mine\n"
+
+
+def test_attributes_that_never_end_are_not_read(alice: Gated) -> None:
+    """A FIFO, or a symlink to one, in the place of attributes is refused, and the gate does not wait for it."""
+    alice.write("docs/plan.md", "Another\n")
+    os.mkfifo(alice.root / ".gitattributes")
+    with pytest.raises(GitError) as error:
+        alice.gate.commit("[gt-1] x", ["docs/plan.md"])
+    assert error.value.kind == "unsupported"
+    (alice.root / ".gitattributes").unlink()
+    os.mkfifo(alice.root / "pipe")
+    os.symlink("../pipe", alice.root / "docs/.gitattributes")
+    with pytest.raises(GitError):
+        alice.gate.commit("[gt-1] x", ["docs/plan.md"])
+
+
+def test_packed_refs_that_are_none_are_called_damaged(alice: Gated) -> None:
+    """A line without a name is no crash."""
+    (alice.root / ".git/packed-refs").write_text("garbage\n")
+    with pytest.raises(GitError, match="damaged"):
+        alice.gate.create_branch("aidlc/other", "aidlc/work")
+    (alice.root / ".git/packed-refs").unlink()

@@ -45,13 +45,13 @@ class Conversion:
 
     def _may_have(self, path: bytes) -> bool:
         """Whether any attribute may speak of a path, or the configuration has all files converted."""
-        if self._always or self._staged is None:
-            return True
         above = path.rpartition(b"/")[0]
         if above not in self._known:
-            there = above in self._staged or self._is_there(above + b"/" + _NAME if above else _NAME)
-            self._known[above] = there or (bool(above) and self._may_have(above))
-        return self._known[above]
+            # Every one on the way is looked at: whoever reads them does not ask what they are.
+            there = self._is_there(above + b"/" + _NAME if above else _NAME)
+            there = there or self._staged is None or above in self._staged
+            self._known[above] = (bool(above) and self._may_have(above)) or there
+        return self._always or self._known[above]
 
     def check(self, path: bytes) -> None:
         """GitError: a program, or an encoding that is not known here, is to convert the path."""

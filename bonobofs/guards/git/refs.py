@@ -140,7 +140,10 @@ class Refs:
             # Some letters of names and messages end a line for `splitlines`.
             lines = file.read().decode("utf-8", "surrogateescape").split("\n")
         pairs = (line.split(" ", 1) for line in lines if line[:1] not in ("#", "^", ""))
-        return {name: oid for oid, name in pairs}
+        try:
+            return {name: oid for oid, name in pairs}
+        except ValueError:
+            raise GitError("packed-refs is damaged; `git fsck` says more", kind="unsupported") from None
 
     def clash(self, name: str) -> str | None:
         """A ref that stands in the way of a new one, as a file where a directory is needed or the other way round."""

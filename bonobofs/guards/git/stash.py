@@ -55,7 +55,7 @@ def push(
     base = repository.tree_of(head.oid)
     chosen = None if paths is None else set(paths)
     extra = _untracked(work, untracked)
-    staged_tree, files_tree = _trees(work, index, chosen)
+    staged_tree, files_tree = _trees(work, index, base, chosen)
     changed = [each.path for tree in (staged_tree, files_tree) for each in repository.differences(base, tree)]
     if not extra and not any(chosen is None or path in chosen for path in changed):
         raise GitError("no local changes to save", kind="nothing")
@@ -79,7 +79,7 @@ def push(
     return str(work.do(make, differences, base, details={"message": says})["hash"])
 
 
-def _trees(work: Work, index: Index, chosen: set[bytes] | None) -> tuple[bytes, bytes]:
+def _trees(work: Work, index: Index, base: bytes | None, chosen: set[bytes] | None) -> tuple[bytes, bytes]:
     """What is staged, and that with the tracked files as they are, of which `chosen` leaves out the others."""
     edits = {
         entry.path: work.tree.blob_of(entry.path, entry)
@@ -87,6 +87,10 @@ def _trees(work: Work, index: Index, chosen: set[bytes] | None) -> tuple[bytes, 
         if chosen is None or entry.path in chosen
     }
     staged = index.write_tree(work.repository.write_tree)
+    # What is tracked no more may be there still; HEAD's will be put in its place.
+    for path, _, new in work.repository.differences(base, staged):
+        if new is None and (chosen is None or path in chosen):
+            edits[path] = work.tree.blob_of(path)
     return staged, work.repository.edited(staged, edits)
 
 

@@ -11,6 +11,7 @@ A change that fails on the way is taken back; one that is killed on the way is c
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -36,6 +37,17 @@ _ALONE_WAIT: Final = 60.0
 """Seconds to wait for other operations of the service."""
 _LOCK_WAIT: Final = 3.0
 """Seconds to wait for another program's lock. git itself waits for none of the index."""
+_FOR_NOW: Final = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+)
+"""What may be otherwise soon; a journal is kept until then."""
 _PAUSE: Final = 0.01
 
 
@@ -310,13 +322,17 @@ class Transaction:
         """Carry on what was planned, or undo what was locked for it."""
         if left.plan is not None:
             # Of a worktree that is no longer there, nothing is left to be carried on.
-            with suppress(OSError, GitError):
+            try:
                 root = Path(left.head["root"])
                 workspace = self._workspace if root == self._workspace.root else Workspace(root)
                 self.repository = Repository(find(root, self._home))
                 with WorkTree(workspace, self.repository) as self.tree:
                     self._carry_on(change_of(left.plan), left.plan["who"], left)
                 self.mended.append({"session": left.head["session"], **left.plan["about"]})
+            except (OSError, GitError) as error:
+                if isinstance(error, OSError) and error.errno in _FOR_NOW:
+                    what = "an operation that was cut short cannot be ended now"
+                    raise GitError(f"{what}: {error.strerror}", kind="busy") from error
         self._locks.clear()
         self._values.clear()
         self.index = None

@@ -46,7 +46,7 @@ class WorkTree:
     def __init__(self, workspace: Workspace, repository: Repository) -> None:
         self._workspace: Final = workspace
         self._repository: Final = repository
-        self._conversion: Final = Conversion(repository, lambda path: self.look(path) is not None)
+        self._conversion: Final = Conversion(repository, self._says_attributes)
         self._executable: Final = repository.settings.flag("core.filemode", default=True)
         self._symlinks: Final = repository.settings.flag("core.symlinks", default=True)
         self._directories: Final[OrderedDict[bytes, int]] = OrderedDict()
@@ -91,6 +91,13 @@ class WorkTree:
             if error.errno in _NOT_THERE:
                 return None
             raise
+
+    def _says_attributes(self, path: bytes) -> bool:
+        """Whether there is a file of attributes. GitError: it is none that could be read, as a FIFO would never be."""
+        status = self.look(path)
+        if status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise GitError(f"{_text(path)} is no plain file", kind="unsupported", paths=(_text(path),))
+        return status is not None
 
     def read(self, path: bytes, known: Entry | None = None) -> Found | None:
         """A file or symlink and its content; None: nothing is there, or a directory.
