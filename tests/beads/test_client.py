@@ -57,7 +57,7 @@ def test_a_message_lasts_and_is_listed(beads: Beads, beads_workspace: Workspace,
         made = turn.create_issue(NewIssue("a question", "message", assignee="human"), leave)
     assert made.issue.issue_type == "message"
     assert not made.issue.ephemeral
-    assert made.issue.id in {issue["id"] for issue in beads_workspace.json("list", "--type=message")}
+    assert made.issue.id in {issue["id"] for issue in beads_workspace.json("list", "--include-infra")}
 
 
 def test_fields_are_changed_and_nothing_else(beads: Beads, leave: Allowed) -> None:

@@ -60,13 +60,15 @@ def test_a_message_that_passes_away_is_an_issue_for_most_commands(beads_workspac
 
 
 def test_a_message_lasts_by_a_setting_by_promotion_or_as_a_task_before(beads_workspace: Workspace) -> None:
-    """--no-history is refused for one that does not."""
+    """It is listed with --include-infra then, and not by its type; --no-history is for one that lasts."""
     promoted = beads_workspace.create("hello", "-t", "message")
     assert beads_workspace.run("promote", promoted).returncode == 0
     turned = beads_workspace.create("hello")
     assert beads_workspace.json("update", turned, "-t", "message")[0]["issue_type"] == "message"
     for id_ in (promoted, turned):
         assert not beads_workspace.issue(id_).get("ephemeral")
+        assert id_ in {issue["id"] for issue in beads_workspace.json("list", "--include-infra")}
+        assert id_ not in {issue["id"] for issue in beads_workspace.json("list", "-t", "message")}
     assert beads_workspace.run("create", "x", "-t", "message", "--no-history").returncode == 1
     beads_workspace.run("config", "set", "types.infra", "agent,role,rig")
     ordinary = beads_workspace.json("create", "hello", "-t", "message")

@@ -57,13 +57,16 @@ def _is_wanted(call: Call, issue: Issue) -> bool:
         has_status = bool(flags.get("all")) or issue["status"] in fields.STATUSES[:4] + fields.STATUSES[5:]
     else:
         has_status = status in ("all", issue["status"])
+    passes_away = bool(issue.get("ephemeral"))
     if kind is not None:
-        has_type = issue["issue_type"] == fields.ALIASES.get(kind, kind)
+        named = fields.ALIASES.get(kind, kind)
+        # Such a type is looked for among what passes away, and nowhere else.
+        has_type = issue["issue_type"] == named and (passes_away or named not in fields.infra(call.store))
     elif issue["issue_type"] == "gate":
         has_type = bool(flags.get("include-gates"))
     else:
-        passes = issue["issue_type"] in fields.infra(call.store) or bool(issue.get("ephemeral"))
-        has_type = not passes or bool(flags.get("include-infra"))
+        is_infra = issue["issue_type"] in fields.infra(call.store)
+        has_type = not (is_infra or passes_away) or bool(flags.get("include-infra"))
     is_theirs = flags.get("assignee", issue["assignee"]) == issue["assignee"]
     return has_status and has_type and is_theirs and all(label in issue["labels"] for label in flags.get("label", []))
 
