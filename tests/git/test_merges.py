@@ -63,6 +63,7 @@ def test_a_rename_is_followed(alice: Gated) -> None:
     alice.check()
 
 
+@pytest.mark.timeout(400)
 def test_ten_thousand_files_are_merged(alice: Gated) -> None:
     """A merge in a large tree reads what differs, and brings the working tree along."""
     for number in range(10_000):

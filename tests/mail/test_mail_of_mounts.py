@@ -118,6 +118,7 @@ def test_a_courier_that_is_killed_between_sending_and_noting_sends_nothing_twice
     assert_whole(world)
 
 
+@pytest.mark.timeout(400)
 def test_a_courier_that_is_killed_at_any_moment_sends_each_entry_once(
     home: Path, mounted: Mounted, fork: Fork, tmp_path: Path
 ) -> None:
