@@ -98,7 +98,7 @@ def test_a_redirect_is_followed_from_where_bd_was_sent(beads_workspace: Workspac
     assert {issue["title"] for issue in other.everything().values()} == {"elsewhere"}
     third = Workspace(other.bd, other.directory.parent / "third", other.person).init("yy")
     (beads_workspace.beads / "redirect").write_text(str(third.beads) + "\n")
-    failed = beads_workspace.run("list")
+    failed = beads_workspace.run("create", "nowhere")
     assert (failed.returncode, "issue_prefix config is missing" in failed.stderr) == (1, True)
 
 
@@ -106,7 +106,7 @@ def test_flags_lead_to_other_databases(beads_workspace: Workspace, other: Worksp
     """--db makes what is not there, --repo writes into another workspace, -C without one fails."""
     made = beads_workspace.run("list", "--db", tmp_path / "new" / ".beads", "--json")
     assert (made.returncode, json.loads(made.stdout)) == (0, [])
-    assert (tmp_path / "new" / ".beads").is_dir()
+    assert (tmp_path / "new").is_dir()
     assert beads_workspace.run("create", "x", "--repo", other.directory).returncode == 0
     assert beads_workspace.everything() == {}
     assert len(other.everything()) == 1
