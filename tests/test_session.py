@@ -22,14 +22,14 @@ from tests.worlds import ALLOW_ALL, Mounted
 
 
 def test_what_is_kept_is_for_the_operator_alone(home: Path, mounted: Mounted) -> None:
-    """Directories are 0700 and files 0600, whatever the umask."""
+    """Directories and programs are 0700 and files 0600, whatever the umask."""
     before = os.umask(0)
     try:
         mounted(policy=ALLOW_ALL)
     finally:
         os.umask(before)
     for path in (home, *home.rglob("*")):
-        wanted = 0o700 if path.is_dir() else 0o600
+        wanted = 0o700 if path.is_dir() or path.parent.name == "bin" else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
@@ -53,6 +53,7 @@ def test_a_session_is_on_record_as_contracts_say(mounted: Mounted) -> None:
         "boot_id",
         "started",
         "ended",
+        "issue",
     ]
     assert record["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (record["agent"], record["ended"]) == ("ann", None)
