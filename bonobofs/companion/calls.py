@@ -111,6 +111,12 @@ def _why(session: CalledSession, arguments: Arguments) -> Any:
     return asking.ask_in(root, path, operation, size, session.guard.decide_in_mount)
 
 
+def _show(session: CalledSession, arguments: Arguments) -> Any:
+    """What has changed by now is shown by the mount."""
+    _done(arguments)
+    session.guard.show()
+
+
 # -- files
 
 
@@ -228,6 +234,7 @@ def _leasing() -> Any:
 CALLS: Final[dict[str, Call]] = {
     "whoami": _whoami,
     "why": _why,
+    "show": _show,
     "lease.acquire": _acquire,
     "lease.extend": _extend,
     "lease.release": _release,

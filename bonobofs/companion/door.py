@@ -23,16 +23,18 @@ from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.told import decision, plain_decision
 from bonobofs.request import NO_FACTS, Agent, Facts, Request
 
+TellLater = Callable[[Kind, dict[str, Any]], None]
+
 
 class RemoteDoor:
     """A `Door`. Used by many threads; `answered` and `change_policy` by the one that listens to the line."""
 
-    def __init__(self, line: Line, agent: Agent, policy: dict[str, Any], end: Callable[[dict[str, Any]], None]) -> None:
-        """`end` sends an ENDED, once the server has been told all that the change has changed."""
+    def __init__(self, line: Line, agent: Agent, policy: dict[str, Any], tell_later: TellLater) -> None:
+        """`tell_later` tells the server what is to be told once it knows all that has changed by now."""
         self.agent: Final = agent
         self.policy: Policy = compile_policy(policy)
         self._line: Final = line
-        self._tell_end: Final = end
+        self._tell_later: Final = tell_later
         self._numbers: Final = itertools.count(1)
         self._waiting: Final[dict[int, queue.SimpleQueue[dict[str, Any]]]] = {}
 
@@ -121,6 +123,10 @@ class RemoteDoor:
         """As `Door.sync`."""
         self._check(self._ask(Kind.SYNC, {})[1])
 
+    def show(self) -> None:
+        """Return when the mount shows all that was changed by now, by whomever."""
+        self._ask_later(Kind.SHOW, {})
+
     def _check(self, answer: dict[str, Any]) -> None:
         if "failed" in answer:
             raise TrailError(answer["failed"])
@@ -132,8 +138,11 @@ class RemoteDoor:
             "written": outcome.written,
             "details": outcome.details,
         }
+        self._ask_later(Kind.ENDED, document)
+
+    def _ask_later(self, kind: Kind, document: dict[str, Any]) -> None:
         number, waiting = self._wait()
-        self._tell_end({**document, "ask": number})
+        self._tell_later(kind, {**document, "ask": number})
         waiting.get()
 
     def _ask(self, kind: Kind, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:

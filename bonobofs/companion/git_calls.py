@@ -161,6 +161,7 @@ def _of_gate(name: str) -> Callable[[CalledSession, Arguments], Any]:
             answer = getattr(session.git, name)(**arguments)
         except GitError as error:
             return {"failed": {"kind": error.kind, "message": str(error), "paths": list(error.paths)}}
+        session.show_repository()
         return answer._asdict() if hasattr(answer, "_asdict") else answer
 
     return call

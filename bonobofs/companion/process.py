@@ -45,9 +45,9 @@ class Companion:
         self._leases: Final = leases
         self._policy: Final = PolicyFile(line, config)
         agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
-        self._door: Final = RemoteDoor(line, agent, config["policy"], self._end_change)
+        self._door: Final = RemoteDoor(line, agent, config["policy"], self._tell_later)
         self._session: Final = CalledSession(config, self._door)
-        self._ended: Final[queue.SimpleQueue[dict[str, Any]]] = queue.SimpleQueue()
+        self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._entrance = self._open(Path(config["session_dir"]))
 
@@ -64,24 +64,24 @@ class Companion:
         if self._entrance is not None:
             self._entrance.close()
 
-    def _end_change(self, document: dict[str, Any]) -> None:
-        """A change of an entrance has ended. From the thread that made it."""
-        self._ended.put(document)
+    def _tell_later(self, kind: Kind, document: dict[str, Any]) -> None:
+        """Tell the server this once it knows all that has changed by now. From a thread that answers a call."""
+        self._later.put((kind, document))
         with suppress(BlockingIOError):
             os.write(self._waker, b"\0")
 
-    def _tell_ends(self, now: float) -> None:
-        """Tell the server which changes have ended, but first all that they have changed."""
+    def _tell_after_changes(self, now: float) -> None:
+        """Tell the server what waits for that, but first all that has changed."""
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
-        ended = []
+        waiting = []
         with suppress(queue.Empty):
             while True:
-                ended.append(self._ended.get_nowait())
-        if ended and self._watching is not None:
+                waiting.append(self._later.get_nowait())
+        if waiting and self._watching is not None:
             self._watching.read_rest(now)
-        for document in ended:
-            self._line.tell(Kind.ENDED, document)
+        for kind, document in waiting:
+            self._line.tell(kind, document)
 
     def run(self, messages: list[tuple[Kind, bytes]]) -> None:
         """Serve until the server is gone; `messages` it has sent already."""
@@ -99,7 +99,7 @@ class Companion:
                 for kind, body in messages:
                     self._act(kind, body, now)
             if self._wake in ready:
-                self._tell_ends(now)
+                self._tell_after_changes(now)
             if self._watching is not None and self._watching.fileno() in ready:
                 self._watching.read(now)
             if self._watching is not None and self._watching.due(now) <= 0:

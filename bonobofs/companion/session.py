@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +13,13 @@ from bonobofs.audit.history import last
 from bonobofs.audit.log import RING
 from bonobofs.audit.record import AuditEntry
 from bonobofs.companion.door import RemoteDoor
+from bonobofs.errors import BonobofsError
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
+from bonobofs.state.calling import call
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import live_at
+from bonobofs.state.worktrees import view_beside
 
 if TYPE_CHECKING:
     from bonobofs.guards.git.gate import GitGate
@@ -91,6 +97,17 @@ class CalledSession:
         """Its git gate. What that is made of is read when it is first asked for: most sessions never do."""
         gate: type[GitGate] = import_module("bonobofs.guards.git.gate").GitGate
         return gate(self, self.who.issue)
+
+    def show_repository(self) -> None:
+        """Return when the mount beside a worktree, which shows git the repository, shows what was done to it."""
+        mountpoint = view_beside(self.home, Path(self.who.source))
+        if mountpoint is None:
+            return
+        session = live_at(self.home, mountpoint)
+        if session is not None:
+            # What was done is done, and is seen there once somebody answers there again.
+            with suppress(BonobofsError, OSError):
+                call(session_directory(self.home, session.session), "show")
 
     @cached_property
     def files(self) -> FileGuard:

@@ -83,6 +83,8 @@ class Admissions:
         """Do what is asked and answer it; False: it is nothing that is asked of the door."""
         if kind is Kind.ENDED:
             self._end(json.loads(body), tell)
+        elif kind is Kind.SHOW:
+            self._answer_when_shown(json.loads(body)["ask"], tell)
         elif kind in self._acts:
             asked = json.loads(body)
             number = asked.pop("ask")
@@ -193,7 +195,7 @@ class Admissions:
         try:
             self._show(one)
         finally:
-            self._notices.then(lambda: tell(Kind.ANSWER, {"ask": asked["ask"]}))
+            self._answer_when_shown(asked["ask"], tell)
             self._release(asked["admission"], tell)
 
     def _show(self, one: _Open) -> None:
@@ -201,6 +203,9 @@ class Admissions:
             self._noticing.look(path)
         if one.below and not self._noticing.watched:
             self._noticing.lost()
+
+    def _answer_when_shown(self, ask: int, tell: Tell) -> None:
+        self._notices.then(lambda: tell(Kind.ANSWER, {"ask": ask}))
 
     def _release(self, number: int, tell: Tell) -> None:
         for _, before in self._bound:

@@ -72,6 +72,8 @@ class Kind(enum.IntEnum):
     """{"operation", "details"}: something that happened to the session."""
     SYNC = 26
     """Bring the record to the disk."""
+    SHOW = 28
+    """{}: it is answered when the mount shows all that was changed before it was asked, by whomever."""
     ANSWER = 27
     """To it: {"ask"}, and "allowed", "denied", "failed" (the trail) or "error" (the server) with what is to be said."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bonobofs.session.asking import ask
 from bonobofs.session.ending import Ended, stop
-from bonobofs.session.listing import State, Status, around, live_at, mounted_around, settle, statuses
+from bonobofs.session.listing import State, Status, around, mounted_around, settle, statuses
 from bonobofs.session.mail import Testimony, ask_witnesses
 from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
 from bonobofs.session.python import OpenSession, open_session
@@ -27,7 +27,7 @@ from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
 from bonobofs.session.shell import enter as enter_shell
 from bonobofs.session.showing import InForce, in_force
 from bonobofs.state.home import home
-from bonobofs.state.sessions import WATCHING, Session
+from bonobofs.state.sessions import WATCHING, Session, live_at
 
 __all__ = [
     "WATCHING",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from bonobofs.errors import MountError
 from bonobofs.session import launch
-from bonobofs.session.listing import live_at, was_closed
+from bonobofs.session.listing import was_closed
 from bonobofs.state import mounts, processes, scratch
-from bonobofs.state.sessions import Session, lives, load_all, note_ends
+from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends
 
 SECONDS_TO_SETTLE = 60.0
 _NAMED = 5

@@ -94,14 +94,6 @@ def lies_in(path: Path, directory: str | None) -> bool:
     return directory is not None and (path == Path(directory) or Path(directory) in path.parents)
 
 
-def live_at(home: Path, mountpoint: Path) -> Session | None:
-    """The session whose process serves this mountpoint now."""
-    for session in load_all(home):
-        if session.mountpoint == str(mountpoint) and lives(session):
-            return session
-    return None
-
-
 def was_closed(home: Path, session: Session) -> bool:
     """Whether the last entry of its trail is the closing entry."""
     try:

@@ -20,13 +20,13 @@ from bonobofs.errors import BonobofsError, MountError
 from bonobofs.policy.engine import Policy
 from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
-from bonobofs.session.listing import live_at, was_closed
+from bonobofs.session.listing import was_closed
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, session_directory, trail_path
 from bonobofs.state.leases import Holder
 from bonobofs.state.reaching import database_environment
-from bonobofs.state.sessions import Session, lives, load_all, note_ends, save
+from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends, save
 
 _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000

@@ -12,10 +12,10 @@ from typing import Final, NoReturn
 from bonobofs.errors import MountError
 from bonobofs.sandbox.boundary import IsolatedShell, provision_isolated_shell
 from bonobofs.session import shims
-from bonobofs.session.listing import lies_in, live_at
+from bonobofs.session.listing import lies_in
 from bonobofs.state import mounts
 from bonobofs.state.home import session_directory
-from bonobofs.state.sessions import Session
+from bonobofs.state.sessions import Session, live_at
 
 _HASH_LENGTH: Final = 16
 _SECONDS: Final = 10.0

@@ -19,11 +19,12 @@ from bonobofs.guards.beads_guard import BeadsGuard
 from bonobofs.guards.git import linked
 from bonobofs.guards.git.rules import new_branch, rules_of
 from bonobofs.session.ending import stop
-from bonobofs.session.listing import around, live_at
+from bonobofs.session.listing import around
 from bonobofs.session.mounting import Mounted, Order, start
 from bonobofs.session.python import open_session
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
+from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import Places, Worktree, load_all, places, save
 
 _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)

@@ -123,6 +123,14 @@ def load_all(home: Path) -> list[Session]:
     return sorted(found, key=lambda session: session.started)
 
 
+def live_at(home: Path, mountpoint: Path) -> Session | None:
+    """The session whose process serves this mountpoint now."""
+    for session in load_all(home):
+        if session.mountpoint == str(mountpoint) and lives(session):
+            return session
+    return None
+
+
 def _record(home: Path, name: str) -> Path:
     return session_directory(home, name) / "session.json"
 

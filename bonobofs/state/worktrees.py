@@ -113,5 +113,10 @@ def shown(home: Path, tree: Path) -> Path:
     return tree.parent / "work" if _is_ours(home, tree) else tree
 
 
+def view_beside(home: Path, source: Path) -> Path | None:
+    """Where the repository is mounted for git, where a source is one of our work trees; None where it is none."""
+    return places(home, source.parent.name).view if _is_ours(home, source) else None
+
+
 def _is_ours(home: Path, tree: Path) -> bool:
     return tree.name == "tree" and tree.parent.parent == home / "worktrees"

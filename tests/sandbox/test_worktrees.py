@@ -19,6 +19,9 @@ from bonobofs.guards.git import linked
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
 from bonobofs.state import mounts
+from bonobofs.state.calling import call
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import load_all, places, save
 from tests.worlds import bonobofs
 
@@ -96,6 +99,36 @@ def test_the_agent_commits_for_its_issue(home: Path, wanted: Wanted) -> None:
     assert ran.returncode == 77
     assert worktrees.remove(home, "gt-1").kept is None
     git(wanted.repository, "fsck", "--strict")
+
+
+def test_a_gate_answers_when_the_mount_beside_the_worktree_shows_its_effect(home: Path, wanted: Wanted) -> None:
+    """What git reads next in the worktree is what the gate has said; the repository is another session's mount."""
+    made = add(home, wanted)
+    served = live_at(home, made.work)
+    assert served is not None
+    directory = session_directory(home, served.session)
+    view = places(home, made.worktree.worktree).view
+    branch, index = view / "refs/heads/aidlc/gt-1", view / "worktrees" / made.worktree.name / "index"
+    for number in range(100):
+        (made.work / "docs/a.md").write_text(f"{number}\n")
+        staged = index.stat().st_mtime_ns
+        call(directory, "git.add", paths=["docs/a.md"])
+        assert index.stat().st_mtime_ns != staged, number
+        commit = call(directory, "git.commit", message=f"Say {number}")
+        assert branch.read_text() == f"{commit['hash']}\n", number
+
+
+def test_a_commit_is_made_though_nobody_shows_the_repository(home: Path, wanted: Wanted) -> None:
+    """The gate answers, and git's own words say what is amiss."""
+    made = add(home, wanted)
+    (made.work / "docs/a.md").write_text("more\n")
+    session.stop(home, places(home, made.worktree.worktree).view)
+    served = live_at(home, made.work)
+    assert served is not None
+    directory = session_directory(home, served.session)
+    call(directory, "git.add", paths=["docs/a.md"])
+    call(directory, "git.commit", message="Say more")
+    assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
 
 
 WRITES = """

@@ -152,8 +152,12 @@ def _edited(work: Work, text: str) -> str:
 def _tell_commit(work: Work, made: str, *, first: bool, dated: bool) -> None:
     where = work.git.branch() or "detached HEAD"
     root = " (root-commit)" if first else ""
-    say(work.git.said(f"[{where.replace('%', '%%')}{root} %h] %s", made) + "\n")
-    author, committer, date = work.git.said("%an <%ae>%n%cn <%ce>%n%ad", made).split("\n")
+    told = work.git.said(f"[{where.replace('%', '%%')}{root} %h] %s%n%an <%ae>%n%cn <%ce>%n%ad", made)
+    if not told:
+        complain(f"warning: commit {made} is made, but git cannot read it here at this moment\n")
+        return
+    head, author, committer, date = told.split("\n")
+    say(f"{head}\n")
     if author != committer:
         say(f" Author: {author}\n")
     if dated:
