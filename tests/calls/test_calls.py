@@ -13,11 +13,10 @@ import pytest
 from bonobofs.audit.verify import verify_trail
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import ForbiddenError, UsageError
-from bonobofs.session import launch
 from bonobofs.state import leases
 from bonobofs.state.database import Database
 from tests.calls.conftest import Called, CalledMount
-from tests.watch.looking import out_of_band, recorded, until
+from tests.watch.looking import out_of_band, recorded, status, too_few_watches, until
 from tests.worlds import OrdinaryUser, bonobofs
 
 
@@ -215,12 +214,21 @@ def test_what_cannot_be_meant_is_said(alice: Called, name: str, arguments: dict[
         alice(name, **arguments)
 
 
-@pytest.mark.parametrize("how", ["kernel", "portable", "unwatched"])
-def test_what_is_changed_shows_at_once(mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """By either transport, and where nobody watches the source: what the kernel knew before is looked up anew."""
-    if how == "unwatched":
-        monkeypatch.setattr(launch, "COMPANION", "tests.calls.unwatched")
-    called = mounted_called(transport="auto" if how == "unwatched" else how)
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_what_is_changed_shows_at_once(mounted_called: CalledMount, transport: str) -> None:
+    """What the kernel knew before is looked up anew."""
+    changes_show_at_once(mounted_called(transport=transport))
+
+
+@pytest.mark.root
+def test_what_is_changed_shows_at_once_where_nobody_watches(source: Path, mounted_called: CalledMount) -> None:
+    with too_few_watches(source):
+        called = mounted_called()
+    assert "the limit of watched directories is reached" in (status(called.world).watch or "")
+    changes_show_at_once(called)
+
+
+def changes_show_at_once(called: Called) -> None:
     for turn in range(30):
         assert not (called.path / f"docs/{turn}").exists()
         called("write_file", path=f"docs/{turn}", content="first")

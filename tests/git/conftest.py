@@ -25,6 +25,10 @@ ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
+    # In the background it would pack and prune while something else of the test looks on.
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "gc.auto",
+    "GIT_CONFIG_VALUE_0": "0",
     "GIT_AUTHOR_NAME": "Olga",
     "GIT_AUTHOR_EMAIL": "olga@example.org",
     "GIT_COMMITTER_NAME": "Olga",

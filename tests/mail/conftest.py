@@ -17,8 +17,7 @@ from tests.worlds import ROOT
 def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fork]:
     """The real server. It needs an environment of its own, which scripts/test makes."""
     python = Path(os.environ.get("BONOBOFS_MAIL_VENV", ROOT / ".venv-mail")) / "bin" / "python"
-    if not python.exists():
-        pytest.skip("there is no Agent Mail here; scripts/test installs it")
+    assert python.exists(), f"there is no Agent Mail at {python}; scripts/test installs it"
     server = Fork(python, tmp_path_factory.mktemp("mail"))
     with running(server):
         yield server

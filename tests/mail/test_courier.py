@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -96,6 +98,22 @@ def change(trail: Trail, *paths: str) -> None:
     for path in paths:
         trail.outcome(trail.intent(Operation.CREATE_FILE, path, "create", "code"), Operation.CREATE_FILE, path)
     trail.flush()
+
+
+def test_mailboxes_of_one_sender_may_open_at_the_same_moment(tmp_path: Path, fork: Fork, project: str) -> None:
+    """The courier, the mirror and `audit verify --witness` have one each; the server refuses who comes in between."""
+    for _ in range(3):
+        desk = Desk(tmp_path, fork.url, project)
+        start = threading.Barrier(4)
+
+        def opened(desk: Desk = desk, start: threading.Barrier = start) -> str:
+            mailbox = desk.mailbox()
+            start.wait()
+            return mailbox.open()
+
+        with ThreadPoolExecutor(4) as threads:
+            found = [threads.submit(opened) for _ in range(4)]
+        assert len({one.result() for one in found}) == 1
 
 
 def ranges(letters: list[Posted]) -> list[tuple[int, int]]:

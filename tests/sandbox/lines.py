@@ -178,8 +178,13 @@ STORIES: Final = {
 
 
 def make_repository(path: Path) -> None:
-    """Two commits on aidlc/work; beside it a branch that went another way, one that went on, one that is done."""
+    """Two commits on aidlc/work; beside it a branch that went another way, one that went on, one that is done.
+
+    Each has the same ids: the words of a stash have that of its commit.
+    """
     script = """
+    GIT_AUTHOR_DATE='1700000000 +0100' GIT_COMMITTER_DATE='1700000000 +0100'
+    export GIT_AUTHOR_DATE GIT_COMMITTER_DATE
     git init -q -b aidlc/work .
     git config core.autocrlf false
     git config alias.ci 'commit -a -m'; git config alias.st 'status --short'; git config alias.last 'log -1 --format=%s'

@@ -15,6 +15,7 @@ from bonobofs.audit.history import read
 from bonobofs.audit.record import AuditEntry
 from tests.worlds import World
 
+LIMITS: Final = Path("/proc/sys/fs/inotify")
 PATIENCE: Final = 20.0
 """Seconds that a machine under load may take for anything."""
 
@@ -43,6 +44,20 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def too_few_watches(source: Path) -> Iterator[None]:
+    """More directories in the source than the kernel lets anybody watch from now on; root's to do."""
+    for number in range(40):
+        (source / f"{number}").mkdir()
+    limit = LIMITS / "max_user_watches"
+    before = limit.read_text()
+    limit.write_text("10")
+    try:
+        yield
+    finally:
+        limit.write_text(before)
 
 
 def recorded(world: World, operation: str, kind: str = "event") -> list[AuditEntry]:

@@ -6,16 +6,13 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from bonobofs import session
 from tests.fuse.conftest import Traffic
-from tests.watch.looking import companion_of, out_of_band, status, stopped, text, until
+from tests.watch.looking import LIMITS, companion_of, out_of_band, status, stopped, text, too_few_watches, until
 from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser
-
-LIMITS: Final = Path("/proc/sys/fs/inotify")
 
 
 def _fill_queue(source: Path) -> None:
@@ -101,16 +98,9 @@ def test_a_source_that_cannot_be_watched_is_mounted_all_the_same(ordinary_user: 
 @pytest.mark.root
 def test_where_the_limit_is_reached_the_mount_says_what_to_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
     """More directories than may be watched: seconds, not a day, and the reason with its remedy."""
-    for number in range(40):
-        (source / f"{number}").mkdir()
     (source / "file").write_text("as it was")
-    limit = LIMITS / "max_user_watches"
-    before = limit.read_text()
-    limit.write_text("10")
-    try:
+    with too_few_watches(source):
         world = mounted(policy=ALLOW_ALL)
-    finally:
-        limit.write_text(before)
     watch = status(world).watch or ""
     assert "the limit of watched directories is reached" in watch
     assert "sysctl fs.inotify.max_user_watches=" in watch

@@ -74,10 +74,20 @@ class Mailbox:
         """Make sure of project and name, and give the name that the server has for the sender."""
         if self._name:
             return self._name
-        server, address = self._server, self._address
-        self._tools = server.tools()
+        self._tools = self._server.tools()
         if "send_message" not in self._tools:
-            raise MailError(f"{server.url} offers no send_message; it is no Agent Mail server")
+            raise MailError(f"{self._server.url} offers no send_message; it is no Agent Mail server")
+        try:
+            self._name = self._registered()
+        except MailError as error:
+            if not error.refused:
+                raise
+            # Of two that register one name at the same moment the server refuses one, and knows the name then.
+            self._name = self._registered()
+        return self._name
+
+    def _registered(self) -> str:
+        server, address = self._server, self._address
         self._slug = str(_object(server.call("ensure_project", {"human_key": address.project})).get("slug", ""))
         arguments = {
             "project_key": address.project,
@@ -93,7 +103,6 @@ class Mailbox:
         token = made.get("registration_token")
         if isinstance(token, str) and self._token() != token:
             self._tokens.keep(address, token)
-        self._name = name
         return name
 
     def send(self, subject: str, body: str, importance: str) -> str:
