@@ -11,14 +11,15 @@ from bonobofs.errors import GitError, UsageError
 from bonobofs.guard import Caller
 from bonobofs.policy import words
 from bonobofs.policy.engine import decide
+from bonobofs.policy.families import GIT
 from bonobofs.request import Operation, Request, WorkspacePath
 from bonobofs.sandbox.boundary import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
-from bonobofs.sandbox.git.reading import GATED, is_of_git
+from bonobofs.sandbox.git.reading import is_of_git
 
 Arguments = dict[str, Any]
 
 _OPERATIONS: Final = {
-    **{word: Operation(word) for word in GATED if word in list(Operation)},
+    **{word: Operation(word) for word in GIT if word in list(Operation)},
     "branch": Operation.CREATE_BRANCH,
     "checkout": Operation.CHECKOUT_BRANCH,
     "switch": Operation.CHECKOUT_BRANCH,
@@ -203,7 +204,7 @@ def _hold_to_role(session: CalledSession, arguments: Arguments) -> None:
         if isinstance(decision, Denied):
             raise guard.refuse(decision, _caller(arguments), guard="git")
         return
-    own = [word for word in GATED if _has(session, word)]
+    own = [word for word in GIT if _has(session, word)]
     # Whatever else is sent is a program on somebody's PATH: the sentence stays one of a few.
     named = subcommand if is_of_git(subcommand) else "programs of others"
     refusal = words.role_lacks(session.who.role, "git", named, own, [])

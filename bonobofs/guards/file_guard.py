@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 from bonobofs.audit import strays
 from bonobofs.audit.record import BY
@@ -35,6 +34,7 @@ from bonobofs.guards.answers import (
     told,
 )
 from bonobofs.guards.beneath import Place, Workspace
+from bonobofs.guards.closing import Closing
 from bonobofs.guards.content import MODE, put
 from bonobofs.policy.engine import allowed_directories
 from bonobofs.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
@@ -65,7 +65,7 @@ _MADE: Final = {
 }
 
 
-class FileGuard:
+class FileGuard(Closing):
     """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
@@ -77,14 +77,6 @@ class FileGuard:
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
         # session's, so that whoever holds it knows that no change is under way.
         self._turn: Final = session.turn
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the workspace's directory, which else is held as long as this guard; the session goes on."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 from bonobofs.decision import Refused
 from bonobofs.errors import GitError
@@ -30,6 +29,7 @@ from bonobofs.guards.answers import (
     not_the_agent,
     told,
 )
+from bonobofs.guards.closing import Closing
 from bonobofs.guards.file_guard import PathLike
 from bonobofs.guards.git import rules
 from bonobofs.guards.git.gate import GitGate
@@ -70,7 +70,7 @@ class MergeResult:
     """The target was only moved along; there is no commit of the merge itself."""
 
 
-class GitGuard:
+class GitGuard(Closing):
     """The guarded repository of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, *, issue: str | None = None) -> None:
@@ -79,14 +79,6 @@ class GitGuard:
         self._gate: Final = GitGate(session, issue)
         self._door: Final = session.guard
         self._turn: Final = session.turn
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the workspace's directory; the session goes on."""

@@ -23,14 +23,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from bonobofs.decision import Denied, Refused
 from bonobofs.errors import BonobofsError
 from bonobofs.guard import Caller, Door
 from bonobofs.guards.answers import GuardedSession, ValidationResult, led_out, told
 from bonobofs.guards.beneath import Workspace
+from bonobofs.guards.closing import Closing
 from bonobofs.guards.file_guard import FileGuard, PathLike
 from bonobofs.guards.reading import FileList, FileMatches, FileText, LedOutError, Read, Reading
 from bonobofs.request import Operation, Request, WorkspacePath
@@ -42,7 +42,7 @@ _Given = TypeVar("_Given")
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
-class FileTools:
+class FileTools(Closing):
     """The tools of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession) -> None:
@@ -52,14 +52,6 @@ class FileTools:
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         self._reading: Final = Reading(self._workspace, lambda: self._door.policy)
         self._files: Final = FileGuard(session, tool=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the workspace's directory; the session goes on."""

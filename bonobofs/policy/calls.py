@@ -1,4 +1,4 @@
-"""What a role's lists `tools`, `git` and `beads` name, and which operation takes which word.
+"""Which operation takes which word of a role's lists `tools`, `git` and `beads`.
 
 An operation of a gate is no change of one path: it is judged by the role alone, and the files that it brings along are
 judged one by one as its parts.
@@ -8,27 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from bonobofs.policy.families import GIT, TOOLS
 from bonobofs.request import Operation
-
-TOOLS: Final = ("read_file", "write_file", "list_files", "search_files")
-GIT: Final = (
-    "add",
-    "commit",
-    "rm",
-    "mv",
-    "restore",
-    "branch",
-    "checkout",
-    "switch",
-    "merge",
-    "stash",
-    "reset",
-    "tag",
-)
-BEADS: Final = ("create", "update", "close", "reopen", "epic", "dep", "label", "comment")
-
-FAMILIES: Final = {"tools": TOOLS, "git": GIT, "beads": BEADS}
-"""The lists of a role, and the words that each may have."""
 
 
 class Call(NamedTuple):

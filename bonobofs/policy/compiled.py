@@ -11,7 +11,8 @@ from typing import Any, Final
 from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
-from bonobofs.policy.calls import BUILT_IN, CALLS, FAMILIES
+from bonobofs.policy.calls import BUILT_IN, CALLS
+from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.leases import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bonobofs.policy import words
-from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet
+from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.pattern import Pattern, parse
 
 _ASKING_WHY: Final = """\

@@ -28,8 +28,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
 from bonobofs.policy.beads import HUMAN, LABEL_PREFIXES, TYPES
-from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
+from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.lines import Place, positions
 from bonobofs.policy.words import BUILT_IN_RULES
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from bonobofs.errors import PolicyError
 from bonobofs.guards.git.rules import Rules, rules_of
 from bonobofs.policy.beads import Conventions, conventions
-from bonobofs.policy.calls import FAMILIES
 from bonobofs.policy.document import PolicyDocument, load, packaged_default, parse
 from bonobofs.policy.engine import compile_policy
+from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.lines import Place, positions
 from tests.policy.random_policies import documents, one_line
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from bonobofs.decision import Allowed, Code, Denied
-from bonobofs.policy.calls import BEADS, CALLS, FAMILIES, GIT, OF_A_GATE, TOOLS
+from bonobofs.policy.calls import CALLS, OF_A_GATE
 from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.policy.families import BEADS, FAMILIES, GIT, TOOLS
 from bonobofs.policy.leases import UNKNOWN, compile_leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, facts

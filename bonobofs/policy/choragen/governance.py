@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from bonobofs.policy.calls import TOOLS, WRITING
+from bonobofs.policy.calls import WRITING
 from bonobofs.policy.choragen.reading import (
     document_of,
     items_of,
@@ -18,6 +18,7 @@ from bonobofs.policy.choragen.reading import (
     spelled_out,
     table_of,
 )
+from bonobofs.policy.families import TOOLS
 from bonobofs.policy.overlap import patterns_meet
 
 _ALL: Final = ("create", "modify", "delete")

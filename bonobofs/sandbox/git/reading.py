@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from bonobofs.policy.families import GIT
 from bonobofs.sandbox.git.options import words
 
 Arguments = tuple[str, ...]
@@ -43,22 +44,6 @@ AT_ONCE: Final = (
 )
 """Whole command lines that only read, of subcommands that have other forms too."""
 
-GATED: Final = (
-    "add",
-    "commit",
-    "rm",
-    "mv",
-    "restore",
-    "branch",
-    "checkout",
-    "switch",
-    "merge",
-    "stash",
-    "reset",
-    "tag",
-)
-"""What the gate answers, for those whose role has it."""
-
 _BRANCH_WRITES: Final = frozenset("dDmMcCfut")
 _BRANCH_LISTS: Final = ("--list", "--contains", "--no-contains", "--merged", "--no-merged", "--points-at")
 _BRANCH_WRITES_LONG: Final = (
@@ -87,7 +72,7 @@ def only_reads(name: str, arguments: Arguments) -> bool:
 
 def is_of_git(name: str) -> bool:
     """Whether a word is a subcommand of git itself, after which no alias can be named."""
-    return name in ALWAYS or name in _FORMS or name in GATED or name in _WRITING
+    return name in ALWAYS or name in _FORMS or name in GIT or name in _WRITING
 
 
 def _verb(*verbs: str, bare: bool = False) -> Callable[[Arguments], bool]:
