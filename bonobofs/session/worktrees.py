@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import re
@@ -12,16 +13,18 @@ import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from bonobofs.errors import ForbiddenError, GitError, MountError, UsageError
+from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
+from bonobofs.guard import ACTIONS
 from bonobofs.guards.beads_guard import BeadsGuard
-from bonobofs.guards.git import linked
+from bonobofs.guards.git import busy, linked
 from bonobofs.guards.git.rules import new_branch, rules_of
+from bonobofs.request import Operation
 from bonobofs.session.ending import stop
 from bonobofs.session.listing import around
 from bonobofs.session.mounting import Mounted, Order, start
-from bonobofs.session.python import open_session
+from bonobofs.session.python import OpenSession, open_session
 from bonobofs.session.setup import choose_policy
 from bonobofs.state import mounts
 from bonobofs.state.sessions import live_at
@@ -139,9 +142,18 @@ def remove(home: Path, named: str) -> Removed:
         for mountpoint in (where.work, where.view):
             if mounts.at(mountpoint) or live_at(home, mountpoint) is not None:
                 stop(home, mountpoint)
-        removed = _emptied(one, where)
-        _take_away(home, one)
+        if not Path(one.repository).is_dir():
+            return _removed(home, one)
+        with open_session(one.repository) as opened, _entered(opened, Operation.REMOVE_WORKTREE, one) as more:
+            removed = _removed(home, one)
+            more["kept"] = str(removed.kept or "")
         return removed
+
+
+def _removed(home: Path, one: Worktree) -> Removed:
+    removed = _emptied(home, one, places(home, one.worktree))
+    _take_away(home, one)
+    return removed
 
 
 def _repository(home: Path, named: Path) -> Path:
@@ -176,7 +188,6 @@ def _branch(home: Path, wanted: Wanted, issue: str) -> str:
 def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
     branch = _branch(home, wanted, wanted.issue)
     identity = str(uuid.uuid4())
-    _begin(found, wanted, identity)
     one = Worktree(
         worktree=identity,
         issue=wanted.issue,
@@ -191,27 +202,56 @@ def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
         removed=None,
         tip=None,
     )
-    save(home, one)
     where = places(home, identity)
+    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy) as opened:
+        if (found.top / ".beads").is_dir():
+            BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
+        with _entered(opened, Operation.CREATE_WORKTREE, one):
+            one = _ready(home, one)
     try:
-        linked.make(found.common, one.name, where.tree, branch, base, linked.Shown(where.work, where.view))
-        for directory in (where.work, where.view):
-            directory.mkdir(mode=0o700)
-        where.policy.write_text(_CLOSED, encoding="utf-8")
-        one = dataclasses.replace(one, ready=True)
-        save(home, one)
         return Made(one, where.work, _mount(home, one, wanted))
     except BaseException:
         _take_away(home, one)
         raise
 
 
-def _begin(found: linked.Found, wanted: Wanted, identity: str) -> None:
-    """Ask the Beads gate, where there are issues: Refused where this one waits for others."""
-    if not (found.top / ".beads").is_dir():
-        return
-    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy) as opened:
-        BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
+def _ready(home: Path, one: Worktree) -> Worktree:
+    """Make its parts; it stands in the register from before they are there. What fails leaves nothing."""
+    where = places(home, one.worktree)
+    shown = linked.Shown(where.work, where.view)
+    save(home, one)
+    try:
+        with busy.alone(home, Path(one.common)):
+            linked.make(Path(one.common), one.name, where.tree, one.branch, one.base, shown)
+        for directory in (where.work, where.view):
+            directory.mkdir(mode=0o700)
+        where.policy.write_text(_CLOSED, encoding="utf-8")
+        save(home, made := dataclasses.replace(one, ready=True))
+    except BaseException:
+        _take_away(home, one)
+        raise
+    return made
+
+
+@contextlib.contextmanager
+def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterator[dict[str, Any]]:
+    """Enter what is about to be done to a worktree, and how it ended; what is put into the dictionary, too."""
+    trail, more = opened.guard.trail, dict[str, Any]()
+    details = {"worktree": one.worktree, "issue": one.issue, "branch": one.branch, "for": one.agent, "base": one.base}
+    action = ACTIONS[operation]
+    seq = trail.intent(operation, "", action, "", guard="git", details=details)
+    error = errno.EINTR
+    try:
+        yield more
+        error = 0
+    except OSError as failed:
+        error = failed.errno or errno.EIO
+        raise
+    except BonobofsError:
+        error = errno.EIO
+        raise
+    finally:
+        trail.outcome(seq, operation, "", guard="git", action=action, error=error, details=more)
 
 
 def _mount_again(home: Path, one: Worktree, wanted: Wanted) -> Made:
@@ -253,14 +293,17 @@ def _chosen(home: Path, named: str) -> Worktree:
     raise UsageError(f"there is no worktree {named}; see bonobofs worktree list")
 
 
-def _emptied(one: Worktree, where: Places) -> Removed:
+def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
     """Put what is in no commit where it is kept."""
     common = Path(one.common)
     if not where.tree.exists():
         return Removed(one, None, (), (), ())
     try:
-        unsaved = linked.unsaved(common, one.name, where.tree)
-    except GitError:
+        with busy.alone(home, common):
+            unsaved = linked.unsaved(common, one.name, where.tree)
+    except (GitError, FileNotFoundError) as error:
+        if isinstance(error, GitError) and error.kind == "busy":
+            raise
         # The repository is gone, and with it every commit: all of it is kept.
         place = _free(where.kept)
         os.rename(where.tree, place)
@@ -313,7 +356,8 @@ def _take_away(home: Path, one: Worktree) -> None:
     for directory in (where.work, where.view):
         with contextlib.suppress(FileNotFoundError):
             directory.rmdir()
-    linked.forget(common, one.name)
+    with contextlib.suppress(FileNotFoundError), busy.alone(home, common):
+        linked.forget(common, one.name)
     save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
 
 

@@ -14,6 +14,7 @@ import pygit2
 import pytest
 
 from bonobofs import session
+from bonobofs.audit.history import read
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
 from bonobofs.guards.git import linked
 from bonobofs.session import worktrees
@@ -23,7 +24,8 @@ from bonobofs.state.calling import call
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import load_all, places, save
-from tests.worlds import bonobofs
+from tests.watch.looking import out_of_band, until
+from tests.worlds import Mounted, bonobofs
 
 POLICY = 'default = "allow"\n[[protect]]\npaths = [".git/"]\n'
 
@@ -129,6 +131,30 @@ def test_a_commit_is_made_though_nobody_shows_the_repository(home: Path, wanted:
     call(directory, "git.add", paths=["docs/a.md"])
     call(directory, "git.commit", message="Say more")
     assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
+
+
+def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mount(
+    home: Path, wanted: Wanted, mounted: Mounted
+) -> None:
+    """The repository is mounted, where whatever else changes `.git` is out of band."""
+    world = mounted(source=wanted.repository, policy=POLICY)
+    add(home, wanted)
+    worktrees.remove(home, "gt-1")
+    (wanted.repository / "sign").touch()
+    until(lambda: "sign" in out_of_band(world), "what is a stranger's is entered")
+    assert list(out_of_band(world)) == ["sign"]
+    found = [
+        (one.kind, one.operation, one.action, one.guard, one.result, one.agent == "alice")
+        for path in sorted((home / "trails").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        for one in read(path)
+        if one.operation.endswith("worktree")
+    ]
+    assert found == [
+        ("intent", "create_worktree", "create", "git", "allowed", True),
+        ("outcome", "create_worktree", "create", "git", "allowed", True),
+        ("intent", "remove_worktree", "delete", "git", "allowed", False),
+        ("outcome", "remove_worktree", "delete", "git", "allowed", False),
+    ]
 
 
 WRITES = """

@@ -12,12 +12,9 @@ A change that fails on the way is taken back; one that is killed on the way is c
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +30,6 @@ from bonobofs.guards.git.refs import Move, Value, now
 from bonobofs.guards.git.repository import Blob, Repository, find
 from bonobofs.guards.git.worktree import WorkTree
 
-_ALONE_WAIT: Final = 60.0
-"""Seconds to wait for other operations of the service."""
 _LOCK_WAIT: Final = 3.0
 """Seconds to wait for another program's lock. git itself waits for none of the index."""
 _FOR_NOW: Final = (
@@ -48,7 +43,6 @@ _FOR_NOW: Final = (
     errno.ENOMEM,
 )
 """What may be otherwise soon; a journal is kept until then."""
-_PAUSE: Final = 0.01
 
 
 class Transaction:
@@ -64,7 +58,7 @@ class Transaction:
         self._locks: Final[dict[Path, Path]] = {}
         self._values: Final[dict[str, Value | None]] = {}
         self._token: Final = secrets.token_hex(16)
-        self._flock = -1
+        self._alone: ExitStack
         self._is_half_done = False
         self._done = Change()
         self.index: Index | None = None
@@ -75,18 +69,15 @@ class Transaction:
 
     def __enter__(self) -> Self:
         layout = find(self._workspace.root, self._home)
-        self._flock = os.open(layout.common, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._wait_until_alone()
+        with ExitStack() as alone:
+            alone.enter_context(busy.alone(self._home, layout.common))
             head = {"git": str(layout.git), "common": str(layout.common), "root": str(layout.root)}
             self._journal = Journal(self._state, self._token, {**head, "session": self._session})
             for left in left_of(self._state, layout):
                 self._mend(left)
             self.repository = Repository(layout)
             self.tree = WorkTree(self._workspace, self.repository)
-        except BaseException:
-            os.close(self._flock)
-            raise
+            self._alone = alone.pop_all()
         return self
 
     def __exit__(
@@ -100,21 +91,7 @@ class Transaction:
         finally:
             self.tree.__exit__(None, None, None)
             self.repository.close()
-            # Without it, what the operation locked may be entered as changed behind the mount.
-            with suppress(OSError):
-                busy.leave(self._home, self._flock)
-            os.close(self._flock)
-
-    def _wait_until_alone(self) -> None:
-        def alone() -> bool:
-            try:
-                fcntl.flock(self._flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        if not _waited(alone, _ALONE_WAIT):
-            raise GitError("another operation on this repository takes too long", kind="busy")
+            self._alone.close()
 
     def lock_index(self) -> Index:
         """The index, which nobody else changes from now on."""
@@ -164,7 +141,7 @@ class Transaction:
                 return False
             return True
 
-        if not _waited(taken, _LOCK_WAIT):
+        if not busy.waited(taken, _LOCK_WAIT):
             unlink(by)
             message = f"{lock.name} is held by another program; if none is at work here, remove {lock}"
             raise GitError(message, kind="busy", paths=(str(lock),))
@@ -392,13 +369,3 @@ def _unlock(lock: Path, by: Path) -> None:
     if _same(lock, by):
         unlink(lock)
     unlink(by)
-
-
-def _waited(done: Callable[[], bool], seconds: float) -> bool:
-    """Whether it was done within so many seconds."""
-    end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_PAUSE)
-    return True
