@@ -88,7 +88,9 @@ def test_a_place_that_is_not_there_is_passed_over(beads_workspace: Workspace, ot
 
 
 def test_a_redirect_is_followed_from_where_bd_was_sent(beads_workspace: Workspace, other: Workspace) -> None:
-    """`where` tells from where, to who is there; with another prefix bd fails: it keeps its own database's name."""
+    """`where` tells from where, to who is there. With another prefix it keeps its own database's name: none is there,
+    so one is made that holds nothing, and creating fails.
+    """
     (beads_workspace.beads / "redirect").write_text(str(other.beads) + "\n")
     assert beads_workspace.json("where")["path"] == str(other.beads)
     there = beads_workspace.run("where", "--json", env={"BEADS_DIR": None}, cwd=beads_workspace.directory)
@@ -98,8 +100,27 @@ def test_a_redirect_is_followed_from_where_bd_was_sent(beads_workspace: Workspac
     assert {issue["title"] for issue in other.everything().values()} == {"elsewhere"}
     third = Workspace(other.bd, other.directory.parent / "third", other.person).init("yy")
     (beads_workspace.beads / "redirect").write_text(str(third.beads) + "\n")
+    third.create("there")
+    assert beads_workspace.json("where")["prefix"] == "yy"
+    assert beads_workspace.everything() == {}
     failed = beads_workspace.run("create", "nowhere")
     assert (failed.returncode, "issue_prefix config is missing" in failed.stderr) == (1, True)
+    assert {issue["title"] for issue in third.everything().values()} == {"there"}
+
+
+def test_a_beads_that_holds_nothing_is_passed_over(beads_workspace: Workspace) -> None:
+    """Where BEADS_DIR leads, above the working directory, and behind a redirect."""
+    beads_workspace.create("above")
+    empty = beads_workspace.directory / "sub" / ".beads"
+    empty.mkdir(parents=True)
+    for steered in (str(empty), None):
+        done = beads_workspace.run("list", "--json", env={"BEADS_DIR": steered}, cwd=empty.parent)
+        assert [issue["title"] for issue in json.loads(done.stdout)] == ["above"]
+    (beads_workspace.beads / "redirect").write_text(str(empty) + "\n")
+    lost = beads_workspace.run("list", "--json")
+    assert (lost.returncode, lost.stdout, "no beads database found" in lost.stderr) == (1, "", True)
+    (beads_workspace.beads / "redirect").write_text(str(empty / "nowhere") + "\n")
+    assert [issue["title"] for issue in beads_workspace.everything().values()] == ["above"]
 
 
 def test_flags_lead_to_other_databases(beads_workspace: Workspace, other: Workspace, tmp_path: Path) -> None:
@@ -107,6 +128,8 @@ def test_flags_lead_to_other_databases(beads_workspace: Workspace, other: Worksp
     made = beads_workspace.run("list", "--db", tmp_path / "new" / ".beads", "--json")
     assert (made.returncode, json.loads(made.stdout)) == (0, [])
     assert (tmp_path / "new").is_dir()
+    for place in (beads_workspace.beads, beads_workspace.beads / "embeddeddolt" / "gt"):
+        assert list(beads_workspace.json("list", "--db", place)) == []
     assert beads_workspace.run("create", "x", "--repo", other.directory).returncode == 0
     assert beads_workspace.everything() == {}
     assert len(other.everything()) == 1

@@ -8,7 +8,7 @@ from . import fields
 from .answers import Answers, Failed
 from .call import Call
 from .dependencies import add_edge
-from .store import Issue, now
+from .store import UNINITIALIZED, Issue, now
 
 FLAGS = {
     "title": "text", "type": "t:text", "priority": "p:text", "description": "d:text", "design": "text",
@@ -37,6 +37,8 @@ def create(call: Call) -> None:
     if flags.get("dry-run"):
         call.answers.tell({**_printed(issue), "id": "", "created_at": "0001-01-01T00:00:00Z"}, "would create")
         return
+    if not store.prefix:
+        raise Failed(UNINITIALIZED, "stderr")
     issue["id"] = id_ = _id(call, parent, wisp=wisp)
     if parent and not flags.get("no-inherit-labels"):
         issue["labels"] = sorted({*issue["labels"], *store.issues[parent]["labels"]})

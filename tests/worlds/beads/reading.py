@@ -42,16 +42,17 @@ def _whole(call: Call, id_: str) -> Issue:
 
 
 def list_(call: Call) -> None:
+    status, kind = call.flags.get("status"), call.flags.get("type")
+    if status not in (None, "all"):
+        fields.status(status, call.store, "stderr")
+    if kind is not None:
+        fields.issue_type(kind, "stderr")
     _tell_issues(call, [id_ for id_ in sorted(call.store.issues) if _is_wanted(call, call.store.issues[id_])])
 
 
 def _is_wanted(call: Call, issue: Issue) -> bool:
     flags = call.flags
     status, kind = flags.get("status"), flags.get("type")
-    if status not in (None, "all"):
-        fields.status(status, call.store, "stderr")
-    if kind is not None:
-        fields.issue_type(kind, "stderr")
     if status is None:
         # A status of one's own is as hidden as closed.
         has_status = bool(flags.get("all")) or issue["status"] in fields.STATUSES[:4] + fields.STATUSES[5:]

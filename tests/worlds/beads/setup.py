@@ -12,7 +12,7 @@ from typing import Any
 from . import workspace
 from .answers import Answers, Failed
 from .call import Call
-from .store import Store, now, random_uuid
+from .store import UNINITIALIZED, Store, now, random_uuid
 from .workspace import Workspace
 
 VERSION = "1.0.5"
@@ -73,7 +73,9 @@ def where(answers: Answers, found: Workspace | None) -> int:
     # Told where the redirect is found from the working directory; one that BEADS_DIR has led to is followed unsaid.
     is_told = found.redirected_from is not None and not os.environ.get("BEADS_DIR")
     more = {"redirected_from": str(found.redirected_from)} if is_told else {}
-    place = {"path": str(found.path), **more, "prefix": found.name, "database_path": str(found.path / "embeddeddolt")}
+    prefix = Store.prefix_at(found.path)
+    more = {**more, **({"prefix": prefix} if prefix else {})}
+    place = {"path": str(found.path), **more, "database_path": str(found.path / "embeddeddolt")}
     answers.tell(place, place["path"])
     return 0
 
@@ -104,6 +106,8 @@ def config(call: Call) -> None:
 def import_(call: Call) -> None:
     """An upsert: whatever a line says is taken over, over what is there."""
     lines = Path(call.arguments[0]).read_text().splitlines()
+    if any(lines) and not call.store.prefix:
+        raise Failed(f"import failed: {UNINITIALIZED}")
     for issue in map(json.loads, filter(str.strip, lines)):
         there = call.store.issues.get(issue["id"], {"labels": [], "metadata": None, "created_at": now()})
         base = {"title": "", "status": "open", "priority": 2, "issue_type": "task", "created_by": "", "updated_at": ""}

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from .answers import Failed
-from .workspace import Workspace
+from .workspace import Workspace, database_name
 
 Issue = dict[str, Any]
 Edge = dict[str, Any]
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 ORDERING = frozenset({"blocks", "conditional-blocks"})
 """The only edges along which a cycle is looked for, and by which an issue is blocked at closing."""
+
+UNINITIALIZED = "database not initialized: issue_prefix config is missing"
+"""Why nothing is created where there is no prefix. What only reads finds nothing, and is content."""
 
 
 def now(*, exact: bool = False) -> str:
@@ -40,16 +43,11 @@ class Store:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         directory = workspace.database
-        if not workspace.name or not directory.is_dir():
-            if (workspace.path / "embeddeddolt").is_dir() and workspace.redirected_from is None:
-                self._state: dict[str, Any] = _empty("")
-                return  # made by --db: there is nothing in it
-            raise Failed("issue_prefix config is missing" if workspace.redirected_from else "no beads database found")
         noms = directory / ".dolt" / "noms"
         noms.mkdir(parents=True, exist_ok=True)
         self._lock = _wait(noms / "LOCK")
         self._file = directory / "state.json"
-        self._state = json.loads(self._file.read_text()) if self._file.exists() else _empty("")
+        self._state: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else _empty("")
 
     @staticmethod
     def make(workspace: Workspace, prefix: str) -> None:
@@ -58,11 +56,14 @@ class Store:
 
     @property
     def prefix(self) -> str:
+        """Of all ids; "" in a database that nobody has initialized, which a call has made where there was none."""
         return str(self._state["prefix"])
 
-    @prefix.setter
-    def prefix(self, prefix: str) -> None:
-        self._state["prefix"] = prefix
+    @staticmethod
+    def prefix_at(path: Path) -> str:
+        """That of the database that belongs there; nobody has to be waited for to read it."""
+        file = Workspace(path, None, database_name(path)).database / "state.json"
+        return str(json.loads(file.read_text())["prefix"]) if file.exists() else ""
 
     @property
     def config(self) -> dict[str, str]:

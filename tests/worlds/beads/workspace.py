@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -36,34 +37,42 @@ def find(database: str | None) -> Workspace | None:
     """Where this call works: --db, BEADS_DIR if it leads somewhere, else upwards from the working directory."""
     if database is not None:
         path = Path(database).absolute()
-        place = path if path.name == ".beads" else path.parent
+        place = next((at for at in (path, *path.parents[:2]) if _holds_database(at)), path.parent)
         (place / "embeddeddolt").mkdir(parents=True, exist_ok=True)  # a place that is not there is made, and is empty
-        return Workspace(place, None, "beads")
+        return Workspace(place, None, database_name(place))
     named = os.environ.get("BEADS_DIR")
-    if named and Path(named).is_dir():
-        return _redirected(Path(os.path.realpath(named)))
+    places = [Path(os.path.realpath(named))] if named else []
     here = Path.cwd()
-    for directory in (here, *here.parents):
-        if (directory / ".beads").is_dir():
-            return _redirected(directory / ".beads")
+    places += [directory / ".beads" for directory in (here, *here.parents)]
+    found = next(filter(None, map(_redirected, places)), None)
+    if found is not None:
+        return found
     common = git("rev-parse", "--path-format=absolute", "--git-common-dir")
-    main = Path(common).parent / ".beads" if common else None
-    return _redirected(main) if main is not None and main.is_dir() else None
+    return _redirected(Path(common).parent / ".beads") if common else None
 
 
-def _redirected(path: Path) -> Workspace:
-    name = _database_name(path)
+def _redirected(path: Path) -> Workspace | None:
+    """None: nothing is there, or where it leads."""
     redirect = path / "redirect"
     if redirect.is_file():
         target = Path(os.path.realpath(path.parent / redirect.read_text().strip()))
         if target.is_dir():
-            return Workspace(target, path, name or _database_name(target))
-    return Workspace(path, None, name)
+            name = database_name(path if _holds_database(path) else target)
+            return Workspace(target, path, name) if _holds_database(target) else None
+        Answers.notice(f"Warning: redirect target does not exist or is not a directory: {target}")
+    return Workspace(path, None, database_name(path)) if _holds_database(path) else None
 
 
-def _database_name(path: Path) -> str:
-    databases = [entry.name for entry in (path / "embeddeddolt").glob("*") if entry.is_dir()]
-    return databases[0] if databases else ""
+def _holds_database(path: Path) -> bool:
+    return (path / "metadata.json").is_file() or (path / "embeddeddolt").is_dir()
+
+
+def database_name(path: Path) -> str:
+    """As the metadata have it."""
+    try:
+        return str(json.loads((path / "metadata.json").read_text())["dolt_database"])
+    except FileNotFoundError:
+        return "beads"
 
 
 def load_environment(path: Path) -> None:
