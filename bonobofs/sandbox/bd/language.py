@@ -18,15 +18,15 @@ _EVERYWHERE: Final = form(switches="json quiet:q verbose:v")
 """Flags that every command takes: how it is answered, never what is done."""
 _TIMES: Final = "created-after created-before updated-after updated-before closed-after closed-before"
 _WHICH: Final = (
-    "assignee:a label:l label-any status:s type:t limit:n desc-contains notes-contains external-contains priority-min"
-    f" priority-max sort has-metadata-key metadata-field {_TIMES}"
+    "assignee:a label:l label-any status:s type:t limit:n desc-contains notes-contains priority-min priority-max"
+    f" sort has-metadata-key metadata-field {_TIMES}"
 )
 _WITHOUT: Final = "no-assignee no-labels empty-description"
 
 READING: Final[Mapping[str, Form]] = {
     "list": form(
-        f"{_WHICH} priority:p title title-contains exclude-label exclude-type label-pattern label-regex label-exact"
-        " parent spec mol-type defer-after defer-before due-after due-before format",
+        f"{_WHICH} priority:p title title-contains exclude-label exclude-type label-pattern label-regex parent"
+        " spec mol-type defer-after defer-before due-after due-before format",
         f"{_WITHOUT} all long pretty tree flat ready overdue deferred pinned no-pinned no-parent no-pager include-gates"
         " include-infra include-templates reverse:r skip-labels",
     ),
@@ -37,13 +37,13 @@ READING: Final[Mapping[str, Form]] = {
         "explain gated include-deferred include-ephemeral plain pretty unassigned:u",
     ),
     "blocked": form("parent"),
-    "children": form("", "pretty", (1, 1)),
+    "children": form("", "", (1, 1)),
     "count": form(
         f"assignee:a label:l label-any status:s type:t priority:p priority-min priority-max title title-contains"
         f" desc-contains notes-contains {_TIMES}",
-        f"{_WITHOUT} by-assignee by-label by-priority by-status by-type include-infra",
+        f"{_WITHOUT} by-assignee by-label by-priority by-status by-type",
     ),
-    "search": form(f"{_WHICH} query", f"{_WITHOUT} long reverse:r", (0, MANY)),
+    "search": form(f"{_WHICH} external-contains query", f"{_WITHOUT} long reverse:r", (0, MANY)),
     "query": form("limit:n sort", "all:a long reverse:r parse-only", (1, 1)),
     "stale": form("days:d limit:n status:s"),
     "lint": form("type:t status:s", "", (0, MANY)),

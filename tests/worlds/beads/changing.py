@@ -17,6 +17,7 @@ UPDATE_FLAGS = {
     "persistent": "flag", "ephemeral": "flag",
 }  # fmt: skip
 CLOSE_FLAGS = {"reason": "r:text", "force": "f:flag"}
+REOPEN_FLAGS = {"reason": "r:text"}
 
 
 def update(call: Call) -> None:

@@ -16,6 +16,7 @@ FLAGS = {
     "metadata": "text", "id": "text", "force": "flag", "silent": "flag", "dry-run": "flag", "ephemeral": "flag",
     "no-history": "flag", "no-inherit-labels": "flag", "repo": "text", "waits-for": "text",
 }  # fmt: skip
+QUICK_FLAGS = {"type": "t:text", "priority": "p:text", "labels": "l:list"}
 
 _BEFORE = frozenset({"depends-on", "blocked-by"})
 """Words of --deps for an ordinary blocks edge."""

@@ -9,7 +9,10 @@ from .answers import Failed
 from .call import Call
 from .store import ORDERING, Edge, Store, now
 
-FLAGS = {"type": "t:text", "blocks": "text", "no-cycle-check": "flag", "direction": "text", "max-depth": "text"}
+FLAGS = {"blocks": "b:text", "no-cycle-check": "flag"}
+ADD_FLAGS = {"type": "t:text", "no-cycle-check": "flag"}
+LIST_FLAGS = {"type": "t:text", "direction": "text"}
+TREE_FLAGS = {"direction": "text", "max-depth": "d:text"}
 
 
 def dep(call: Call) -> None:
@@ -19,7 +22,7 @@ def dep(call: Call) -> None:
         _PARTS[word](call)
     elif word and "blocks" in call.flags:
         blocker, blocked = call.id_of(word, "stdout"), call.id_of(call.flags["blocks"], "stdout")
-        add_edge(call.store, blocked, blocker, call.flags.get("type", "blocks"), call.person.actor)
+        add_edge(call.store, blocked, blocker, "blocks", call.person.actor)
         call.store.save()
         call.answers.tell({"status": "added", "blocker_id": blocker, "blocked_id": blocked, "type": "blocks"}, "Added")
     else:

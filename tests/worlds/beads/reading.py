@@ -9,11 +9,17 @@ from .answers import Answers, Failed
 from .call import Call
 from .store import Issue
 
+_WHICH = {"type": "t:text", "assignee": "a:text", "label": "l:list"}
 LIST_FLAGS = {
-    "status": "s:text", "type": "t:text", "assignee": "a:text", "priority": "p:text", "label": "l:list",
-    "limit": "n:text", "all": "flag", "include-infra": "flag", "include-gates": "flag", "claim": "flag", "id": "text",
-    "title": "text", "long": "flag", "parent": "text", "unassigned": "flag",
+    **_WHICH, "status": "s:text", "priority": "p:text", "limit": "n:text", "all": "flag", "include-infra": "flag",
+    "include-gates": "flag", "id": "text", "title": "text", "long": "flag", "parent": "text",
 }  # fmt: skip
+READY_FLAGS = {
+    **_WHICH, "sort": "s:text", "priority": "p:text", "limit": "n:text", "claim": "flag", "parent": "text",
+    "unassigned": "u:flag",
+}  # fmt: skip
+COUNT_FLAGS = {**_WHICH, "status": "s:text", "priority": "p:text", "id": "text", "title": "text"}
+SEARCH_FLAGS = {**_WHICH, "status": "s:text", "limit": "n:text", "long": "flag", "query": "text"}
 LIMIT = 50
 
 
@@ -111,7 +117,7 @@ def count(call: Call) -> None:
 
 
 def search(call: Call) -> None:
-    wanted = " ".join(call.arguments).lower()
+    wanted = call.flags.get("query", " ".join(call.arguments)).lower()
     issues = call.store.issues.values()
     found = call.counted([issue["id"] for issue in issues if wanted in issue["title"].lower()])
     call.answers.tell(found, "\n".join(issue["id"] for issue in found))
