@@ -118,6 +118,16 @@ def test_numbers_names_and_json_are_checked_and_a_file_is_read(beads_workspace: 
     assert beads_workspace.issue(read)["description"] == f"@{tmp_path / 'secret.json'}"
 
 
+def test_a_description_of_a_dash_is_read_from_standard_input(beads_workspace: Workspace, one: str) -> None:
+    """Which has nothing here: that does for a new issue, and not for one that has a description. Notes are not read."""
+    assert "description" not in beads_workspace.issue(beads_workspace.create("x", "-d", "-", "--notes=-"))
+    assert beads_workspace.json("update", one, "--description=text", "--notes=-")[0]["notes"] == "-"
+    refused = beads_workspace.run("update", one, "--description=-", "--json")
+    assert (refused.returncode, "stdin" in json.loads(refused.stdout)["error"]) == (1, True)
+    assert beads_workspace.issue(one)["description"] == "text"
+    assert "description" not in beads_workspace.json("update", one, "--description=")[0]
+
+
 def test_labels_are_free_text_and_split_at_commas_by_create_alone(beads_workspace: Workspace, one: str) -> None:
     """Nothing holds them to a form; adding twice and removing what is not there succeed."""
     two = beads_workspace.create("two", "-l", "a,,b", "-l", " ")

@@ -350,7 +350,7 @@ def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, leave: Allo
 
 
 @pytest.mark.parametrize(
-    "text", ["-", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
+    "text", ["--", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
 )
 def test_a_text_is_stored_as_it_is(beads: Beads, leave: Allowed, tmp_path: Path, text: str) -> None:
     """In every field, and as a reason."""
@@ -360,6 +360,21 @@ def test_a_text_is_stored_as_it_is(beads: Beads, leave: Allowed, tmp_path: Path,
         assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
         assert turn.update_issue(made.id, leave, notes=text + text, assignee="").issue.notes == text + text
         assert turn.close_issue(made.id, leave, reason=text).issue.close_reason == text
+
+
+def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, leave: Allowed) -> None:
+    """That is "-" and no other; in every other place "-" is a text too."""
+    with beads.turn() as turn:
+        with pytest.raises(UsageError, match="standard input"):
+            turn.create_issue(NewIssue("x", description="-"), leave)
+        made = turn.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), leave).issue
+        assert (made.title, made.design, made.acceptance, made.notes, made.assignee) == ("-",) * 5
+        with pytest.raises(UsageError, match="standard input"):
+            turn.update_issue(made.id, leave, description="-", notes="x")
+        assert turn.update_issue(made.id, leave, description="- ").issue.notes == "-"
+        turn.add_comment(made.id, "-", leave)
+        assert [comment.text for comment in turn.comments(made.id)] == ["-"]
+        assert turn.close_issue(made.id, leave, reason="-").issue.close_reason == "-"
 
 
 def test_a_file_that_is_named_is_not_read(beads: Beads, leave: Allowed, tmp_path: Path) -> None:

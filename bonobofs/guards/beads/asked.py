@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bonobofs.errors import UsageError
-from bonobofs.guards.beads.commands import Flag, check_label
+from bonobofs.guards.beads.commands import Flag, check_description, check_label
 from bonobofs.guards.beads.issue import CLOSED, PARENT, BeadsIssue, NewIssue
 
 CALL: Final = "bonobofs_call"
@@ -24,9 +24,10 @@ class Creation:
     """One issue to be created, under a mark of its own."""
 
     def __init__(self, new: NewIssue, mark: str) -> None:
-        """UsageError: a label that bd would take apart."""
+        """UsageError: a label that bd would take apart, or a description that it would read from elsewhere."""
         for label in new.labels:
             check_label(label)
+        check_description(new.description)
         self.new: Final = new
         self._metadata: Final = {**new.metadata, CALL: mark}
 
@@ -72,11 +73,12 @@ class Update:
     _texts: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """UsageError: a label that bd would take apart, or a status by which an issue would be closed."""
+        """UsageError: a label or a description as of a new issue, or a status by which an issue would be closed."""
         if self.texts.get("status") == CLOSED:
             raise UsageError("an issue is closed by closing it: an update would pass over what keeps it open")
         for label in (*self.add_labels, *self.remove_labels):
             check_label(label)
+        check_description(self.texts.get("description") or "")
         object.__setattr__(self, "_texts", {name: value for name, value in self.texts.items() if value is not None})
 
     def flags(self) -> list[Flag]:

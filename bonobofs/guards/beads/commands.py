@@ -90,3 +90,9 @@ def check_label(label: str) -> None:
     """UsageError for a label that bd would take apart, or read as something else."""
     if not label or label != label.strip() or not label.isprintable() or any(mark in label for mark in ',"'):
         raise UsageError(f"bd cannot be told the label {label!r}: no commas, quotes, or blanks around it")
+
+
+def check_description(text: str) -> None:
+    """UsageError for the one text in whose place bd would read its standard input."""
+    if text == "-":
+        raise UsageError("bd cannot be told the description '-': it would read its standard input for it")

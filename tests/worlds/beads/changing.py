@@ -48,6 +48,10 @@ def _changes(call: Call) -> Issue:
     """What the flags say, checked: status, priority and title fail as JSON on stdout, the type as text."""
     flags = call.flags
     changes: Issue = {key: flags[flag] for flag, key in fields.TEXTS.items() if flag in flags}
+    if changes.get("description"):
+        changes["description"] = fields.description(changes["description"])
+        if not changes["description"]:
+            raise Failed("empty description from stdin/file requires --allow-empty-description", "stdout")
     if "status" in flags:
         changes["status"] = fields.status(flags["status"], call.store, "stdout")
     if "priority" in flags:

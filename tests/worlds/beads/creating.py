@@ -75,6 +75,7 @@ def _fields(call: Call) -> Issue:
         "id": "",
         "title": title,
         **{key: flags.get(flag, "") for flag, key in fields.TEXTS.items()},
+        "description": fields.description(flags.get("description", "")),
         "status": "open",
         "priority": fields.priority(flags.get("priority", "2"), "stderr"),
         "issue_type": fields.issue_type(flags.get("type", "task"), "stderr"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def title(text: str, where: str) -> str:
     except UnicodeEncodeError:
         raise Failed("Error 1105: invalid string for charset utf8mb4", where) from None
     return text
+
+
+def description(text: str) -> str:
+    """The text, or what standard input holds where it is a dash."""
+    return sys.stdin.read() if text == "-" else text
 
 
 def issue_type(word: str, where: str) -> str:
