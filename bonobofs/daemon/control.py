@@ -22,8 +22,10 @@ LONGEST_LOG: Final = 4 * 1024 * 1024
 """Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
 
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
+# As for a server: what is loaded stays, and is not looked through.
 _RUN: Final = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.daemon.process import main; sys.exit(main())"
+    "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
+    "from bonobofs.daemon.process import main; gc.freeze(); code = main(); gc.freeze(); sys.exit(code)"
 )
 # The parent ends at once, so that the daemon is nobody's child.
 _RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {_RUN}"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.state.processes import plain_environment
+from bonobofs.state.processes import plain_environment, start_time, wait_for_end
 
 SECONDS_TO_STAND: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
@@ -128,11 +128,10 @@ class Companion:
     def end(self) -> None:
         """Let it go, by force if it does not go by itself."""
         self._line.socket.close()
-        try:
-            self._process.wait(_SECONDS_TO_SETTLE)
-        except subprocess.TimeoutExpired:
+        pid = self._process.pid
+        if not wait_for_end(pid, start_time(pid) or 0, _SECONDS_TO_SETTLE):
             self._process.kill()
-            self._process.wait()
+        self._process.wait()
 
     def _next(self, deadline: float) -> list[tuple[Kind, bytes]]:
         """What it says next; [] when it says nothing until then. EOFError."""

@@ -21,9 +21,11 @@ SERVER = "bonobofs.fuse.server"
 COMPANION = "bonobofs.companion.process"
 
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)
+# What is loaded stays: looking through it for garbage, again and again and once more at the end, would take a third of
+# the time until a mount is there, and most of that until it is gone.
 _RUN = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from importlib import import_module; "
-    "sys.exit(import_module(sys.argv.pop(1)).main())"
+    "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
+    "from importlib import import_module; code = import_module(sys.argv.pop(1)).main(); gc.freeze(); sys.exit(code)"
 )
 # The parent ends at once, so that the server is nobody's child: whoever starts a mount need not stay to bury it.
 # What the companion needs beyond the standard library comes last, so that it hides nothing.
