@@ -15,7 +15,6 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from bonobofs.companion.beads_calls import BEADS_CALLS
 from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.session import CalledSession
 from bonobofs.decision import Denied
@@ -231,6 +230,17 @@ def _leasing() -> Any:
     return import_module("bonobofs.session.leasing")
 
 
+def _of_issues(name: str) -> Call:
+    """A call about issues. What they are made of is read when one is made: most sessions make none."""
+
+    def call(session: CalledSession, arguments: Arguments) -> Any:
+        return import_module("bonobofs.companion.beads_calls").BEADS_CALLS[name](session, arguments)
+
+    return call
+
+
+_OF_ISSUES: Final = ("bd", "create", "update", "close", "reopen", "tie", "untie", "label", "comment")
+
 CALLS: Final[dict[str, Call]] = {
     "whoami": _whoami,
     "why": _why,
@@ -245,7 +255,7 @@ CALLS: Final[dict[str, Call]] = {
     "search_files": _search_files,
     "delete_file": _delete_file,
     **GIT_CALLS,
-    **BEADS_CALLS,
+    **{f"beads.{word}": _of_issues(f"beads.{word}") for word in _OF_ISSUES},
 }
 
 AT_ONCE: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2}

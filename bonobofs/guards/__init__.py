@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from bonobofs.guards.answers import ValidationResult
-from bonobofs.guards.beads_guard import BeadsGuard
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
 
 if TYPE_CHECKING:
+    from bonobofs.guards.beads_guard import BeadsGuard
     from bonobofs.guards.git_guard import GitGuard, GitStatus, MergeResult
 
 __all__ = ["BeadsGuard", "FileGuard", "FileTools", "GitGuard", "GitStatus", "MergeResult", "ValidationResult"]
 
+_LATER: Final = {
+    "BeadsGuard": "bonobofs.guards.beads_guard",
+    "GitGuard": "bonobofs.guards.git_guard",
+    "GitStatus": "bonobofs.guards.git_guard",
+    "MergeResult": "bonobofs.guards.git_guard",
+}
+
 
 def __getattr__(name: str) -> object:
-    """What needs libgit2 is loaded when it is asked for."""
-    if name in ("GitGuard", "GitStatus", "MergeResult"):
-        from bonobofs.guards import git_guard  # noqa: PLC0415 - see above
-
-        return getattr(git_guard, name)
+    """What needs libgit2, or the database, is loaded when it is asked for."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(name)
