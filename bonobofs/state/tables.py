@@ -1,4 +1,4 @@
-"""The tables, and what each column holds. The migrations make them; a test holds the two together.
+"""The tables, and what each column holds. The migrations make them, and what `indexes` adds; a test holds all together.
 
 Identities are UUIDs in text. Moments are milliseconds since 1970, UTC, by the database's clock (`sql.clock`), so that
 hosts whose clocks differ agree on what has expired. A label is for people: it is looked up among the living only, and
@@ -14,7 +14,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     ForeignKey,
-    Index,
     MetaData,
     String,
     Table,
@@ -47,13 +46,6 @@ teams = Table(
         "removed", BigInteger, comment="When it was removed; null while it lives. The row stays: records name its UUID."
     ),
 )
-Index(
-    "teams_living",
-    teams.c.name,
-    unique=True,
-    sqlite_where=teams.c.removed.is_(None),
-    postgresql_where=teams.c.removed.is_(None),
-)
 
 agents = Table(
     "agents",
@@ -68,13 +60,6 @@ agents = Table(
         BigInteger,
         comment="When it was removed; null while it lives. A later agent of that name is another.",
     ),
-)
-Index(
-    "agents_living",
-    agents.c.name,
-    unique=True,
-    sqlite_where=agents.c.removed.is_(None),
-    postgresql_where=agents.c.removed.is_(None),
 )
 
 agent_roles = Table(
@@ -111,12 +96,6 @@ sessions = Table(
         nullable=False,
         comment="The generation of leases that binds every change it makes, none admitted before being under way.",
     ),
-)
-Index(
-    "sessions_open",
-    sessions.c.acknowledged,
-    sqlite_where=sessions.c.ended.is_(None),
-    postgresql_where=sessions.c.ended.is_(None),
 )
 
 leases = Table(

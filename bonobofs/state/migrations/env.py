@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from bonobofs.state.tables import VERSION_TABLE, metadata
+from bonobofs.state.indexes import metadata
+from bonobofs.state.tables import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
