@@ -1,8 +1,6 @@
 """`python -m bonobofs`."""
 
-import sys
-
-from bonobofs.cli import main
+from bonobofs.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

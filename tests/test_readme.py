@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.cli.app import app
+from bonobofs.cli.app import tree
 from tests.worlds import ROOT, bonobofs, environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,6 +55,7 @@ def test_the_transcript_happens(tmp_path: Path) -> None:
 
 def test_every_command_is_listed() -> None:
     """The table of commands names each that there is."""
+    app = tree()
     names = {command.name for command in app.registered_commands}
     names |= {
         f"{group.name} {command.name}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from bonobofs.decision import Refused
 from bonobofs.errors import BonobofsError
@@ -13,9 +15,14 @@ from bonobofs.errors import BonobofsError
 INTERRUPTED = 130
 
 
-def run() -> None:
-    """The installed program `bonobofs`."""
-    sys.exit(main())
+def run() -> NoReturn:
+    """The installed program `bonobofs`, and `python -m bonobofs`."""
+    # What is loaded stays: looking through it for garbage, again and again and at the end, takes longer than most
+    # commands do.
+    gc.set_threshold(50_000)
+    code = main()
+    gc.freeze()
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
 import bonobofs
-from bonobofs.cli import (
-    agents,
-    audit,
-    beads,
-    db,
-    doctor,
-    git,
-    lease,
-    mount,
-    policy,
-    serve,
-    shell,
-    status,
-    why,
-    worktree,
-)
 from bonobofs.errors import UsageError
 
-app = typer.Typer(
-    name="bonobofs",
-    help="""A write policy for programs that write code, applied at the system call.
+_COMMANDS: Final = {
+    "mount": "mount.mount",
+    "umount": "mount.umount",
+    "shell": "shell.shell",
+    "status": "status.status",
+    "why": "why.why",
+    "serve": "serve.serve",
+    "doctor": "doctor.doctor",
+}
+"""Where the function of each lies."""
+_FAMILIES: Final = {
+    "policy": "policy.app",
+    "audit": "audit.app",
+    "agent": "agents.agent_app",
+    "team": "agents.team_app",
+    "lease": "lease.app",
+    "git": "git.app",
+    "worktree": "worktree.app",
+    "beads": "beads.app",
+    "db": "db.app",
+}
+"""Where the tree of each lies."""
+
+_HELP: Final = """A write policy for programs that write code, applied at the system call.
 
 \b
 Examples:
@@ -36,12 +42,7 @@ Examples:
   bonobofs audit tail --denied                     what was refused of late
   bonobofs umount ~/work                           end it
 
-Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy.""",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy."""
 
 
 def _print_version(asked: bool) -> None:
@@ -50,7 +51,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -59,28 +59,39 @@ def _options(
     del version  # acted on before anything else
 
 
-app.command("mount")(mount.mount)
-app.command("umount")(mount.umount)
-app.command("shell")(shell.shell)
-app.command("status")(status.status)
-app.command("why")(why.why)
-app.add_typer(policy.app, name="policy")
-app.add_typer(audit.app, name="audit")
-app.add_typer(agents.agent_app, name="agent")
-app.add_typer(agents.team_app, name="team")
-app.add_typer(lease.app, name="lease")
-app.add_typer(git.app, name="git")
-app.add_typer(worktree.app, name="worktree")
-app.add_typer(beads.app, name="beads")
-app.add_typer(db.app, name="db")
-app.command("serve")(serve.serve)
-app.command("doctor")(doctor.doctor)
+def tree(named: str = "") -> typer.Typer:
+    """All commands; or only that one or that family, where there is one of that name.
+
+    Reading what all of them are made of would take longer than most of them do.
+    """
+    app = typer.Typer(
+        name="bonobofs",
+        help=_HELP,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    is_known = named in _COMMANDS or named in _FAMILIES
+    for name, place in _COMMANDS.items():
+        if name == named or not is_known:
+            app.command(name)(_at(place))
+    for name, place in _FAMILIES.items():
+        if name == named or not is_known:
+            app.add_typer(_at(place), name=name)
+    return app
+
+
+def _at(place: str) -> Any:
+    module, _, name = place.partition(".")
+    return getattr(import_module(f"bonobofs.cli.{module}"), name)
 
 
 def invoke(arguments: list[str]) -> int:
     """Run the command that the arguments name, and give its exit code. UsageError when they name none."""
     try:
-        result = app(args=arguments, prog_name="bonobofs", standalone_mode=False)
+        result = tree(arguments[0])(args=arguments, prog_name="bonobofs", standalone_mode=False)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "bonobofs"

@@ -10,7 +10,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import note, say, waiting
-from bonobofs.policy.document import packaged_default
+from bonobofs.policy.packaged import packaged_default
 
 
 def mount(

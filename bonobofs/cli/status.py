@@ -10,7 +10,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, say, table
-from bonobofs.policy.document import packaged_default
+from bonobofs.policy.packaged import packaged_default
 from bonobofs.session import State
 
 _STYLES = {State.SERVING: "green", State.DEAD: "red", State.CRASHED: "red", State.ENDING: "yellow", State.ENDED: "dim"}

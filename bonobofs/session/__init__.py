@@ -1,5 +1,8 @@
 """One session from its start to its end. The parts are wired together here and nowhere else.
 
+Each is read when it is asked for first: who unmounts has no use for the database and for pydantic, and would wait for
+both.
+
 setup       whose it is, in which role, under which policy
 transports  which of them serves a mount
 mounting    from `mount` to a mount that answers; `launch` starts the serving process
@@ -16,18 +19,22 @@ python      a session without a mount, for FileGuard and other Python callers
 
 from __future__ import annotations
 
-from bonobofs.session.asking import ask
-from bonobofs.session.ending import Ended, stop
-from bonobofs.session.listing import State, Status, around, mounted_around, settle, statuses
-from bonobofs.session.mail import Testimony, ask_witnesses
-from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
-from bonobofs.session.python import OpenSession, open_session
-from bonobofs.session.record import about_sessions, open_index, rebuild_index
-from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
-from bonobofs.session.shell import enter as enter_shell
-from bonobofs.session.showing import InForce, in_force
-from bonobofs.state.home import home
-from bonobofs.state.sessions import WATCHING, Session, live_at
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from bonobofs.session.asking import ask
+    from bonobofs.session.ending import Ended, stop
+    from bonobofs.session.listing import State, Status, around, mounted_around, settle, statuses
+    from bonobofs.session.mail import Testimony, ask_witnesses
+    from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
+    from bonobofs.session.python import OpenSession, open_session
+    from bonobofs.session.record import about_sessions, open_index, rebuild_index
+    from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
+    from bonobofs.session.shell import enter_shell
+    from bonobofs.session.showing import InForce, in_force
+    from bonobofs.state.home import home
+    from bonobofs.state.sessions import WATCHING, Session, live_at
 
 __all__ = [
     "WATCHING",
@@ -61,3 +68,25 @@ __all__ = [
     "statuses",
     "stop",
 ]
+
+_PARTS: Final = {
+    "bonobofs.session.asking": "ask",
+    "bonobofs.session.ending": "Ended stop",
+    "bonobofs.session.listing": "State Status around mounted_around settle statuses",
+    "bonobofs.session.mail": "Testimony ask_witnesses",
+    "bonobofs.session.mounting": "Mounted Order prepare_foreground start",
+    "bonobofs.session.python": "OpenSession open_session",
+    "bonobofs.session.record": "about_sessions open_index rebuild_index",
+    "bonobofs.session.setup": "ChosenPolicy choose_policy identity_of",
+    "bonobofs.session.shell": "enter_shell",
+    "bonobofs.session.showing": "InForce in_force",
+    "bonobofs.state.home": "home",
+    "bonobofs.state.sessions": "WATCHING Session live_at",
+}
+_PART_OF: Final = {name: part for part, names in _PARTS.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name in _PART_OF:
+        return getattr(import_module(_PART_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

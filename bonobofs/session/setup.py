@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
-from bonobofs.policy.document import PolicyDocument, load, packaged_default
+from bonobofs.policy.document import PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
+from bonobofs.policy.packaged import packaged_default
 from bonobofs.state import presence, registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import session_directory, write_document

@@ -21,7 +21,7 @@ _HASH_LENGTH: Final = 16
 _SECONDS: Final = 10.0
 
 
-def enter(home: Path, mountpoint: Path, command: Sequence[str]) -> NoReturn:
+def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoReturn:
     """Become the user's shell, or a command, in the mount. MountError: nothing is mounted there, or it does not answer.
 
     Who stands in the mount already stays where they are; others begin at its root.

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from bonobofs.errors import PolicyError
 from bonobofs.guards.git.rules import Rules, rules_of
 from bonobofs.policy.beads import Conventions, conventions
-from bonobofs.policy.document import PolicyDocument, load, packaged_default, parse
+from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.lines import Place, positions
+from bonobofs.policy.packaged import packaged_default
 from tests.policy.random_policies import documents, one_line
 
 DEFAULT = packaged_default().read_text(encoding="utf-8")
