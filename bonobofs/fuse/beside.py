@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bonobofs.errors import MountError, TrailError
-from bonobofs.fuse.companion import Companion, Standing
+from bonobofs.fuse.companion import Beginning, Companion, Standing, start
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.hearing import Hearing
 from bonobofs.fuse.transport import Transport
@@ -21,52 +21,24 @@ _WAITS: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds after each death in a row until another is started; after one more, none is."""
 _LONG: Final = 60.0
 """Seconds after which a death is the first again."""
-_TOLD: Final = (
-    "source",
-    "mountpoint",
-    "home",
-    "session",
-    "session_dir",
-    "policy_file",
-    "database",
-    "holder",
-    "agent",
-    "role",
-    "team",
-    "chain",
-    "issue",
-    "trail",
-    "umask",
-)
 _NONE: Final = "it was mounted without the process that watches"
 
 
-def accompany(config: dict[str, Any], root: int) -> tuple[Companion | None, Standing]:
-    """Start the first and wait until it stands. MountError: without it, this mount must not be.
-
-    `root` is the source, open.
-    """
+def accompany(config: dict[str, Any], beginning: Beginning) -> tuple[Companion | None, Standing]:
+    """The first, once it stands. MountError: without it, this mount must not be."""
     if config.get("companion") is None:
         return None, Standing(_NONE)
-    companion: Companion | None = None
-    try:
-        companion = _start(config, config["policy"], root, (), first=True)
+    companion = beginning.companion
+    if companion is None:
+        why = beginning.failure.strerror if beginning.failure is not None else ""
+        standing = Standing(f"the process that watches cannot be started: {why}")
+    else:
         standing = companion.wait()
-    except OSError as error:
-        standing = Standing(f"the process that watches cannot be started: {error.strerror}")
     if standing.refused:
         raise MountError(standing.refused)
     if config["source"] == config["mountpoint"] and not standing.apart:
         raise MountError(f"mounting over the source itself needs a process beside the mount, but {standing.watch}")
     return companion, standing
-
-
-def _start(
-    config: dict[str, Any], policy: dict[str, Any], root: int, namespaces: tuple[int, ...], *, first: bool
-) -> Companion:
-    told = {name: config[name] for name in _TOLD}
-    told |= {"policy": policy, "root": root, "namespaces": namespaces, "first": first}
-    return Companion(config["companion"], told, (root, *namespaces))
 
 
 class Beside:
@@ -119,7 +91,7 @@ class Beside:
         if now >= self._due:
             self._due = float("inf")
             try:
-                self._companion = _start(self._config, self._hearing.policy, self._root, self._namespaces, first=False)
+                self._companion = start(self._config, self._hearing.policy, self._root, self._namespaces, first=False)
             except OSError as error:
                 self._diagnostics.say(f"the companion cannot be started: {error.strerror}")
                 self._plan(now)

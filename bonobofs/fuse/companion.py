@@ -18,6 +18,23 @@ from bonobofs.state.processes import plain_environment, start_time, wait_for_end
 SECONDS_TO_STAND: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
 _SECONDS_TO_SETTLE: Final = 1.0
+_TOLD: Final = (
+    "source",
+    "mountpoint",
+    "home",
+    "session",
+    "session_dir",
+    "policy_file",
+    "database",
+    "holder",
+    "agent",
+    "role",
+    "team",
+    "chain",
+    "issue",
+    "trail",
+    "umask",
+)
 _ENDED: Final = "the process that watches has ended; another is being started"
 
 
@@ -144,3 +161,35 @@ class Companion:
                 if found:
                     return found
         return []
+
+
+class Beginning(NamedTuple):
+    """What a server begins with."""
+
+    root: int
+    """The source, open; -1: it cannot be opened."""
+    companion: Companion | None
+    """The first; it may not stand yet."""
+    failure: OSError | None
+    """Why there is none, or no source."""
+
+
+def begin(config: dict[str, Any]) -> Beginning:
+    """Open the source and start the first companion, where there is to be one."""
+    root = -1
+    try:
+        root = os.open(config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if config.get("companion") is None:
+            return Beginning(root, None, None)
+        return Beginning(root, start(config, config["policy"], root, (), first=True), None)
+    except OSError as error:
+        return Beginning(root, None, error)
+
+
+def start(
+    config: dict[str, Any], policy: dict[str, Any], root: int, namespaces: tuple[int, ...], *, first: bool
+) -> Companion:
+    """Start one. `root` is the source, open; `namespaces` are those of one before it. OSError."""
+    told = {name: config[name] for name in _TOLD}
+    told |= {"policy": policy, "root": root, "namespaces": namespaces, "first": first}
+    return Companion(config["companion"], told, (root, *namespaces))

@@ -1,4 +1,4 @@
-"""The process that serves one mount: `python -m bonobofs.fuse.server`, its configuration as JSON on standard input.
+"""The process that serves one mount, from its configuration to its end.
 
 It imports all that it needs and goes to `/` before it mounts: a server whose code, directory or standard input lies
 under its own mount would wait for itself. It loads neither pydantic nor a database.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -31,7 +30,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.admissions import Admissions
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.beside import Beside, accompany
-from bonobofs.fuse.companion import Companion, Standing
+from bonobofs.fuse.companion import Beginning, Companion, Standing
 from bonobofs.fuse.connection import Connection, mount, unmount
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.hearing import Hearing
@@ -57,24 +56,25 @@ _SECONDS_TO_RENEW: Final = 1.0
 """Seconds that one request waits for a companion that is late, once."""
 LINGER: Final = 3.0
 """Seconds for which a busy mount is still served after it has been told to end."""
-_MOST_DESCRIPTORS: Final = 1 << 20
 _MOST_CACHED: Final = 4096
 
 
 class Server:
     """One mount from its configuration to its end."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], beginning: Beginning) -> None:
         self._config: Final = config
         self._mountpoint: Final[str] = config["mountpoint"]
         agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
-        self._root: Final = os.open(config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if beginning.root < 0 and beginning.failure is not None:
+            raise beginning.failure
+        self._root: Final = beginning.root
         policy = compile_policy(config["policy"])
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
         self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True, holds_apart=True)
         inodes = Inodes()
-        limit = _raise_limit()
+        limit = system.raise_limit()
         self._backing: Final = Backing(self._root, inodes, cache=min(limit // 4, _MOST_CACHED))
         held, scratch = self._apart(inodes, limit)
         self._backing.note_mounts()
@@ -86,7 +86,7 @@ class Server:
         self._more = False
         self._tidied = 0.0
         self._trail_fails = False
-        companion, standing = accompany(config, self._root)
+        companion, standing = accompany(config, beginning)
         virtual = Virtual(
             {
                 b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
@@ -319,14 +319,6 @@ def _transport(config: dict[str, Any]) -> Callable[[int], Transport]:
     return Portable
 
 
-def _raise_limit() -> int:
-    """Raise the limit of open descriptors as far as it goes, and give it: files held open by programs need them."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
-
-
 def _say(config: dict[str, Any], word: str) -> None:
     fd = config.get("ready_fd")
     if fd is not None:
@@ -335,14 +327,10 @@ def _say(config: dict[str, Any], word: str) -> None:
         config["ready_fd"] = None
 
 
-def main() -> int:
-    """Serve the mount that standard input describes; the exit code."""
-    config = json.load(sys.stdin)
-    os.chdir("/")
-    os.umask(0o077)
-    system.forbid_tracing()
+def serve(config: dict[str, Any], beginning: Beginning) -> int:
+    """Serve the mount from its beginning to its end; the exit code."""
     try:
-        server = Server(config)
+        server = Server(config, beginning)
         server.run()
     except (BonobofsError, OSError) as error:
         text = " ".join(str(error).split())
@@ -350,7 +338,3 @@ def main() -> int:
         sys.stderr.write(f"bonobofs: {text}\n")
         return error.exit_code if isinstance(error, BonobofsError) else MountError.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,11 @@ import errno
 import fcntl
 import os
 import platform
+import resource
 import signal
 from typing import Final
 
+_MOST_DESCRIPTORS: Final = 1 << 20
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
 
@@ -181,3 +183,11 @@ def libfuse() -> str | None:
             continue
         return name
     return None
+
+
+def raise_limit() -> int:
+    """Raise the limit of open descriptors as far as it goes, and give it: files held open by programs need them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

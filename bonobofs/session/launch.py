@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self
 from bonobofs.state.processes import plain_environment, start_time
 
 SECONDS_TO_START = 20.0
-SERVER = "bonobofs.fuse.server"
+SERVER = "bonobofs.fuse.process"
 COMPANION = "bonobofs.companion.process"
 
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bonobofs.fuse import server
+from bonobofs.fuse import process, server
 from bonobofs.fuse.core import Header, Reply
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.protocol import Opcode
@@ -56,7 +56,7 @@ def main() -> int:
     vars(server)["Operations"] = made
     if "full" in sys.argv:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
-    return server.main()
+    return process.main()
 
 
 if __name__ == "__main__":

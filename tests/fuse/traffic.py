@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bonobofs.fuse import process, server
 from bonobofs.fuse import protocol as p
-from bonobofs.fuse import server
 from bonobofs.fuse.connection import Connection
 from bonobofs.fuse.core import Handler
 
@@ -75,7 +75,7 @@ def main(notes: str) -> int:
     vars(server)["Connection"] = _Noted
     os.fsync = _noted(os.fsync)  # type: ignore[assignment] # descriptors are all that the server gives it
     os.fdatasync = _noted(os.fdatasync)  # type: ignore[assignment] # as above
-    return server.main()
+    return process.main()
 
 
 if __name__ == "__main__":
