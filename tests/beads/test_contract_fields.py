@@ -107,6 +107,13 @@ def test_a_title_is_not_empty_nor_over_500_bytes_nor_like_a_flag(beads_workspace
     assert beads_workspace.issue(beads_workspace.create("-x"))["title"] == "-x"
 
 
+def test_update_takes_the_blanks_around_a_title_away(beads_workspace: Workspace, one: str) -> None:
+    """And has none that is blank; create keeps them."""
+    assert beads_workspace.issue(beads_workspace.create(" y "))["title"] == " y "
+    assert beads_workspace.json("update", one, "--title= x\n")[0]["title"] == "x"
+    assert beads_workspace.run("update", one, "--title= ").returncode == 1
+
+
 def test_numbers_names_and_json_are_checked_and_a_file_is_read(beads_workspace: Workspace, tmp_path: Path) -> None:
     """--metadata @FILE reads one; -d @file does not."""
     assert beads_workspace.json("create", "x", "-p", "P0")["priority"] == 0
@@ -126,6 +133,29 @@ def test_a_description_of_a_dash_is_read_from_standard_input(beads_workspace: Wo
     assert (refused.returncode, "stdin" in json.loads(refused.stdout)["error"]) == (1, True)
     assert beads_workspace.issue(one)["description"] == "text"
     assert "description" not in beads_workspace.json("update", one, "--description=")[0]
+
+
+def test_control_characters_in_metadata_are_stored_and_then_nothing_is_listed(
+    beads_workspace: Workspace, one: str
+) -> None:
+    """Until that issue is deleted; it is not shown either, and no change of it is told."""
+    bad = beads_workspace.json("create", "bad", '--metadata={"a": "\\t", "b": "\\u001b"}')["id"]
+    for words in (("list",), ("show", bad), ("update", bad, "-p", "1"), ("close", bad)):
+        failed = beads_workspace.run(*words, "--json")
+        assert (failed.returncode, "encoding JSON" in json.loads(failed.stderr)["error"]) == (1, True)
+    assert beads_workspace.issue(one)["title"]
+    assert beads_workspace.run("list").returncode == 0
+    beads_workspace.json("delete", bad, "--force")
+    assert set(beads_workspace.everything()) == {one}
+
+
+def test_a_long_label_is_cut(beads_workspace: Workspace, one: str) -> None:
+    """At 255 characters, by every command, and none says so."""
+    beads_workspace.json("label", "add", one, "x" * 300)
+    beads_workspace.json("update", one, "--add-label", "y" * 256, "--add-label", "ä" * 255)
+    made = beads_workspace.create("two", "-l", "z" * 1000)
+    assert beads_workspace.issue(one)["labels"] == ["x" * 255, "y" * 255, "ä" * 255]
+    assert beads_workspace.issue(made)["labels"] == ["z" * 255]
 
 
 def test_labels_are_free_text_and_split_at_commas_by_create_alone(beads_workspace: Workspace, one: str) -> None:

@@ -330,7 +330,7 @@ def test_there_is_no_way_to_ask_for_another_flag() -> None:
         command("import", "alice")
 
 
-@pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b"])
+@pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b", "x" * 256])
 def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, leave: Allowed, label: str) -> None:
     """In a new issue, and in one that is there."""
     with beads.turn() as turn:
@@ -360,6 +360,19 @@ def test_a_text_is_stored_as_it_is(beads: Beads, leave: Allowed, tmp_path: Path,
         assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
         assert turn.update_issue(made.id, leave, notes=text + text, assignee="").issue.notes == text + text
         assert turn.close_issue(made.id, leave, reason=text).issue.close_reason == text
+
+
+def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, leave: Allowed) -> None:
+    """Control characters, in a key or in a value, and no others."""
+    harmless = {"k\t\n\x7f\\u0001": ["\b\f\r", "\\"]}
+    with beads.turn() as turn:
+        for metadata in ({"\x01": 1}, {"k": {"l": ["\x1b"]}}, {"k": "\\\0"}):
+            with pytest.raises(UsageError, match="control characters"):
+                turn.create_issue(NewIssue("x", metadata=metadata), leave)
+        made = turn.create_issue(NewIssue("x", metadata=harmless), leave).issue
+        with pytest.raises(UsageError, match="control characters"):
+            turn.update_issue(made.id, leave, metadata={"k": "\x1f"})
+        assert harmless.items() <= turn.everything(fresh=True)[made.id].metadata.items()
 
 
 def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, leave: Allowed) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bonobofs.errors import UsageError
-from bonobofs.guards.beads.commands import Flag, check_description, check_label
+from bonobofs.guards.beads.commands import Flag, check_description, check_label, metadata_text
 from bonobofs.guards.beads.issue import CLOSED, PARENT, BeadsIssue, NewIssue
 
 CALL: Final = "bonobofs_call"
@@ -41,7 +40,7 @@ class Creation:
             *((name, value) for name, value in self._texts().items() if value),
             *(("labels", label) for label in new.labels),
             *((("parent", new.parent),) if new.parent else ()),
-            ("metadata", json.dumps(self._metadata)),
+            ("metadata", metadata_text(self._metadata)),
         ]
 
     def missing(self, made: BeadsIssue) -> Missing:
@@ -87,7 +86,7 @@ class Update:
             *(("add-label", label) for label in self.add_labels),
             *(("remove-label", label) for label in self.remove_labels),
             *(() if self.parent is None else (("parent", self.parent),)),
-            *(() if self.metadata is None else (("metadata", json.dumps(self.metadata)),)),
+            *(() if self.metadata is None else (("metadata", metadata_text(self.metadata)),)),
         ]
 
     def missing(self, now: BeadsIssue) -> Missing:

@@ -6,8 +6,10 @@ by its place stands behind `--`. `--actor` is always said, as it alone outweighs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from bonobofs.errors import UsageError
 
@@ -57,6 +59,10 @@ FLAGS: Final[dict[str, frozenset[str]]] = {
 """No flag that leads elsewhere (--db, --repo, -C), that overrules bd (--force, but to take away what we have made),
 that chooses an id, or that reads a file."""
 
+_LABEL: Final = 255
+_CONTROL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
+"""In JSON, where backspace, tab, line feed, form feed and carriage return have words of their own."""
+
 Flag = tuple[str, str | None]
 """A name and its value; None for one that has none."""
 
@@ -87,9 +93,19 @@ def check_text(text: str) -> None:
 
 
 def check_label(label: str) -> None:
-    """UsageError for a label that bd would take apart, or read as something else."""
+    """UsageError for a label that bd would take apart, or read as something else, or cut."""
     if not label or label != label.strip() or not label.isprintable() or any(mark in label for mark in ',"'):
         raise UsageError(f"bd cannot be told the label {label!r}: no commas, quotes, or blanks around it")
+    if len(label) > _LABEL:
+        raise UsageError(f"bd keeps no more than {_LABEL} characters of a label; shorten {label[:40]}...")
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """The JSON of it. UsageError for control characters, with which bd stores it and then lists no issue at all."""
+    text = json.dumps(metadata)
+    if _CONTROL.search(text):
+        raise UsageError("metadata for bd must not hold control characters: bd could not list its issues any more")
+    return text
 
 
 def check_description(text: str) -> None:

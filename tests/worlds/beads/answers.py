@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
 USAGE = "Usage:\n  bd [command] [flags]\n\nFlags:\n" + "".join(f"  --flag-{n}   a flag\n" for n in range(45))
+
+_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
+"""What is stored in the metadata of an issue, and read back raw."""
 
 
 class Failed(Exception):  # noqa: N818 - how a command ends
@@ -35,6 +39,9 @@ class Answers:
             if text:
                 print(text)
             return
+        rows = payload if isinstance(payload, list) else []
+        if any(_CONTROL.search(json.dumps(row.get("metadata"))) for row in rows if isinstance(row, dict)):
+            raise Failed("encoding JSON: invalid character in string literal", "stderr")
         if self.envelope:
             payload = {"data": payload, "schema_version": 1}
         elif isinstance(payload, dict):

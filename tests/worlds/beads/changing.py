@@ -57,7 +57,7 @@ def _changes(call: Call) -> Issue:
     if "priority" in flags:
         changes["priority"] = fields.priority(flags["priority"], "stdout")
     if "title" in flags:
-        changes["title"] = fields.title(flags["title"], "stdout")
+        changes["title"] = fields.title(flags["title"].strip(), "stdout")  # as create does not
     if "type" in flags:
         changes["issue_type"] = fields.issue_type(flags["type"], "text")
     if "assignee" in flags:
@@ -82,8 +82,8 @@ def _apply(call: Call, id_: str, changes: Issue) -> None:
         issue.update(closed_at="", close_reason="")
     if "persistent" in flags or changes.get("issue_type") == "message":
         issue["ephemeral"] = False
-    labels: set[str] = {*(flags["set-labels"] if "set-labels" in flags else issue["labels"])}
-    labels |= {*flags.get("add-label", [])}
+    kept: list[str] = flags["set-labels"] if "set-labels" in flags else issue["labels"]
+    labels = fields.labels([*kept, *flags.get("add-label", [])])
     issue["labels"] = sorted(labels - set(flags.get("remove-label", [])))
     if "parent" in flags:
         _set_parent(call, id_, flags["parent"])
@@ -177,7 +177,7 @@ def one_field(key: str) -> Any:
 def tag(call: Call) -> None:
     id_ = call.id_of(call.arguments[0])
     issue = call.store.issues[id_]
-    issue["labels"] = sorted({*issue["labels"], *call.arguments[1:]})
+    issue["labels"] = sorted({*issue["labels"], *fields.labels(call.arguments[1:])})
     call.changed(id_, "update")
     call.answers.tell(call.shown(id_), f"Tagged {id_}")
 
@@ -202,7 +202,8 @@ def label(call: Call) -> None:
             Answers.notice(f"Error resolving {named}: no issue found matching {named!r}")
             continue
         issue = call.store.issues[id_]
-        issue["labels"] = sorted({*issue["labels"], name} if word == "add" else {*issue["labels"]} - {name})
+        there = set(issue["labels"])
+        issue["labels"] = sorted(there | fields.labels([name]) if word == "add" else there - {name})
         call.changed(id_, "update")
         done.append({"issue_id": id_, "label": name, "status": "added" if word == "add" else "removed"})
     call.answers.tell(done, "\n".join(f"{entry['status']} {name}" for entry in done))

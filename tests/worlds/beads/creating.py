@@ -84,7 +84,7 @@ def _fields(call: Call) -> Issue:
         "created_at": time,
         "created_by": call.person.actor,
         "updated_at": time,
-        "labels": sorted(set(flags.get("labels", []))),
+        "labels": sorted(fields.labels(flags.get("labels", []))),
         "metadata": fields.metadata(flags["metadata"], "stderr") if "metadata" in flags else None,
     }
 

@@ -28,6 +28,8 @@ EDGES = frozenset(
 )  # fmt: skip
 """What `create --deps` accepts; `dep add` takes any word."""
 
+LABEL = 255
+
 TEXTS = {"description": "description", "design": "design", "notes": "notes", "acceptance": "acceptance_criteria"}
 """Flag -> key of the texts that are stored as given."""
 
@@ -87,6 +89,11 @@ def metadata(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise Failed("invalid JSON in --metadata: must be valid JSON", where) from None
+
+
+def labels(words: list[str]) -> set[str]:
+    """As they are stored: of a long one the beginning."""
+    return {word if len(word) <= LABEL else word.encode()[:LABEL].decode(errors="replace") for word in words}
 
 
 def infra(store: Store) -> list[str]:
