@@ -96,8 +96,14 @@ def test_garbage_is_answered_and_the_connection_goes_on(alice: Called) -> None:
             assert answer(end)["result"]["agent"] == "alice", line[:100]
 
 
-def test_a_line_that_does_not_end_is_cut_off(alice: Called) -> None:
-    """More than a call may have is not kept; others are served meanwhile."""
+def test_a_line_that_does_not_end_keeps_nobody_waiting_and_is_let_go(alice: Called) -> None:
+    """More than a call may have is not kept, and who does not end a line in time loses the connection.
+
+    However many there are of them.
+    """
+    halves = [alice.connect() for _ in range(MOST_CONNECTIONS - 8)]
+    for half in halves:
+        half.sendall(b'{"call": "who')
     with alice.connected() as end:
         block = b"a" * (1 << 20)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -109,6 +115,10 @@ def test_a_line_that_does_not_end_is_cut_off(alice: Called) -> None:
         said = answer(end)
         assert said == {} or "at most" in said["error"]["message"]
         assert answer(end) == {}
+    for half in halves:
+        half.settimeout(60)
+        assert answer(half) == {}
+        half.close()
 
 
 def _readable(end: socket.socket) -> bool:
@@ -122,18 +132,6 @@ def test_the_longest_call_is_taken(alice: Called) -> None:
     content = "x" * (LONGEST_LINE - 100)
     assert alice("write_file", path="large", content=content) == {"path": "large"}
     assert (alice.path / "large").stat().st_size == len(content)
-
-
-def test_half_a_line_keeps_nobody_waiting_and_is_let_go(alice: Called) -> None:
-    """Who does not end a line in time loses the connection, however many there are of them."""
-    ends = [alice.connect() for _ in range(MOST_CONNECTIONS - 8)]
-    for end in ends:
-        end.sendall(b'{"call": "who')
-    assert serves(alice)
-    for end in ends:
-        end.settimeout(60)
-        assert answer(end) == {}
-        end.close()
 
 
 def test_two_hundred_connections_keep_nobody_out(alice: Called) -> None:
