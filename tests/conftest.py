@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,10 +59,15 @@ def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _what_is_loaded_late_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Who becomes another user in a test may not read where Python's own library lies."""
-    with Database.open(tmp_path_factory.mktemp("first")):
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a database with nothing in it.
+
+    It is made before all tests: who becomes another user in one may not read where Python's own library lies.
+    """
+    first = tmp_path_factory.mktemp("first")
+    with Database.open(first):
         pass
+    return first / "bonobofs.db"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +75,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory of the test's own, also for the programs that it starts."""
     monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / "home"))
     return session.home()
+
+
+@pytest.fixture
+def kept_database(home: Path, new_database: Path) -> None:
+    """The state directory has its database already: making one for each test shows no more than the first did."""
+    shutil.copy(new_database, home)
 
 
 @pytest.fixture
@@ -92,7 +104,7 @@ def ordinary_user() -> Iterator[OrdinaryUser]:
 
 
 @pytest.fixture
-def mounted(home: Path, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> Iterator[Mounted]:
     """Mount `source`, or another directory, as `mount` does; everything is unmounted after the test."""
     worlds: list[World] = []
     numbers = itertools.count()

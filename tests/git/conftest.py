@@ -155,7 +155,7 @@ def repo(tmp_path: Path) -> Repo:
 
 
 @pytest.fixture
-def gated(home: Path, tmp_path: Path) -> Iterator[Gate]:
+def gated(home: Path, kept_database: None, tmp_path: Path) -> Iterator[Gate]:
     made: list[Gated] = []
     with ExitStack() as stack:
 

@@ -53,7 +53,7 @@ class Guarded:
 
 
 @pytest.fixture
-def opened(home: Path, source: Path, tmp_path: Path) -> Iterator[Opened]:
+def opened(home: Path, kept_database: None, source: Path, tmp_path: Path) -> Iterator[Opened]:
     made: list[Guarded] = []
     with ExitStack() as stack:
 
