@@ -241,7 +241,8 @@ def parse_temporary(text: str) -> Pattern:
     name = pattern.components[-1]
     if is_never_held(name):
         raise PolicyError("4913 and names that end in ~ are never held; editors that are refused them write in place")
-    ordinary = next((each for each in _ORDINARY if compile_name(name)(each)), None)
+    fits = compile_name(name)
+    ordinary = next((each for each in _ORDINARY if fits(each)), None)
     if ordinary is not None:
         raise PolicyError(f"this would hold {ordinary} too, which would vanish; write how temporary names look")
     return pattern

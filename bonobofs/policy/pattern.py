@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.errors import PolicyError
@@ -166,6 +167,7 @@ def tokens_of(component: str) -> list[Token]:
     return tokens
 
 
+@lru_cache(maxsize=256)  # a policy has few of them, in many of its patterns
 def _class(body: str) -> Token:
     """The token for what stands between [ and ], for instance `!a-z_`."""
     if "[:" in body or "[." in body or "[=" in body:
