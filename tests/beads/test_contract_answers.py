@@ -171,6 +171,31 @@ def test_list_shows_fifty_that_are_not_closed_and_says_so_on_stderr(beads_worksp
         assert error_of(done.stderr)
 
 
+def test_list_takes_several_filters_and_ready_passes_over_children_of_what_waits(
+    beads_workspace: Workspace, one: str
+) -> None:
+    """A child names its parent in lists; with --json, an unknown parent has no children."""
+    urgent = beads_workspace.create("urgent", "-p", "P0", "--deps", one)
+    child = beads_workspace.create("child", "--parent", urgent)
+    closed = beads_workspace.create("closed")
+    beads_workspace.json("close", closed)
+
+    def listed(*words: str) -> set[str]:
+        return {issue["id"] for issue in beads_workspace.json(*words)}
+
+    assert listed("list", "-p", "0") == {urgent}
+    assert listed("list", "--title", "urg") == {urgent}
+    assert listed("list", "--id", f"{one},{urgent}") == {one, urgent}
+    assert listed("list", "--parent", urgent) == listed("children", urgent) == {child}
+    assert listed("list", "--status=open,closed") == {one, urgent, child, closed}
+    assert listed("list", "--status=all", "--id", closed) == {closed}
+    assert beads_workspace.everything()[child]["parent"] == urgent
+    assert listed("ready") == {one}
+    assert listed("blocked") == {urgent, child}
+    assert listed("children", "nope") == set()
+    assert beads_workspace.run("create", "x", "--id", f"{urgent}.7", "--parent", urgent).returncode == 1
+
+
 def test_there_are_no_exit_statuses_but_0_and_1_and_no_code_in_an_error(
     beads_workspace: Workspace, tmp_path: Path
 ) -> None:

@@ -68,16 +68,18 @@ class Call:
         return {key: value for key, value in self.store.issues[id_].items() if value or key == "priority"}
 
     def counted(self, ids: list[str]) -> list[Issue]:
-        """Issues as list and ready print them: with edge records, and counting only what blocks them."""
+        """Issues as list and ready print them: with edge records, and counting only what blocks."""
         of: dict[str, list[Edge]] = {}
         for edge in self.store.edges:
             of.setdefault(edge["issue_id"], []).append(edge)
-        on = Counter(edge["depends_on_id"] for edge in self.store.edges)
+        on = Counter(edge["depends_on_id"] for edge in self.store.edges if edge["type"] in ORDERING)
+        parents = {e["issue_id"]: e["depends_on_id"] for e in reversed(self.store.edges) if e["type"] == "parent-child"}
         comments = Counter(comment["issue_id"] for comment in self.store.comments)
         return [
             {
                 **self.shown(id_),
                 **({"dependencies": of[id_]} if id_ in of else {}),
+                **({"parent": parents[id_]} if id_ in parents else {}),
                 "dependent_count": on[id_],
                 "dependency_count": sum(edge["type"] in ORDERING for edge in of.get(id_, ())),
                 "comment_count": comments[id_],

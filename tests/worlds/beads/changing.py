@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from . import fields
@@ -64,13 +65,15 @@ def _changes(call: Call) -> Issue:
         changes["assignee"] = fields.assignee(flags["assignee"], "text")
     if "metadata" in flags:
         changes["metadata"] = fields.metadata(flags["metadata"], "stdout")
+        if not isinstance(changes["metadata"], dict):
+            raise Failed("metadata must be a JSON object", "stdout")
     return changes
 
 
 def _apply(call: Call, id_: str, changes: Issue) -> None:
     issue, flags = call.store.issues[id_], call.flags
     metadata = changes.get("metadata")
-    if isinstance(metadata, dict) and isinstance(issue["metadata"], dict):
+    if metadata is not None and isinstance(issue["metadata"], dict):
         changes = {**changes, "metadata": {**issue["metadata"], **metadata}}
     before = issue["status"]
     issue.update(changes, updated_at=now())
@@ -82,7 +85,7 @@ def _apply(call: Call, id_: str, changes: Issue) -> None:
         issue.update(closed_at="", close_reason="")
     if "persistent" in flags or changes.get("issue_type") == "message":
         issue["ephemeral"] = False
-    kept: list[str] = flags["set-labels"] if "set-labels" in flags else issue["labels"]
+    kept: list[str] = flags["set-labels"] if flags.get("set-labels") else issue["labels"]
     labels = fields.labels([*kept, *flags.get("add-label", [])])
     issue["labels"] = sorted(labels - set(flags.get("remove-label", [])))
     if "parent" in flags:
@@ -148,6 +151,8 @@ def _keeps_open(call: Call, id_: str) -> str:
 
 
 def reopen(call: Call) -> None:
+    if not call.arguments:
+        raise Failed("requires at least 1 arg(s), only received 0")
     done = []
     for word in call.ids():
         id_ = call.id_of(word)
@@ -184,11 +189,14 @@ def tag(call: Call) -> None:
 
 def label(call: Call) -> None:
     word, *rest = call.arguments
-    if word in {"list", "list-all"}:
-        issues = call.store.issues
-        owners = [call.id_of(rest[0], "stdout")] if word == "list" else list(issues)
-        labels = sorted({name for id_ in owners for name in issues[id_]["labels"]})
+    if word == "list":
+        labels = call.store.issues[call.id_of(rest[0], "stdout")]["labels"]
         call.answers.tell(labels, "\n".join(labels))
+        return
+    if word == "list-all":
+        numbers = Counter(name for issue in call.store.issues.values() for name in issue["labels"])
+        rows = [{"label": name, "count": numbers[name]} for name in sorted(numbers)]
+        call.answers.tell(rows, "\n".join(sorted(numbers)))
         return
     *words, name = rest
     if not name.strip():
@@ -221,7 +229,7 @@ def comment(call: Call) -> None:
 
 
 def delete(call: Call) -> None:
-    id_ = call.id_of(call.arguments[0])
+    id_ = call.id_of(call.arguments[0], "stderr")
     store = call.store
     touching = [edge for edge in store.edges if id_ in (edge["issue_id"], edge["depends_on_id"])]
     if not call.flags.get("force"):

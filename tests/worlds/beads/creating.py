@@ -26,6 +26,8 @@ def create(call: Call) -> None:
     flags, store = call.flags, call.store
     issue = _fields(call)
     parent = flags.get("parent", "")
+    if parent and flags.get("id"):
+        raise Failed("cannot specify both --id and --parent flags", "stderr")
     if parent and store.resolve(parent) is None:
         raise Failed(f"parent issue {parent} not found", "stderr")
     if parent:

@@ -108,6 +108,7 @@ def _list(call: Call) -> None:
     upwards = call.flags.get("direction") == "up"
     if upwards:
         edges = [edge for edge in call.store.edges if edge["depends_on_id"] == ids[0]]
+    edges = [edge for edge in edges if call.flags.get("type", edge["type"]) == edge["type"]]
     ends = [(edge["issue_id" if upwards else "depends_on_id"], edge["type"]) for edge in edges]
     found = [{**call.shown(end), "dependency_type": kind} for end, kind in ends if end in call.store.issues]
     call.answers.tell(found, "\n".join(map(_line, edges)))

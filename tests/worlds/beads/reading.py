@@ -48,9 +48,9 @@ def _whole(call: Call, id_: str) -> Issue:
 
 
 def list_(call: Call) -> None:
-    status, kind = call.flags.get("status"), call.flags.get("type")
-    if status not in (None, "all"):
-        fields.status(status, call.store, "stderr")
+    status, kind = call.flags.get("status", "all"), call.flags.get("type")
+    for word in () if status == "all" else status.split(","):
+        fields.status(word, call.store, "stderr")
     if kind is not None:
         fields.issue_type(kind, "stderr")
     _tell_issues(call, [id_ for id_ in sorted(call.store.issues) if _is_wanted(call, call.store.issues[id_])])
@@ -58,12 +58,13 @@ def list_(call: Call) -> None:
 
 def _is_wanted(call: Call, issue: Issue) -> bool:
     flags = call.flags
-    status, kind = flags.get("status"), flags.get("type")
+    status: str | None = flags.get("status")
+    kind = flags.get("type")
     if status is None:
         # A status of one's own is as hidden as closed.
         has_status = bool(flags.get("all")) or issue["status"] in fields.STATUSES[:4] + fields.STATUSES[5:]
     else:
-        has_status = status in ("all", issue["status"])
+        has_status = status == "all" or issue["status"] in status.split(",")
     passes_away = bool(issue.get("ephemeral"))
     if kind is not None:
         named = fields.ALIASES.get(kind, kind)
@@ -75,7 +76,14 @@ def _is_wanted(call: Call, issue: Issue) -> bool:
         is_infra = issue["issue_type"] in fields.infra(call.store)
         has_type = not (is_infra or passes_away) or bool(flags.get("include-infra"))
     is_theirs = flags.get("assignee", issue["assignee"]) == issue["assignee"]
-    return has_status and has_type and is_theirs and all(label in issue["labels"] for label in flags.get("label", []))
+    is_named = (
+        issue["id"] in str(flags.get("id", issue["id"])).split(",")
+        and flags.get("title", "").lower() in issue["title"].lower()
+        and flags.get("priority", str(issue["priority"])).removeprefix("P") == str(issue["priority"])
+        and ("parent" not in flags or flags["parent"] in call.store.parents(issue["id"]))
+    )
+    has_labels = all(label in issue["labels"] for label in flags.get("label", []))
+    return has_status and has_type and is_theirs and is_named and has_labels
 
 
 def _tell_issues(call: Call, ids: list[str]) -> None:
@@ -88,26 +96,44 @@ def _tell_issues(call: Call, ids: list[str]) -> None:
 
 def ready(call: Call) -> None:
     issues = call.store.issues
+    waiting = _waiting(call)
     _tell_issues(
         call,
         [
             id_
             for id_ in sorted(issues)
-            if issues[id_]["status"] == "open" and not call.store.blockers(id_) and _is_wanted(call, issues[id_])
+            if issues[id_]["status"] == "open" and id_ not in waiting and _is_wanted(call, issues[id_])
         ],
     )
 
 
+def _waiting(call: Call) -> dict[str, list[str]]:
+    """What waits -> for what: for its blockers, or as a child for a parent that waits."""
+    store = call.store
+    found = {id_: store.blockers(id_) for id_ in sorted(store.issues) if not store.is_closed(id_)}
+    found = {id_: ends for id_, ends in found.items() if ends}
+    parents = list(found)
+    while parents:
+        parent = parents.pop()
+        for child in store.children(parent):
+            if child not in found and not store.is_closed(child):
+                found[child] = [parent]
+                parents.append(child)
+    return found
+
+
 def blocked(call: Call) -> None:
-    found = {id_: call.store.blockers(id_) for id_ in sorted(call.store.issues) if not call.store.is_closed(id_)}
     rows = [
-        {**call.shown(id_), "blocked_by_count": len(ends), "blocked_by": ends} for id_, ends in found.items() if ends
+        {**call.shown(id_), "blocked_by_count": len(ends), "blocked_by": ends} for id_, ends in _waiting(call).items()
     ]
     call.answers.tell(rows, "\n".join(row["id"] for row in rows))
 
 
 def children(call: Call) -> None:
-    found = call.counted(call.store.children(call.id_of(call.arguments[0], "stdout")))
+    id_ = call.store.resolve(call.arguments[0])
+    if id_ is None and not call.answers.as_json:
+        raise Failed(f"error checking parent issue: not found: issue {call.arguments[0]}")
+    found = call.counted(call.store.children(id_) if id_ else [])
     call.answers.tell(found, "\n".join(issue["id"] for issue in found))
 
 
