@@ -85,6 +85,18 @@ def test_a_stash_holds_what_is_tracked_no_more(alice: Gated) -> None:
     assert (alice.root / "docs/plan.md").read_text() == "Mine\n"
 
 
+@pytest.mark.parametrize("name", [".gitignore", ".gitattributes"])
+def test_a_fifo_in_the_place_of_a_rule_keeps_nobody_waiting(alice: Gated, name: str) -> None:
+    """libgit2 would wait for somebody to write to it, with the repository held."""
+    alice.write("docs/a.md", "more\n")
+    os.mkfifo(alice.root / "docs" / name)
+    for look in (lambda: alice.guard.get_status("alice"), lambda: alice.gate.stash_push(include_untracked=True)):
+        with pytest.raises(GitError, match=f"docs/{name} is no file; remove it"):
+            look()
+    (alice.root / "docs" / name).unlink()
+    assert alice.gate.status().untracked == ["docs/a.md"]
+
+
 def test_attributes_that_never_end_are_not_read(alice: Gated) -> None:
     """A FIFO, or a symlink to one, in the place of attributes is refused, and the gate does not wait for it."""
     alice.write("docs/plan.md", "Another\n")

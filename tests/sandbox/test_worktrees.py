@@ -192,6 +192,17 @@ def _content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: Wanted) -> None:
+    """What git would make of the files cannot be known then: all of them are kept."""
+    made = add(home, wanted)
+    os.mkfifo(places(home, made.worktree.worktree).tree / "docs/.gitignore")
+    (made.work / "docs/new.md").write_text("new")
+    removed = worktrees.remove(home, "gt-1")
+    assert removed.kept is not None
+    assert (removed.kept / "docs/new.md").read_text() == "new"
+    assert (removed.kept / "docs/a.md").read_text() == "one\n"
+
+
 def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
     """Changed, staged, untracked and ignored files survive the removal, and each is named; the branch stays."""
     made = add(home, wanted)

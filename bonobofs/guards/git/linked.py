@@ -11,6 +11,7 @@ import pygit2
 from pygit2.enums import FileStatus, RepositoryOpenFlag
 
 from bonobofs.errors import GitError
+from bonobofs.guards.git.looking import check_rules
 
 _UNLIKE_HEAD: Final = ~(FileStatus.WT_DELETED | FileStatus.INDEX_DELETED)
 
@@ -112,6 +113,7 @@ def unsaved(common: Path, name: str, tree: Path) -> Unsaved:
     """What of a worktree is in no commit."""
     repository = _open(common / "worktrees" / name)
     repository.workdir = str(tree)
+    check_rules(tree)
     status = repository.status(untracked_files="all", ignored=True)
     files = tuple(path for path, flags in status.items() if flags & _UNLIKE_HEAD and _is_there(repository, path))
     deleted = tuple(path for path, flags in status.items() if not _is_there(repository, path))

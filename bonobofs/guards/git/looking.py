@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pygit2
 from pygit2.enums import FileStatus
 
+from bonobofs.errors import GitError
 from bonobofs.guards.git.index import Index
 from bonobofs.guards.git.judging import named
 from bonobofs.guards.git.modes import SUBMODULE
@@ -30,6 +34,8 @@ _MODIFIED: Final = (
     | FileStatus.CONFLICTED
 )
 
+_RULES: Final = frozenset({".gitignore", ".gitattributes"})
+
 
 @dataclass(frozen=True)
 class GitStatus:
@@ -47,11 +53,32 @@ class GitStatus:
 
 
 def status(repository: Repository) -> GitStatus:
+    """What libgit2 sees of it. GitError: something lies there that it would wait for."""
+    check_rules(repository.layout.root)
     found = repository.store.status(untracked_files="all")
     staged = sorted(path for path, flags in found.items() if flags & _STAGED)
     modified = sorted(path for path, flags in found.items() if flags & _MODIFIED)
     untracked = sorted(path for path, flags in found.items() if flags & FileStatus.WT_NEW)
     return GitStatus(repository.refs.head()[0], not (staged or modified), staged, modified, untracked)
+
+
+def check_rules(top: Path) -> None:
+    """GitError: what says which files are ignored, or how they are converted, is no file, so that it cannot be read.
+
+    libgit2 opens whatever lies there, and waits for ever for somebody to write to a FIFO.
+    """
+    for directory, names, files in os.walk(top):
+        if ".git" in names:
+            names.remove(".git")
+        for name in _RULES.intersection(files):
+            place = os.path.join(directory, name)
+            try:
+                kind = os.stat(place).st_mode
+            except OSError:
+                continue  # what leads nowhere says nothing
+            if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+                path = os.path.relpath(place, top)
+                raise GitError(f"{path} is no file; remove it", kind="unsupported", paths=(path,))
 
 
 def diff(repository: Repository, tree: WorkTree, index: Index, written_ns: int, path: bytes | None) -> str:
