@@ -169,6 +169,19 @@ def test_a_checkout_overwrites_no_untracked_file(alice: Gated) -> None:
     assert (alice.root / "x.log").read_text() == "mine\n"
 
 
+def test_a_directory_of_untracked_files_gives_way_to_no_file(alice: Gated) -> None:
+    """The branch brings a file of the name; what is in the directory stays, and it is said why."""
+    alice.commit("A file", other="a file here\n")
+    alice.git("checkout", "-q", "-b", "aidlc/other", "main")
+    alice.write("other/mine.md", "mine\n")
+    before = alice.files()
+    assert denied(alice.guard.checkout_branch("aidlc/work", "alice")) == (Code.GIT, "git.clean")
+    assert alice.files() == before
+    (alice.root / "other/mine.md").unlink()
+    alice.guard.checkout_branch("aidlc/work", "alice")
+    assert (alice.root / "other").read_text() == "a file here\n"
+
+
 MESSAGES = [
     ("Add it", "gt-17", "[gt-17] Add it"),
     ("[gt-17] Add it", "gt-17", "[gt-17] Add it"),

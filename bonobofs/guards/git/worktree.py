@@ -205,7 +205,13 @@ class WorkTree:
         directory = self._directory(above)
         old = self.look(path)
         if old is not None and stat.S_ISDIR(old.st_mode):
-            os.rmdir(name, dir_fd=directory)  # an empty one is nothing to git
+            try:
+                os.rmdir(name, dir_fd=directory)  # an empty one is nothing to git
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                message = f"{_text(path)} is to be a file, and is a directory of untracked files; move them away"
+                raise GitError(message, kind="untracked", paths=(_text(path),)) from None
             self.forget()
             directory = self._directory(above)
         if blob.mode == SYMLINK and self._symlinks:
