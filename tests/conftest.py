@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ hypothesis.settings.load_profile("nothing is left behind")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs root, and is not collected for others; CI is root")
+    # Whoever starts the tests in the background may have SIGINT ignored, and so would every program that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ Nothing here may fail, fill a disk or touch a file by its path: the code itself 
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -39,10 +39,11 @@ class Diagnostics:
 
 
 def _write(text: str) -> None:
-    # A log that cannot be written is no reason to end the mount.
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
-        sys.stderr.flush()
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n"
+    # A log that cannot be written is no reason to end the mount. What sys.stderr could not write it would keep, and try
+    # again when the process ends, which would then have failed.
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
 def _places(at: TracebackType | None) -> str:
