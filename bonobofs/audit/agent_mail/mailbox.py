@@ -7,6 +7,7 @@ of its tools, and nothing is sent that it does not name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -74,21 +75,12 @@ class Mailbox:
         """Make sure of project and name, and give the name that the server has for the sender."""
         if self._name:
             return self._name
-        self._tools = self._server.tools()
-        if "send_message" not in self._tools:
-            raise MailError(f"{self._server.url} offers no send_message; it is no Agent Mail server")
-        try:
-            self._name = self._registered()
-        except MailError as error:
-            if not error.refused:
-                raise
-            # Of two that register one name at the same moment the server refuses one, and knows the name then.
-            self._name = self._registered()
-        return self._name
-
-    def _registered(self) -> str:
         server, address = self._server, self._address
-        self._slug = str(_object(server.call("ensure_project", {"human_key": address.project})).get("slug", ""))
+        self._tools = server.tools()
+        if "send_message" not in self._tools:
+            raise MailError(f"{server.url} offers no send_message; it is no Agent Mail server")
+        project = _made(lambda: server.call("ensure_project", {"human_key": address.project}))
+        self._slug = str(project.get("slug", ""))
         arguments = {
             "project_key": address.project,
             "program": "bonobofs",
@@ -96,13 +88,14 @@ class Mailbox:
             "name": address.sender,
             "task_description": "Carries the record of bonobofs.",
         }
-        made = _object(self._call("register_agent", arguments, registration_token=self._token()))
+        made = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
         name = made.get("name")
         if not isinstance(name, str):
             raise MailError(f"{server.url} registers {address.sender} without saying its name")
         token = made.get("registration_token")
         if isinstance(token, str) and self._token() != token:
             self._tokens.keep(address, token)
+        self._name = name
         return name
 
     def send(self, subject: str, body: str, importance: str) -> str:
@@ -189,6 +182,19 @@ class Mailbox:
         except MailError:
             self._name = ""
             raise
+
+
+def _made(call: Callable[[], Any]) -> dict[str, Any]:
+    """What is there after a call that makes it unless it is.
+
+    Of two who call so at the same moment the server refuses one, and knows what it is asked for then.
+    """
+    try:
+        return _object(call())
+    except MailError as error:
+        if not error.refused:
+            raise
+        return _object(call())
 
 
 def _before(moment: str) -> str:
