@@ -16,13 +16,16 @@ from bonobofs.companion.door import RemoteDoor
 from bonobofs.errors import BonobofsError
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
-from bonobofs.state.calling import call
+from bonobofs.state.calling import call_within
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import view_beside
 
 if TYPE_CHECKING:
     from bonobofs.guards.git.gate import GitGate
+
+
+_SECONDS_TO_SHOW: Final = 5.0
 
 
 class Who(NamedTuple):
@@ -100,14 +103,12 @@ class CalledSession:
 
     def show_repository(self) -> None:
         """Return when the mount beside a worktree, which shows git the repository, shows what was done to it."""
-        mountpoint = view_beside(self.home, Path(self.who.source))
-        if mountpoint is None:
-            return
-        session = live_at(self.home, mountpoint)
-        if session is not None:
-            # What was done is done, and is seen there once somebody answers there again.
-            with suppress(BonobofsError, OSError):
-                call(session_directory(self.home, session.session), "show")
+        # What was done is done, whatever becomes of this: it is seen there once somebody answers there again.
+        with suppress(BonobofsError, OSError):
+            mountpoint = view_beside(self.home, Path(self.who.source))
+            session = None if mountpoint is None else live_at(self.home, mountpoint)
+            if session is not None:
+                call_within(_SECONDS_TO_SHOW, session_directory(self.home, session.session), "show")
 
     @cached_property
     def files(self) -> FileGuard:

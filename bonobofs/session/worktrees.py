@@ -138,20 +138,21 @@ def remove(home: Path, named: str) -> Removed:
     """
     with _alone(home):
         one = _chosen(home, named)
-        where = places(home, one.worktree)
-        for mountpoint in (where.work, where.view):
-            if mounts.at(mountpoint) or live_at(home, mountpoint) is not None:
-                stop(home, mountpoint)
         if not Path(one.repository).is_dir():
-            return _removed(home, one)
+            return _removed(home, one, {})
+        _check_open(Path(one.common))
         with open_session(one.repository) as opened, _entered(opened, Operation.REMOVE_WORKTREE, one) as more:
-            removed = _removed(home, one)
-            more["kept"] = str(removed.kept or "")
-        return removed
+            return _removed(home, one, more)
 
 
-def _removed(home: Path, one: Worktree) -> Removed:
-    removed = _emptied(home, one, places(home, one.worktree))
+def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> Removed:
+    """Unmount it, keep what is to be kept, and take it away. What is kept is put into `told` before the rest goes."""
+    where = places(home, one.worktree)
+    for mountpoint in (where.work, where.view):
+        if mounts.at(mountpoint) or live_at(home, mountpoint) is not None:
+            stop(home, mountpoint)
+    removed = _emptied(home, one, where)
+    told["kept"] = str(removed.kept or "")
     _take_away(home, one)
     return removed
 
@@ -302,7 +303,7 @@ def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
         with busy.alone(home, common):
             unsaved = linked.unsaved(common, one.name, where.tree)
     except (GitError, FileNotFoundError) as error:
-        if isinstance(error, GitError) and error.kind == "busy":
+        if isinstance(error, GitError) and (error.kind == "busy" or error.paths):
             raise
         # The repository is gone, and with it every commit: all of it is kept.
         place = _free(where.kept)

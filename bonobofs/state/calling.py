@@ -33,7 +33,13 @@ def call(directory: Path, name: str, /, **arguments: Any) -> Any:
 
     Refused where it is denied; BonobofsError or OSError as they are told; StateError where nobody answers.
     """
+    return call_within(None, directory, name, **arguments)
+
+
+def call_within(seconds: float | None, directory: Path, name: str, /, **arguments: Any) -> Any:
+    """As `call`, with a limit to each wait once there is a connection. TimeoutError: nothing was said for so long."""
     with _connected(directory) as end:
+        end.settimeout(seconds)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # why, is said in the answer
             end.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
         answer = _answer(end)

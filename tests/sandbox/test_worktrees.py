@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.audit.history import read
-from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
+from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
 from bonobofs.guards.git import linked
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
@@ -193,14 +193,42 @@ def _content(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: Wanted) -> None:
-    """What git would make of the files cannot be known then: all of them are kept."""
+    """What git would make of the files cannot be known then: nothing is taken away, and it is said what to remove."""
     made = add(home, wanted)
-    os.mkfifo(places(home, made.worktree.worktree).tree / "docs/.gitignore")
+    tree = places(home, made.worktree.worktree).tree
+    os.mkfifo(tree / "docs/.gitignore")
     (made.work / "docs/new.md").write_text("new")
+    with pytest.raises(GitError, match=r"docs/\.gitignore is no file; remove it"):
+        worktrees.remove(home, "gt-1")
+    assert (tree / "docs/new.md").read_text() == "new"
+    (tree / "docs/.gitignore").unlink()
     removed = worktrees.remove(home, "gt-1")
-    assert removed.kept is not None
-    assert (removed.kept / "docs/new.md").read_text() == "new"
-    assert (removed.kept / "docs/a.md").read_text() == "one\n"
+    assert removed.files == ("docs/new.md",)
+
+
+def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path, wanted: Wanted) -> None:
+    made = add(home, wanted)
+    (home / "policy.toml").write_text("default = [")
+    with pytest.raises(PolicyError):
+        worktrees.remove(home, "gt-1")
+    assert live_at(home, made.work) is not None
+    (home / "policy.toml").unlink()
+    assert worktrees.remove(home, "gt-1").kept is None
+
+
+def test_a_gate_answers_though_another_session_cannot_be_read(home: Path, wanted: Wanted) -> None:
+    """What was done is not told as a failure because of what comes after it."""
+    made = add(home, wanted)
+    served = live_at(home, made.work)
+    assert served is not None
+    (home / "sessions/zzz").mkdir()
+    (home / "sessions/zzz/session.json").write_text("{}")
+    (made.work / "docs/a.md").write_text("more\n")
+    directory = session_directory(home, served.session)
+    call(directory, "git.add", paths=["docs/a.md"])
+    call(directory, "git.commit", message="Say more")
+    (home / "sessions/zzz/session.json").unlink()
+    (home / "sessions/zzz").rmdir()
 
 
 def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
