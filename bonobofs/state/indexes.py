@@ -6,29 +6,21 @@ would wait for that.
 
 from __future__ import annotations
 
-from sqlalchemy import Index
+from typing import Any
+
+from sqlalchemy import Column, Index
 
 from bonobofs.state.tables import agents, metadata, sessions, teams
 
 __all__ = ["metadata"]
 
-Index(
-    "teams_living",
-    teams.c.name,
-    unique=True,
-    sqlite_where=teams.c.removed.is_(None),
-    postgresql_where=teams.c.removed.is_(None),
-)
-Index(
-    "agents_living",
-    agents.c.name,
-    unique=True,
-    sqlite_where=agents.c.removed.is_(None),
-    postgresql_where=agents.c.removed.is_(None),
-)
-Index(
-    "sessions_open",
-    sessions.c.acknowledged,
-    sqlite_where=sessions.c.ended.is_(None),
-    postgresql_where=sessions.c.ended.is_(None),
-)
+
+def _where_null(name: str, column: Column[Any], null: Column[Any], *, unique: bool) -> None:
+    """Make an index of a column over the rows in which another is NULL, in either database's words."""
+    rows = null.is_(None)
+    Index(name, column, unique=unique, sqlite_where=rows, postgresql_where=rows)
+
+
+_where_null("teams_living", teams.c.name, teams.c.removed, unique=True)
+_where_null("agents_living", agents.c.name, agents.c.removed, unique=True)
+_where_null("sessions_open", sessions.c.acknowledged, sessions.c.ended, unique=False)
