@@ -22,6 +22,7 @@ from bonobofs.guards.beads.lock import is_held, lock_path
 from bonobofs.guards.git.busy import was_at_work
 from bonobofs.state.changes import BEGAN, GONE, MADE
 from bonobofs.state.sessions import Session, lives, load
+from bonobofs.state.worktrees import is_view
 
 _QUIET: Final = 0.25
 """Seconds without another suspect after which a burst is over."""
@@ -36,7 +37,6 @@ _SLACK: Final = 1.0
 _MOST_READ: Final = 16 << 20
 _FOREVER: Final = float("inf")
 _BEADS: Final = ".beads"
-_GIT: Final = ".git"
 
 
 class _Suspect(NamedTuple):
@@ -48,10 +48,12 @@ class _Suspect(NamedTuple):
 class Judging:
     """One service of the companion."""
 
-    def __init__(self, line: Line, home: Path, session: str, source: Path) -> None:
+    def __init__(self, line: Line, home: Path, session: str, source: Path, mountpoint: Path) -> None:
         self._line: Final = line
         self._home: Final = home
         self._source: Final = source
+        self._git: Final = "" if is_view(home, mountpoint) else ".git"
+        """Where the repository is, below the source."""
         self._records: Final = _Records(home, session, source)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
@@ -87,7 +89,7 @@ class Judging:
         except OSError:
             admitted = set()  # in doubt nobody has admitted it
         trees = tuple(path for path in admitted if path.endswith("/"))
-        for top, in_use in ((_BEADS, self._issues_were_in_use), (_GIT, self._git_was_at_work)):
+        for top, in_use in ((_BEADS, self._issues_were_in_use), (self._git, self._git_was_at_work)):
             if any(_is_of(top, path) for path in left) and in_use():
                 left = {path: one for path, one in left.items() if not _is_of(top, path)}
         left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
@@ -111,13 +113,13 @@ class Judging:
         It locks before it is admitted, and where it is refused too.
         """
         try:
-            return was_at_work(self._home, self._source / _GIT, self._began_at - _SLACK)
+            return was_at_work(self._home, self._source / self._git, self._began_at - _SLACK)
         except OSError:
             return False
 
 
 def _is_of(top: str, path: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
+    return not top or path == top or path.startswith(f"{top}/")
 
 
 def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:

@@ -118,5 +118,10 @@ def view_beside(home: Path, source: Path) -> Path | None:
     return places(home, source.parent.name).view if _is_ours(home, source) else None
 
 
+def is_view(home: Path, mountpoint: Path) -> bool:
+    """Whether a repository itself is mounted there, for the git of a worktree."""
+    return mountpoint.name == "git" and mountpoint.parent.parent == home / "worktrees"
+
+
 def _is_ours(home: Path, tree: Path) -> bool:
     return tree.name == "tree" and tree.parent.parent == home / "worktrees"

@@ -21,7 +21,7 @@ from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
 from bonobofs.state import mounts
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
+from bonobofs.state.home import session_directory, trail_path
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import load_all, places, save
 from tests.watch.looking import out_of_band, until
@@ -118,6 +118,26 @@ def test_a_gate_answers_when_the_mount_beside_the_worktree_shows_its_effect(home
         assert index.stat().st_mtime_ns != staged, number
         commit = call(directory, "git.commit", message=f"Say {number}")
         assert branch.read_text() == f"{commit['hash']}\n", number
+
+
+def test_what_a_gate_does_to_the_repository_is_no_strangers_where_it_is_shown(home: Path, wanted: Wanted) -> None:
+    """The mount beside the worktree has the repository for its source; what others change there is told."""
+    made = add(home, wanted)
+    work = live_at(home, made.work)
+    view = live_at(home, places(home, made.worktree.worktree).view)
+    assert work is not None
+    assert view is not None
+    (made.work / "docs/a.md").write_text("more\n")
+    directory = session_directory(home, work.session)
+    call(directory, "git.add", paths=["docs/a.md"])
+    call(directory, "git.commit", message="Say more")
+
+    def strangers() -> set[str]:
+        (wanted.repository / ".git/sign").touch()
+        return {one.path for one in read(trail_path(home, view.session)) if one.operation == "out_of_band"}
+
+    until(strangers, "what is a stranger's is entered")
+    assert strangers() == {"sign"}
 
 
 def test_a_commit_is_made_though_nobody_shows_the_repository(home: Path, wanted: Wanted) -> None:
