@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from bonobofs.decision import Refused
 from bonobofs.errors import BonobofsError
 
 INTERRUPTED = 130
+_CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 
 def run() -> NoReturn:
@@ -38,6 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BonobofsError, Refused) as error:
         _complain(str(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("bonobofs"):
+            raise
+        _complain(
+            f"the Python package {error.name} is not installed; install bonobofs and its packages: "
+            f"python3 -m venv ~/.bonobofs && ~/.bonobofs/bin/pip install {shlex.quote(str(_CHECKOUT))}, "
+            "then run ~/.bonobofs/bin/bonobofs"
+        )
+        return 1
     except Exception as error:  # noqa: BLE001 - the edge: whatever was not foreseen is one line and a diagnostic
         _complain(f"{_said(error)}; {_diagnose()}")
         return 1

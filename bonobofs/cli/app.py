@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 import bonobofs
 from bonobofs.errors import UsageError
@@ -32,6 +33,7 @@ _FAMILIES: Final = {
     "db": "db.app",
 }
 """Where the tree of each lies."""
+_ANY_LENGTH: Final = 1000
 
 _HELP: Final = """A write policy for programs that write code, applied at the system call.
 
@@ -43,6 +45,17 @@ Examples:
   bonobofs umount ~/work                           end it
 
 Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy."""
+
+
+class WholeSummaries(TyperGroup):
+    """A group of commands whose help wraps each summary. Typer cuts them at the width of the terminal."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names and summaries of the commands."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(_ANY_LENGTH)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def _print_version(asked: bool) -> None:
@@ -66,8 +79,8 @@ def tree(named: str = "") -> typer.Typer:
     """
     app = typer.Typer(
         name="bonobofs",
+        cls=WholeSummaries,
         help=_HELP,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -79,8 +92,16 @@ def tree(named: str = "") -> typer.Typer:
             app.command(name)(_at(place))
     for name, place in _FAMILIES.items():
         if name == named or not is_known:
-            app.add_typer(_at(place), name=name)
+            app.add_typer(_with_whole_summaries(_at(place)), name=name)
     return app
+
+
+def _with_whole_summaries(family: typer.Typer) -> typer.Typer:
+    family.info.cls = WholeSummaries
+    for group in family.registered_groups:
+        if group.typer_instance is not None:
+            _with_whole_summaries(group.typer_instance)
+    return family
 
 
 def _at(place: str) -> Any:

@@ -221,10 +221,15 @@ def status(json: JsonOption = False) -> None:
 @app.command("diff")
 def diff(
     path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="One file or directory. Default: all.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Show what has changed since the last commit, as a patch."""
     from bonobofs.guards.git.reading import diff_of  # noqa: PLC0415 - as above
 
     top = _top(Path.cwd())
     named = None if path is None else _below(top, [path])[0]
-    print(diff_of(top, session.home(), named), end="")
+    patch = diff_of(top, session.home(), named)
+    if json:
+        document({"path": named, "patch": patch})
+    else:
+        print(patch, end="")

@@ -9,6 +9,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, note, say
+from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.document import load, parse
@@ -18,17 +19,30 @@ app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
 
 
 @app.command("check")
-def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file.")]) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file.")],
+    json: Annotated[bool, typer.Option("--json", help="The result as one JSON document.")] = False,
+) -> int:
     """Say whether a policy can be enforced as it is written; else where and why not.
 
     \b
     Example:
       bonobofs policy check ./policy.toml
     """
-    plain = load(file).model_dump(mode="json")
-    compile_policy(plain)
+    try:
+        plain = load(file).model_dump(mode="json")
+        compile_policy(plain)
+    except PolicyError as error:
+        if not json:
+            raise
+        document({"file": str(file), "rules": None, "errors": [str(error)]})
+        return error.exit_code
     rules = len(plain["rule"])
-    say(f"{file}: in order, {rules} rule{'' if rules == 1 else 's'}")
+    if json:
+        document({"file": str(file), "rules": rules, "errors": []})
+    else:
+        say(f"{file}: in order, {rules} rule{'' if rules == 1 else 's'}")
+    return 0
 
 
 @app.command("test")
@@ -36,6 +50,7 @@ def test(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="The policy file. Default: the one that is in force.")
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The result as one JSON document.")] = False,
 ) -> int:
     """Try the examples that the rules carry; exit 1 when one does not hold.
 
@@ -45,10 +60,12 @@ def test(
     """
     origin = file if file is not None else session.choose_policy(session.home(), None).origin
     plain = load(origin).model_dump(mode="json")
-    failures = examples.failures(plain)
+    failures, tried = examples.failures(plain), examples.count(plain)
+    if json:
+        document({"file": str(origin), "examples": tried, "failures": failures})
+        return 1 if failures else 0
     for line in failures:
         note(f"{origin}: {line}")
-    tried = examples.count(plain)
     say(f"{origin}: {tried - len(failures)} of {tried} examples hold")
     return 1 if failures else 0
 

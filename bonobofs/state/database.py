@@ -79,7 +79,10 @@ class Database:
         try:
             self.engine: Final[Engine] = sqlite_engine(self.url) if self.is_sqlite else postgresql_engine(self.url)
         except ModuleNotFoundError as error:
-            raise StateError("PostgreSQL needs a driver; install bonobofs[postgresql]") from error
+            raise StateError(
+                "the PostgreSQL driver psycopg is not installed; in a checkout of bonobofs, run: "
+                "pip install '.[postgresql]'"
+            ) from error
         self._file: tuple[int, int] | None = None
         """Device and inode of SQLite's file, as it was when it was looked at last."""
 
