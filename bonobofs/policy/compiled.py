@@ -48,6 +48,8 @@ class Rule:
     leave: Allowed
     offer: words.Offer
     wrong_suffix: words.Refusal
+    wrong_name: words.Refusal
+    """The same for a symlink, FIFO, socket or device."""
     too_large: words.Refusal
     is_executable: words.Refusal
 
@@ -291,6 +293,7 @@ def _rule(offer: words.Offer, order: int, rank: int) -> Rule:
         leave=Allowed(offer.name, offer.max_size, not offer.executable),
         offer=offer,
         wrong_suffix=words.suffix(offer),
+        wrong_name=words.special_suffix(offer),
         too_large=words.too_large(offer),
         is_executable=words.executable(offer),
     )

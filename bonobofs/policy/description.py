@@ -74,7 +74,7 @@ def _allowed(policy: Policy, role: str) -> Iterable[str]:
             yield f"{patterns}: {_terms(offer)} (rule `{offer.name}`)"
     if policy.default is not None and writes:
         yield "Everything that no rule names."
-    yield "Directories, symlinks and the like go by path alone; suffix, size and content bind regular files."
+    yield "Suffixes bind all but directories, which go by path alone; size and content bind regular files."
 
 
 def _kept_apart(policy: Policy) -> Iterable[str]:

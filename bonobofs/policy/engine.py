@@ -238,7 +238,7 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
     """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
     if len(matched) > 1:
         matched.sort(key=_rank)
-    if kind is not _FILE:
+    if kind is _DIRECTORY:
         return matched[0].leave
     stem, _, extension = parts[-1].rpartition(".") if parts else ("", "", "")
     if not stem.strip("."):
@@ -246,8 +246,8 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
     closest: tuple[int, int, Refusal] | None = None
     for rule in matched:
         if rule.extensions is not None and extension not in rule.extensions:
-            fault = (2, rule.order, rule.wrong_suffix)
-        elif leaves:
+            fault = (2, rule.order, rule.wrong_suffix if kind is _FILE else rule.wrong_name)
+        elif leaves or kind is not _FILE:
             return rule.leave
         elif not rule.executable and _runs(facts):
             fault = (1, rule.order, rule.is_executable)

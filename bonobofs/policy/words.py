@@ -254,6 +254,13 @@ def suffix(rule: Offer) -> Refusal:
     return Refusal(Code.SUFFIX, rule.name, reason, f"Write {offer(rule)}.")
 
 
+def special_suffix(rule: Offer) -> Refusal:
+    """Return the refusal of a symlink, FIFO, socket or device, which needs the name of a file that the rule admits."""
+    suffixes = listed(rule.suffixes or ())
+    reason = f"A symlink, FIFO, socket or device needs a name that ends in {suffixes} here, as a file does."
+    return Refusal(Code.SUFFIX, rule.name, reason, f"Use a name that ends in {suffixes}, {places(rule.patterns)}.")
+
+
 def too_large(rule: Offer) -> Refusal:
     limit = size(rule.max_size or 0)
     reason = f"The file would be larger than the {limit} allowed here."

@@ -270,18 +270,18 @@ def test_a_symlink_can_be_held(world: Place) -> None:
         os.utime(world.path / "notes/x.tmp", ns=(1_000_000_001, 2_000_000_002), follow_symlinks=False)
         assert outcome(os.rename, world.path / "notes/x.tmp", world.path / "closed/l") == errno.EPERM
         for _ in range(2):
-            os.rename(world.path / "notes/x.tmp", world.path / "notes/l")
+            os.rename(world.path / "notes/x.tmp", world.path / "notes/l.md")
             for root in (world.source, world.path):
-                assert os.readlink(root / "notes/l") == "a.md"
-                assert (root / "notes/l").lstat().st_mtime_ns == 2_000_000_002
-            assert (world.source / "notes/l").lstat().st_ino == (world.path / "notes/l").lstat().st_ino
+                assert os.readlink(root / "notes/l.md") == "a.md"
+                assert (root / "notes/l.md").lstat().st_mtime_ns == 2_000_000_002
+            assert (world.source / "notes/l.md").lstat().st_ino == (world.path / "notes/l.md").lstat().st_ino
             (world.path / "notes/x.tmp").symlink_to("a.md")
             os.utime(world.path / "notes/x.tmp", ns=(1_000_000_001, 2_000_000_002), follow_symlinks=False)
         (world.path / "notes/x.tmp").unlink()
         (world.path / "notes/deep.tmp").symlink_to("../more")
         assert outcome(os.rename, world.path / "notes/deep.tmp", world.path / "deep.tmp") == errno.EPERM
         (world.path / "notes/deep.tmp").unlink()
-        assert sorted(os.listdir(world.source / "notes")) == ["a.md", "found.tmp", "keep.md", "l"]
+        assert sorted(os.listdir(world.source / "notes")) == ["a.md", "found.tmp", "keep.md", "l.md"]
 
     world.does(story)
 

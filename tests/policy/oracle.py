@@ -135,10 +135,12 @@ def suffix_of(name: str) -> str:
     return name[dot:] if dot >= 0 and set(name[:dot]) - {"."} else ""
 
 
-def refusal_by(rule: dict[str, Any], parts: list[str], facts: Facts, leaves: bool) -> Code | None:
+def refusal_by(rule: dict[str, Any], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Code | None:
+    if kind is Kind.DIRECTORY:
+        return None
     if rule["suffixes"] is not None and suffix_of(parts[-1] if parts else "") not in rule["suffixes"]:
         return Code.SUFFIX
-    if leaves:
+    if leaves or kind is not Kind.FILE:
         return None
     runs = (facts.mode != -1 and facts.mode & 0o111) or any(facts.head.startswith(magic) for magic in EXECUTABLE)
     if not rule["executable"] and runs:
@@ -207,7 +209,7 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     matching = [rule for rule in document["rule"] if any_matches(rule["paths"], parts)]
     if not matching and document["default"] == "deny":
         return {Code.DEFAULT}
-    refusals = {refusal_by(rule, parts, facts, leaves) for rule in matching} if request.kind is Kind.FILE else {None}
+    refusals = {refusal_by(rule, parts, request.kind, facts, leaves) for rule in matching}
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}
     return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO

@@ -515,12 +515,22 @@ def test_the_suffix_is_the_last_extension_in_its_exact_letters(name: str, fits: 
     assert code(ask(document, f"a/{name}")) == (None if fits else Code.SUFFIX)
 
 
-def test_directories_and_what_is_no_file_go_by_path() -> None:
+@pytest.mark.parametrize("kind", [Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET, Kind.DEVICE])
+def test_suffixes_bind_all_but_directories_and_the_rest_binds_files(kind: Kind) -> None:
     document = {"rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)]}
     known = Facts(size=9, mode=0o755, head=b"#!")
-    for kind in (Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET):
-        assert code(ask(document, "a/x", known=known, kind=kind)) is None
-        assert code(ask(document, "b/x", known=known, kind=kind)) is Code.DEFAULT
+    assert code(ask(document, "a/x.md", known=known, kind=kind)) is None
+    assert code(ask(document, "a/x", known=known, kind=kind)) is (None if kind is Kind.DIRECTORY else Code.SUFFIX)
+    assert code(ask(document, "b/x.md", known=known, kind=kind)) is Code.DEFAULT
+
+
+def test_a_special_file_is_admitted_by_any_rule_that_admits_its_name() -> None:
+    document = {
+        "rule": [rule(["a/"], name="md", suffixes=[".md"]), rule(["a/"], name="py", suffixes=[".py"], max_size=1)]
+    }
+    answers = {"a/x.md": None, "a/x.py": None, "a/x": Code.SUFFIX}
+    for kind in (Kind.SYMLINK, Kind.FIFO, Kind.SOCKET):
+        assert {path: code(ask(document, path, kind=kind)) for path in answers} == answers
 
 
 def test_a_file_is_too_large_from_the_first_byte_over_the_limit() -> None:

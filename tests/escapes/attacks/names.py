@@ -289,7 +289,7 @@ def put_a_directory_in_the_place_of_a_file(place: Place) -> None:
 
 @attack(Code.SUFFIX, "{docs}/draft.txt")
 def put_a_pipe_in_the_place_of_a_file(place: Place) -> None:
-    """A pipe goes by its path; a file that replaces it is judged as a file."""
+    """A pipe goes by path and suffix; a file that replaces it is judged as a file."""
     os.unlink(draft(place))
     os.mkfifo(draft_path(place))
     make(f"{place.docs}/other.md")

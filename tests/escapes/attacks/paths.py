@@ -101,21 +101,21 @@ def a_symlink_of_ones_own_leads_to_a_closed_file(place: Place) -> None:
 
 def _deep(place: Place) -> str:
     os.makedirs(f"{place.docs}/a/b")
-    os.symlink("../../../../src", f"{place.docs}/a/b/up")
-    return f"{place.docs}/a/b/up"
+    os.symlink("../../../../src", f"{place.docs}/a/b/up.md")
+    return f"{place.docs}/a/b/up.md"
 
 
-@attack(Code.OUTSIDE, "aidlc-docs/moved-up")
+@attack(Code.OUTSIDE, "aidlc-docs/moved-up.md")
 def a_symlink_means_something_else_when_it_is_moved(place: Place) -> None:
-    os.rename(_deep(place), "aidlc-docs/moved-up")
+    os.rename(_deep(place), "aidlc-docs/moved-up.md")
 
 
-@attack(Code.OUTSIDE, "aidlc-docs/linked-up")
+@attack(Code.OUTSIDE, "aidlc-docs/linked-up.md")
 def a_symlink_means_something_else_under_a_second_name(place: Place) -> None:
-    os.link(_deep(place), "aidlc-docs/linked-up", follow_symlinks=False)
+    os.link(_deep(place), "aidlc-docs/linked-up.md", follow_symlinks=False)
 
 
-@attack(Code.OUTSIDE, "aidlc-docs/{name}-b/up")
+@attack(Code.OUTSIDE, "aidlc-docs/{name}-b/up.md")
 def a_symlink_means_something_else_when_its_directory_is_moved(place: Place) -> None:
     os.rename(os.path.dirname(_deep(place)), f"aidlc-docs/{os.path.basename(place.docs)}-b")
 
