@@ -14,6 +14,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from types import TracebackType
@@ -234,6 +235,7 @@ class Guard:
         holds_apart: bool = False,
     ) -> None:
         """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it.
+        Otherwise an outcome is in the trail before the call returns.
 
         `holds_apart`: whoever asks looks at each verdict's `apart` and keeps such bytes out of the source. To others
         those changes are refused.
@@ -247,7 +249,7 @@ class Guard:
         self._runs: dict[int, Run] = {}
         self._repeats: dict[_Mark, _Repeat] = {}
         self._ended: Final[list[Outcome]] = []
-        self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter
+        self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter_now
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
         self._alerted = -ALERT_WINDOW
         self._leases = UNKNOWN
@@ -442,6 +444,12 @@ class Guard:
             bytes=written,
             details=details,
         )
+
+    def _enter_now(self, outcome: Outcome) -> None:
+        self._enter(outcome)
+        # If the trail cannot be written, the outcome stays queued and the next change is refused.
+        with suppress(TrailError):
+            self.trail.flush()
 
     def settle_quiet(self, now: float) -> None:
         """Settle the runs and the repeated denials that have been quiet for a second."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from bonobofs.errors import BonobofsError, TrailError
-from bonobofs.guard import QUIET, Guard
+from bonobofs.guard import Guard
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state import presence
 from bonobofs.state.database import Database
@@ -19,40 +19,32 @@ from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session
 
 _SECONDS_TO_RENEW: Final = 1.0
+_PAUSE: Final = 0.01
 
 
 class Turn:
-    """What each change of a session holds, from its intent to its outcome, as a context; one at a time does."""
+    """Held for each change of a session, from its intent to its outcome, as a context; only one change holds it.
+
+    `with` calls the methods that the two properties return. They are the lock's own, written in C: the interpreter
+    runs no signal handler between them and the block. A Python method would hold the lock after an exception that a
+    handler raises before the method returns.
+    """
 
     def __init__(self, guard: Guard) -> None:
         self._guard: Final = guard
         self._lock: Final = threading.Lock()
-        self._renewed: Final = threading.Condition()
-        self._settled = monotonic()
 
-    def __enter__(self) -> None:
-        if self._guard.is_forgetting():
-            # Before a change is refused, the thread that follows the leases may only be late.
-            with self._renewed:
-                self._renewed.wait_for(lambda: not self._guard.is_forgetting(), _SECONDS_TO_RENEW)
-        self._lock.acquire()
-        self._guard.forget_in_time()
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        # Before a change is refused, the thread that follows the leases may only be late. An Event has a Python lock.
+        end = monotonic() + _SECONDS_TO_RENEW
+        while self._guard.is_forgetting() and monotonic() < end:
+            sleep(_PAUSE)
+        return self._lock.__enter__
 
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._settle()
-        finally:
-            self._lock.release()
-
-    def _settle(self) -> None:
-        """Have all of the change in the record before the caller goes on."""
-        # What cannot be written now waits for the next change, which is refused if it cannot be either.
-        with contextlib.suppress(TrailError):
-            now = monotonic()
-            if now - self._settled >= QUIET:
-                self._settled = now
-                self._guard.settle_quiet(now)
-            self._guard.trail.flush()
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302, PYI036 - a property
+        return self._lock.__exit__
 
     def bind(self, seen: Seen, follower: Follower) -> None:
         """Bind the guard by what was seen, once no change is under way. StateError."""
@@ -62,10 +54,11 @@ class Turn:
             follower.beat()
         try:
             self._guard.follow(seen.until, found)
+            # The entry that counts repeated denials waits for the next beat if it cannot be written now.
+            with contextlib.suppress(TrailError):
+                self._guard.settle_quiet(monotonic())
         finally:
             self._lock.release()
-        with self._renewed:
-            self._renewed.notify_all()
 
 
 @contextlib.contextmanager

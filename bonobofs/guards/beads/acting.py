@@ -72,7 +72,7 @@ class Acting:
         fault = judge_draft(wanted, self._gate.known)
         with self._gate.call(_of_create(tool, wanted, fields), agent, fault) as call:
             edges = call.judged(judge_create(call.issues, wanted, self._gate.who))
-            with call.changing() as change:
+            with call.session_turn, call.changing() as change:
                 return self._create(call.turn, change, wanted, edges)
 
     def update(self, issue_id: str, changes: Fields, agent: str, tool: str) -> BeadsIssue:
@@ -114,7 +114,7 @@ class Acting:
         asked = _of_edge(Operation.ADD_DEPENDENCY, tool, blocked, blocker, word)
         with self._gate.call(asked, agent) as call:
             edge = call.judged(judge_dependency(call.issues, blocked, blocker, word, self._gate.who))
-            with call.changing() as change:
+            with call.session_turn, call.changing() as change:
                 if edge is None:
                     return _as_it_was(call, change, blocked)
                 return _tie(call.turn, change, edge, asked.operation)
@@ -171,7 +171,7 @@ class Acting:
         """One change of one issue, if the verdict is that there is something to be changed."""
         with self._gate.call(asked, agent) as call:
             verdict = call.judged(judge(call))
-            with call.changing() as change:
+            with call.session_turn, call.changing() as change:
                 if verdict is None:
                     return _as_it_was(call, change, issue_id)
                 return make(call, change).issue
@@ -179,7 +179,7 @@ class Acting:
     def _edited(self, asked: Asked, issue_id: str, changes: Fields, agent: str) -> BeadsIssue:
         with self._gate.call(asked, agent) as call:
             edit = call.judged(judge_update(call.issues, issue_id, changes, self._gate.who, self._gate.known))
-            with call.changing() as change:
+            with call.session_turn, call.changing() as change:
                 if edit is None:
                     return _as_it_was(call, change, issue_id)
                 return self._edit(call.turn, change, call.issues[issue_id], edit)

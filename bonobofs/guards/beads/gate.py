@@ -2,7 +2,7 @@
 
     with gate.call(Asked(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
         call.judged(judge_close(call.issues, ...))
-        with call.changing() as change:
+        with call.session_turn, call.changing() as change:
             call.turn.close_issue(id, change.leave)
 
 Whose the call is and what the role has is known before any bd runs. The issues are then ours alone until the call is
@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bonobofs.audit.record import TOUCHES
@@ -100,27 +100,31 @@ class Call:
             self._session.guard.note(request, caller=self._asked.caller, guard=GUARD)
             return self._session.guard.decide(request)
 
+    @property
+    def session_turn(self) -> AbstractContextManager[object]:
+        """Held around `changing`: an interrupted generator would hold it until its traceback is freed."""
+        return self._session.turn
+
     @contextmanager
     def changing(self) -> Iterator[Change]:
         """Leave for the change, which the block makes; how the block ends is the outcome."""
         request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
-        with self._session.turn:
-            self.is_entered = True
-            admission = self._session.guard.admit(
-                request,
-                NO_FACTS,
-                *map(Part, more),
-                caller=self._asked.caller,
-                details={TOUCHES: [f"{BEADS}/"]},
-                guard=GUARD,
-            )
-            with admission as leave:
-                change = Change(leave, admission)
-                try:
-                    yield change
-                except BonobofsError as error:
-                    change.note(**_told_of(error))
-                    raise
+        self.is_entered = True
+        admission = self._session.guard.admit(
+            request,
+            NO_FACTS,
+            *map(Part, more),
+            caller=self._asked.caller,
+            details={TOUCHES: [f"{BEADS}/"]},
+            guard=GUARD,
+        )
+        with admission as leave:
+            change = Change(leave, admission)
+            try:
+                yield change
+            except BonobofsError as error:
+                change.note(**_told_of(error))
+                raise
 
 
 class Gate:
