@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import time
 from pathlib import Path
@@ -259,7 +258,6 @@ class Hearing:
             self._refuse_policy(origin, str(error))
             return
         self._guard.change_policy(compiled)
-        gc.collect()  # the old one's automaton is made of cycles, and nobody else collects them here
         self._plain = policy
         if self._companion is not None:
             self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})

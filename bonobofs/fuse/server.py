@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -39,9 +40,9 @@ from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
-from bonobofs.fuse.virtual import Virtual
+from bonobofs.fuse.virtual import LONGEST, Virtual
 from bonobofs.guard import Guard
-from bonobofs.policy.engine import callable_words, compile_policy, describe
+from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
 from bonobofs.request import Agent
 from bonobofs.state import scratch as layers
 from bonobofs.state.turns import Turns
@@ -61,6 +62,9 @@ _MOST_CACHED: Final = 4096
 
 class Server:
     """One mount from its configuration to its end."""
+
+    _who: tuple[str, bytes] = ("", b"")
+    """`whoami.json`, after the digest of the policy that it was made for: json.dumps with an indent leaves cycles."""
 
     def __init__(self, config: dict[str, Any], beginning: Beginning) -> None:
         self._config: Final = config
@@ -137,14 +141,30 @@ class Server:
         return Held(str(directory), limit // 2, cookies), scratch
 
     def _whoami(self, agent: Agent) -> bytes:
-        who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
         policy = self._guard.policy
+        digest, text = self._who
+        if digest != policy.digest:
+            text = self._describe_agent(agent, policy)
+            self._who = policy.digest, text
+        return text
+
+    def _describe_agent(self, agent: Agent, policy: Policy) -> bytes:
+        who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
         may_call = callable_words(policy, agent.role)
         who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": policy.digest, **may_call}
         return json.dumps(who, indent=2).encode() + b"\n"
 
     def _denials(self) -> bytes:
-        return b"".join(json.dumps(denial).encode() + b"\n" for denial in self._guard.denials)
+        """One line for each refusal, the last ones that fit: a path alone may have 150 KB."""
+        lines: deque[bytes] = deque()
+        room = LONGEST
+        for denial in reversed(self._guard.denials):
+            line = json.dumps(denial).encode() + b"\n"
+            room -= len(line)
+            if room < 0:
+                break
+            lines.appendleft(line)
+        return b"".join(lines)
 
     def run(self) -> None:
         """Serve until the mount ends, then settle and close the trail."""
@@ -157,7 +177,8 @@ class Server:
         self._catch_up(_SECONDS_TO_KNOW)
         threading.Thread(target=self._keep_synced, daemon=True).start()
         _say(self._config, "ready")
-        # Nothing here makes cycles, and a collection with 100,000 nodes stops the mount for tens of milliseconds.
+        # No request may leave reference cycles (tests/attacks/test_memory.py): a collection with 100,000 nodes stops
+        # the mount for tens of milliseconds.
         gc.collect()
         gc.freeze()
         gc.disable()

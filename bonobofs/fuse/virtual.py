@@ -17,6 +17,10 @@ from bonobofs.fuse.protocol import ATTR
 NAME: Final = b".bonobofs"
 FIRST_ID: Final = 1 << 62
 DIRECTORY_ID: Final = FIRST_ID
+_MOST_KEPT: Final = 32
+"""Snapshots of all files together."""
+LONGEST: Final = 1 << 20
+"""Bytes of one file."""
 
 
 class Virtual:
@@ -38,6 +42,8 @@ class Virtual:
         if make is None:
             return None
         content = make()
+        if len(content) > LONGEST:
+            content = content[: content.rfind(b"\n", 0, LONGEST) + 1]
         node_id = self._latest.get(name, 0)
         if self._snapshots.get(node_id) != content:
             node_id = self._next
@@ -46,8 +52,14 @@ class Virtual:
                 self._snapshots.pop(self._latest.get(name, 0), None)
             self._snapshots[node_id] = content
             self._latest[name] = node_id
+            self._drop_oldest()
         self._lookups[node_id] = self._lookups.get(node_id, 0) + 1
         return node_id, self.attr(node_id)
+
+    def _drop_oldest(self) -> None:
+        """Keep at most _MOST_KEPT snapshots: readers of older ones get ESTALE."""
+        if len(self._snapshots) > _MOST_KEPT:
+            del self._snapshots[next(each for each in self._snapshots if each not in self._latest.values())]
 
     def attr(self, node_id: int) -> bytes:
         """`fuse_attr`. KeyError: no such node."""

@@ -297,7 +297,7 @@ def _literal_run(tokens: Iterable[Token]) -> str:
 class _Node(Generic[Value]):
     """A place in the automaton. `deep` is the state that a following ANY_DEPTH keeps alive at every depth."""
 
-    __slots__ = ("below", "deep", "globs", "literal", "loops", "only", "onward", "subtree")
+    __slots__ = ("below", "deep", "globs", "literal", "loops", "only", "stays", "subtree")
 
     def __init__(self, *, loops: bool = False) -> None:
         self.loops = loops
@@ -307,8 +307,9 @@ class _Node(Generic[Value]):
         self.only: list[Value] = []
         self.below: list[Value] = []
         self.subtree: list[Value] = []
-        self.onward: tuple[_Node[Value], ...] = ()
-        """The states to be in after arriving here: none where nothing further can be found."""
+        self.stays = False
+        """A path that arrives here may go on from here. A flag, as a reference of a node to itself makes a cycle that
+        only the garbage collector frees, and servers run without it."""
 
     def step(self, component: str) -> _Node[Value]:
         if component == ANY_DEPTH:
@@ -320,12 +321,10 @@ class _Node(Generic[Value]):
         return self.literal.setdefault(component, _Node())
 
     def seal(self) -> list[_Node[Value]]:
-        """Fill in `onward`; gives the nodes next to this one."""
+        """Set `stays`; gives the nodes next to this one."""
         next_to = [*self.literal.values(), *(self.globs.nodes() if self.globs is not None else ())]
-        if next_to or self.only or self.below:
-            self.onward += (self,)
+        self.stays = bool(next_to or self.only or self.below)
         if self.deep is not None:
-            self.onward += (self.deep,)
             next_to.append(self.deep)
         return next_to
 
@@ -337,7 +336,7 @@ class Matcher(Generic[Value]):
     more than once. Nothing is remembered between two calls.
     """
 
-    __slots__ = ("_anywhere", "_empty", "_names", "_root")
+    __slots__ = ("_anywhere", "_begin", "_empty", "_names", "_root")
 
     def __init__(self, patterns: Iterable[tuple[Pattern, Value]]) -> None:
         self._root: _Node[Value] = _Node()
@@ -356,7 +355,9 @@ class Matcher(Generic[Value]):
         while pending:
             pending += pending.pop().seal()
         self._names = frozenset(self._anywhere)
-        self._empty = not (self._names or self._root.onward or self._root.subtree)
+        root = self._root
+        self._begin = tuple(each for each in (root if root.stays else None, root.deep) if each is not None)
+        self._empty = not (self._names or self._begin or root.subtree)
 
     def __bool__(self) -> bool:
         return not self._empty
@@ -366,7 +367,7 @@ class Matcher(Generic[Value]):
         found = self._root.subtree[:]
         if not self._names.isdisjoint(parts):
             found += [value for name in parts for value in self._anywhere.get(name, ())]
-        active: Iterable[_Node[Value]] = self._root.onward
+        active: Iterable[_Node[Value]] = self._begin
         for name in parts:
             following: list[_Node[Value]] = []
             for node in active:
@@ -375,11 +376,17 @@ class Matcher(Generic[Value]):
                 child = node.literal.get(name)
                 if child is not None:
                     found += child.subtree
-                    following += child.onward
+                    if child.stays:
+                        following.append(child)
+                    if child.deep is not None:
+                        following.append(child.deep)
                 if node.globs is not None:
                     for child in node.globs.matching(name):
                         found += child.subtree
-                        following += child.onward
+                        if child.stays:
+                            following.append(child)
+                        if child.deep is not None:
+                            following.append(child.deep)
                 if node.loops:
                     following.append(node)
             if not following:
