@@ -22,12 +22,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
+from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
 from bonobofs.errors import TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.policy.leases import UNKNOWN, Leases
-from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request
+from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
@@ -36,6 +37,8 @@ ALERT_WINDOW: Final = 300.0
 """The third denial of one agent within this many seconds is an alert, once per as many."""
 SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
+
+_MOST_TOPS: Final = 4096
 
 ACTIONS: Final[dict[Operation, str]] = {
     Operation.CREATE_FILE: "create",
@@ -94,10 +97,19 @@ class Elsewhere(OSError):  # noqa: N818 - no fault either: what is asked can be 
 class Run:
     """Writes to one file under one intent: the beginning is recorded before, the rest when it settles."""
 
-    __slots__ = ("count", "generation", "last", "leave", "limit", "request", "seq", "size", "written")
+    __slots__ = ("count", "counter", "generation", "last", "leave", "limit", "request", "seq", "size", "written")
 
-    def __init__(self, request: Request, leave: Allowed, generation: int, seq: int, now: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        leave: Allowed,
+        generation: int,
+        seq: int,
+        now: float,
+        counter: ScratchCounter | None = None,
+    ) -> None:
         self.request = request
+        self.counter = counter
         self.extend(leave)
         self.generation = generation
         self.seq = seq
@@ -248,6 +260,9 @@ class Guard:
         self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
         self._repeats: dict[_Mark, _Repeat] = {}
+        self._counters: Final = ScratchCounters(trail)
+        self._scratch_tops: Final[dict[str, WorkspacePath]] = {}
+        """By directory below a scratch path, that path."""
         self._ended: Final[list[Outcome]] = []
         self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter_now
         self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
@@ -297,6 +312,7 @@ class Guard:
     def _turn_to(self, policy: Policy) -> None:
         self.policy = policy
         self._generation += 1
+        self._scratch_tops.clear()
 
     def _judged(self, request: Request, facts: Facts) -> Allowed | Denied:
         if clock_gettime(CLOCK_BOOTTIME) >= self.known_until:
@@ -332,6 +348,7 @@ class Guard:
             raise self.refuse(leave, caller, guard=guard)
         elsewhere = leave if apart is not None and leave.apart is not apart else None
         leaves_source = leave.apart
+        in_scratch = leave.apart is Apart.SCRATCH
         for part in parts:
             other = self._judged(part.request, part.facts)
             if isinstance(other, Denied):
@@ -339,11 +356,15 @@ class Guard:
             if part.apart is not None and other.apart is not part.apart:
                 elsewhere = other
             leaves_source = leaves_source and other.apart
+            in_scratch = in_scratch and other.apart is Apart.SCRATCH
         if elsewhere is not None:
             raise Elsewhere(elsewhere)
+        action = action or ACTIONS.get(request.operation, "modify")
+        if in_scratch:
+            counter = self._counter(request, leave, caller)
+            return Admission(_count_in(counter), request, leave, counter.seq, action, guard)
         if leaves_source:
             details = {**(details or {}), APART: leaves_source.value}
-        action = action or ACTIONS.get(request.operation, "modify")
         seq = self._intend(request, leave, caller, details, size, action, guard)
         return Admission(self._end, request, leave, seq, action, guard)
 
@@ -401,6 +422,11 @@ class Guard:
             raise self.refuse(leave, caller)
         if apart is not None and leave.apart is not apart:
             raise Elsewhere(leave)
+        if leave.apart is Apart.SCRATCH:
+            counter = self._counter(request, leave, caller)
+            counter.runs += 1
+            run = self._runs[key] = Run(request, leave, self._generation, counter.seq, now, counter)
+            return run
         details = {APART: leave.apart.value} if leave.apart else None
         seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         run = self._runs[key] = Run(request, leave, self._generation, seq, now)
@@ -419,12 +445,21 @@ class Guard:
         run.generation = -1  # whoever still holds it must begin anew
         details = {"writes": run.count, "size": run.size}
         action = ACTIONS.get(run.request.operation, "modify")
+        if run.counter is not None:
+            run.counter.runs -= 1
+            run.counter.add(action, error, run.written)
+            return
         self._end(Outcome(run.seq, run.request, action, error, run.written, details))
 
     def end_runs(self) -> None:
         """Settle every run: what is written next must be recorded anew, and is refused where that cannot be."""
         for key in list(self._runs):
             self.settle(key)
+
+    def end_counters(self) -> None:
+        """Settle every counter of scratch changes, as `end_runs` settles runs."""
+        for counter in self._counters:
+            self._settle_counter(counter)
 
     def enter_outcomes(self) -> None:
         """Queue the outcomes of what has ended since the last call."""
@@ -452,16 +487,19 @@ class Guard:
             self.trail.flush()
 
     def settle_quiet(self, now: float) -> None:
-        """Settle the runs and the repeated denials that have been quiet for a second."""
+        """Settle the runs, scratch counters and repeated denials that have been quiet for a second."""
         for key in [key for key, run in self._runs.items() if now - run.last >= QUIET]:
             self.settle(key)
+        for counter in self._counters.due(now):
+            self._settle_counter(counter)
         self.enter_outcomes()
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._settle_repeat(mark)
 
     def settle_all(self) -> None:
-        """Settle every run and every repeated denial, and write what waits. Raises TrailError when it cannot."""
+        """Settle all runs, scratch counters and repeated denials, and write what waits. TrailError when it cannot."""
         self.end_runs()
+        self.end_counters()
         self.enter_outcomes()
         for mark in list(self._repeats):
             self._settle_repeat(mark)
@@ -534,6 +572,30 @@ class Guard:
         except TrailError as error:
             raise self.refuse(unrecorded(request), caller, guard=guard) from error
 
+    def _counter(self, request: Request, leave: Allowed, caller: Caller) -> ScratchCounter:
+        """Return the counter of a change in scratch. Raises Refused where its intent cannot be entered."""
+        above = request.path.rpartition("/")[0]
+        top = self._scratch_tops.get(above)
+        if top is None:
+            top = self.policy.scratch_top(request.path)
+            if top != request.path:
+                if len(self._scratch_tops) >= _MOST_TOPS:
+                    self._scratch_tops.clear()
+                self._scratch_tops[above] = top
+        if self._ended:
+            self.enter_outcomes()
+        try:
+            return self._counters.find(caller.tool, top, leave.rule, object_of(caller.details))
+        except TrailError as error:
+            raise self.refuse(unrecorded(request), caller) from error
+
+    def _settle_counter(self, counter: ScratchCounter) -> None:
+        if counter.runs:
+            for key in [key for key, run in self._runs.items() if run.counter is counter]:
+                self.settle(key)
+        request = Request(Operation.WRITE_FILE, counter.path)
+        self._end(Outcome(counter.seq, request, "modify", 0, counter.bytes, self._counters.close(counter)))
+
     def _seen_lock(self, path: str) -> str:
         """Whose lock a path is under that is only looked at, as records have it."""
         leases = self.policy.leases
@@ -563,6 +625,10 @@ class Guard:
 
     def _alert(self, denied: Denied, guard: str, reason: str) -> None:
         self.trail.alert(reason, operation=denied.operation, guard=guard, path=denied.path, code=denied.code)
+
+
+def _count_in(counter: ScratchCounter) -> Callable[[Outcome], None]:
+    return lambda outcome: counter.add(outcome.action, outcome.error, outcome.written)
 
 
 def _lock(holding: Holding | None) -> str:

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.decision import Apart, Code, Denied, Refused, as_document
 from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
@@ -111,7 +113,69 @@ def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -
     guard.begin(1, create("build/a"), Facts(size=10**6), 0.0, apart=Apart.SCRATCH)
     guard.begin(2, create("notes/a.md"), Facts(size=5), 0.0)
     told = [entry["details"].get("apart") for entry in entries(trail) if entry["kind"] == "intent"]
-    assert told == ["scratch", "temporary", None, None, "scratch", None]
+    assert told == ["scratch", "temporary", None, None, None]  # both of build/ are counted under one intent
+
+
+def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
+    """A thousand changes are one intent, entered with the first, and one outcome with their numbers."""
+    policy = {"scratch": [{"paths": ["**/.venv/", "build/"]}]}
+    guard = Guard(compile_policy(policy), ALICE, trail, holds_apart=True)
+    pip, make = Caller("pip", {"pid": 1}), Caller("make")
+    with guard.admit(create("a/.venv/0"), caller=pip, apart=None):
+        (intent,) = entries(trail)
+    assert (intent["tool"], intent["path"], intent["rule"]) == ("pip", "a/.venv", "scratch:**/.venv/")
+    for number in range(998):
+        run = guard.begin(number, create(f"a/.venv/lib/{number}"), NO_FACTS, 0.0, caller=pip, apart=None)
+        run.written = 2
+    with guard.admit(Request(Operation.RMDIR, WorkspacePath("a/.venv/lib")), caller=pip, apart=None):
+        pass
+    with pytest.raises(OSError, match="full"), guard.admit(create("a/.venv/x"), caller=pip, apart=None):
+        raise OSError(errno.ENOSPC, "full")
+    with guard.admit(create("build/x"), caller=make, apart=None):
+        pass
+    guard.settle_all()
+    pairs = {(one["path"], one["kind"]): one for one in entries(trail)}
+    assert len(pairs) == len(entries(trail)) == 4
+    outcome = pairs["a/.venv", "outcome"]
+    assert outcome["details"]["counts"] == {"created": 999, "modified": 0, "deleted": 1, "failed": 1}
+    assert (outcome["bytes"], outcome["details"]["intent"]) == (1996, intent["seq"])
+    assert pairs["build", "outcome"]["details"]["counts"]["created"] == 1
+
+
+def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
+    """What has no counter of its own any more is counted under no program and no path; no change is lost."""
+    guard = Guard(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, holds_apart=True)
+    for number in range(1000):
+        with guard.admit(create(f"{number}.pyc"), caller=Caller(f"p{number}"), apart=None):
+            pass
+    guard.settle_all()
+    found = entries(trail)
+    assert len(found) == 2 * (MOST + 1)
+    assert sum(one["details"]["counts"]["created"] for one in found if one["kind"] == "outcome") == 1000
+
+
+def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail: Trail) -> None:
+    guard = Guard(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    with guard.admit(create("build/a"), apart=None):
+        pass
+    now = monotonic()
+    guard.settle_quiet(now)
+    assert [one["kind"] for one in entries(trail)] == ["intent"]
+    guard.settle_quiet(now + QUIET)
+    assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"]
+    run = guard.begin(1, create("build/b"), NO_FACTS, 0.0, apart=None)
+    run.last = monotonic() + LONGEST
+    guard.settle_quiet(run.last)
+    assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"] * 2
+    assert not guard.is_current(run)  # further writes open a new counter
+
+
+def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) -> None:
+    guard = Guard(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    trail.close()
+    with pytest.raises(Refused) as refused, guard.admit(create("build/a"), apart=None):
+        pass
+    assert refused.value.decision.code is Code.UNRECORDED
 
 
 def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
@@ -216,6 +280,7 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy
 from bonobofs.request import Agent, Operation, Request

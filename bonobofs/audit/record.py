@@ -25,6 +25,10 @@ HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
 APART: Final = "apart"
 """Key in the details of an intent: `scratch` or `temporary` where the change leaves the source as it is."""
 
+COUNTS: Final = "counts"
+"""Key in the details of an intent and its outcome that stand for many changes in scratch. The outcome has the numbers,
+as `created`, `modified`, `deleted`, `failed`."""
+
 BY: Final = "by"
 """Key in the details of an intent: the name, beside the one that changes, by way of which new content comes there."""
 INODE: Final = "inode"

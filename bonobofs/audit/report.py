@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.history import UNREADABLE, Change
 from bonobofs.audit.markdown import written
-from bonobofs.audit.record import APART, AuditEntry, instant
+from bonobofs.audit.record import APART, COUNTS, AuditEntry, instant
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.request import Operation
 
@@ -136,7 +136,7 @@ class Report:
             key = (entry.operation, entry.path, reason)
             self._failures[key] = self._failures.get(key, 0) + 1
         elif entry.kind == "intent":
-            counts["changes"] += 1
+            counts["changes"] += _made(change)
             if change.outcome is None:
                 counts["unfinished"] += 1
                 self._unfinished.append(entry)
@@ -177,7 +177,7 @@ class Report:
             node.written += before.written if before is not None else 0
         node.apart = bool(entry.details.get(APART))
         if node.apart:
-            self._counts["apart"] += 1
+            self._counts["apart"] += _made(change)
         if entry.action == "create":
             node.what = "modified" if node.what == "deleted" else "created"
         elif entry.action == "delete":
@@ -239,6 +239,14 @@ class Report:
             rules[rule, code] = rules.get((rule, code), 0) + refusal.times
         top = sorted(rules.items(), key=lambda one: (-one[1], one[0]))
         return [{"rule": rule, "code": code, "times": times} for (rule, code), times in top[:10]]
+
+
+def _made(change: Change) -> int:
+    """Return how many changes an intent stands for: of a counter in scratch, as many as its outcome counts."""
+    counts = change.outcome.details.get(COUNTS) if change.outcome is not None else None
+    if not isinstance(counts, dict):
+        return 1
+    return sum(number for key, number in counts.items() if key != "failed" and type(number) is int)
 
 
 def _reach(tree: _Node, path: str) -> _Node:

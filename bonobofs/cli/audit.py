@@ -21,7 +21,7 @@ from bonobofs import session
 from bonobofs.audit import history
 from bonobofs.audit import report as reports
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.record import COUNTS, AuditEntry
 from bonobofs.audit.verify import Finding, Report, Status, look_below, verify
 from bonobofs.cli.output import document, note, say, waiting
 
@@ -111,7 +111,8 @@ def query(
             document([_plain(change) for change in index.changes(wanted)])
         else:
             for change in index.changes(wanted):
-                say(_line(change.entry, change.result))
+                counted = change.outcome is not None and COUNTS in change.outcome.details
+                say(_line(change.outcome if counted and change.outcome else change.entry, change.result))
     return 1 if progress.unread else 0
 
 
@@ -344,8 +345,8 @@ class _Wanted(NamedTuple):
                     self.denied and entry.result == "denied" and entry.kind != "alert"
                 ):
                     yield entry
-            elif self.outcomes or entry.kind != "outcome" or entry.result != "allowed":
-                yield entry
+            elif self.outcomes or (entry.kind == "outcome" and entry.result == "allowed") == (COUNTS in entry.details):
+                yield entry  # of a counter in scratch, the outcome says more than its intent
 
 
 def _print(entries: Iterable[AuditEntry], *, json: bool) -> None:
@@ -371,6 +372,9 @@ def _line(entry: AuditEntry, result: str) -> str:
     why += [text for text in (entry.reason, entry.details.get("about")) if isinstance(text, str) and text]
     count = entry.details.get("count")
     times = [f"({count} times more)"] if isinstance(count, int) else []
+    counts = entry.details.get(COUNTS)
+    if isinstance(counts, dict) and counts:
+        times = [f"(in scratch: {', '.join(f'{number} {what}' for what, number in counts.items() if number)})"]
     what = entry.path or (_issue(entry) if entry.guard == "beads" else "")
     return "  ".join(
         filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *others, *times, " ".join(why)))

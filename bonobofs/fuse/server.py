@@ -268,6 +268,7 @@ class Server:
         if self._trail_fails:
             self._trail_fails = False
             self._guard.end_runs()
+            self._guard.end_counters()
         if self._reload_asked:
             self._reload_asked = False
             self._hearing.reload()

@@ -26,7 +26,7 @@ from bonobofs.policy.pattern import (
     may_begin_with,
     parse,
 )
-from bonobofs.request import Operation
+from bonobofs.request import Operation, WorkspacePath
 
 EVERYTHING: Final = "**"
 DEFAULT_ROLE: Final = "agent"
@@ -159,6 +159,14 @@ class Policy:
         found = self.protect_and_scratch.find(path.split("/") if path else [])
         matching = [one for one in found if isinstance(one, Scratch)]
         return min(matching, key=lambda one: one.order).table if matching else None
+
+    def scratch_top(self, path: WorkspacePath) -> WorkspacePath:
+        """Return the topmost scratch path at or above a scratch path: `a/.venv` for `a/.venv/lib/x.py`."""
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            if any(isinstance(one, Scratch) for one in self.protect_and_scratch.find(parts[:depth])):
+                return WorkspacePath("/".join(parts[:depth]))
+        return path
 
 
 def digest(document: Mapping[str, Any]) -> str:
