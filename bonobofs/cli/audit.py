@@ -194,7 +194,7 @@ def verify_(
     reports = list(
         verify(
             home / "trails",
-            live=lambda name: name in known and known[name].state in (session.State.SERVING, session.State.ENDING),
+            live=lambda name: name in known and known[name].state in {*session.SERVED, session.State.ENDING},
             look=lambda name: look_below(Path(known[name].session.source)) if name in known else None,
             expected=[name for name, one in known.items() if one.session.pid is not None],
         )

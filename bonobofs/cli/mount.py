@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from bonobofs import session
 from bonobofs.cli.output import note, say, waiting
 from bonobofs.policy.packaged import packaged_default
+
+_NAMED: Final = 5
 
 
 def mount(
@@ -108,7 +110,13 @@ def umount(
         say(f"{path}: unmounted")
     if ended.dead:
         say(f"{path}: {ended.dead} dead mount{'s' if ended.dead > 1 else ''} taken off")
-    if not ended.live and not ended.dead:
+    if ended.copies:
+        some = ", ".join(ended.copies[:_NAMED])
+        more = f" and {len(ended.copies) - _NAMED} more" if len(ended.copies) > _NAMED else ""
+        note(f"a copy of the mount is left, and every access to it fails: {some}{more}; unmount it there too")
+    if not ended.live and not ended.dead and ended.closed:
+        say(f"{path}: already unmounted; the record is closed")
+    elif not ended.live and not ended.dead:
         say(f"{path}: nothing was mounted; the end of a session that crashed is noted")
     if not ended.closed:
         note("the record has no closing entry; look at it: bonobofs audit verify")

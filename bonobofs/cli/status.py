@@ -13,7 +13,15 @@ from bonobofs.cli.output import document, say, table
 from bonobofs.policy.packaged import packaged_default
 from bonobofs.session import State
 
-_STYLES = {State.SERVING: "green", State.DEAD: "red", State.CRASHED: "red", State.ENDING: "yellow", State.ENDED: "dim"}
+_STYLES = {
+    State.SERVING: "green",
+    State.STOPPED: "red",
+    State.SOURCE_REMOVED: "red",
+    State.DEAD: "red",
+    State.CRASHED: "red",
+    State.ENDING: "yellow",
+    State.ENDED: "dim",
+}
 
 
 def status(
@@ -26,6 +34,8 @@ def status(
     serving  it works                     ending   unmounted, its record is being settled
     dead     its server is gone, and everything in the mount fails: mount again, or umount
     crashed  server and mount are gone without a closing entry: mount again, or audit verify
+    stopped  its server is stopped by a signal, and everything in the mount waits
+    source removed  the source was removed, renamed or replaced under the mount: umount
     """
     found = session.statuses(session.home(), ended=everything)
     if json:
@@ -47,7 +57,7 @@ def status(
 def _notes(one: session.Status) -> list[str]:
     """What its operator should know, a sentence each."""
     where = one.session.mountpoint or one.session.source
-    notes = [_remedy(one)] if one.state in (State.DEAD, State.CRASHED) else []
+    notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
     if one.watch not in (None, session.WATCHING):
         notes.append(
             f"{where}: its source is not watched, so what changes behind the mount may show a second late, and is not "
@@ -65,6 +75,15 @@ def _notes(one: session.Status) -> list[str]:
 def _remedy(one: session.Status) -> str:
     made = one.session
     where = made.mountpoint or made.source
+    if one.state is State.STOPPED:
+        return f"{where}: its server is stopped, and everything in the mount waits; continue it: kill -CONT {made.pid}"
+    if one.state is State.SOURCE_REMOVED:
+        return (
+            f"{where}: {made.source} was removed, renamed or replaced, and the mount shows the old directory; "
+            f"run bonobofs umount {where}, then mount again"
+        )
+    if one.state is State.ENDING:
+        return f"{where}: unmounted, but the server has not ended; bonobofs umount {where} ends it and waits"
     if one.state is State.DEAD:
         return f"{where}: its server is gone; run bonobofs mount again, or bonobofs umount {where}"
     return f"{where}: ended without a closing entry; run bonobofs mount again, or look: bonobofs audit verify"
@@ -73,7 +92,7 @@ def _remedy(one: session.Status) -> str:
 def _row(one: session.Status) -> tuple[str, ...]:
     made = one.session
     origin = "default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
-    pid = str(made.pid) if made.pid is not None and one.state in (State.SERVING, State.ENDING) else "-"
+    pid = str(made.pid) if made.pid is not None and one.state in {*session.SERVED, State.ENDING} else "-"
     return one.state, made.mountpoint or "-", made.source, made.agent, made.role, pid, made.transport, origin
 
 

@@ -26,10 +26,12 @@ from bonobofs.companion.leases import Leases
 from bonobofs.companion.policy import PolicyFile
 from bonobofs.companion.session import CalledSession
 from bonobofs.companion.watching import Watching
+from bonobofs.errors import MountError
 from bonobofs.fuse import system
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.integrity.watch import UnwatchableError
 from bonobofs.request import Agent
+from bonobofs.state import mounts
 
 _MOST_SECONDS: Final = 3600.0
 
@@ -167,6 +169,7 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
             system.enter_namespace(descriptor)
         if not config["namespaces"]:
             system.unshare_mounts()
+            _drop_copies()
     except OSError as error:
         return _Standing(
             "",
@@ -174,6 +177,14 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
             f"right to one ({error.strerror}); mount on another directory, or as root",
         )
     return _Standing("", apart=True)
+
+
+def _drop_copies() -> None:
+    """Detach the copies that the new namespace has of other mounts: each would keep its server from ending."""
+    if os.geteuid() == 0:  # the kernel locks them in the namespace of an ordinary user
+        for mount in mounts.ours():
+            with suppress(OSError, MountError):
+                mounts.detach(mount.mountpoint, lazy=True)
 
 
 def _namespaces() -> list[int]:

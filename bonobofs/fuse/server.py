@@ -25,7 +25,7 @@ from bonobofs.audit import recovery, strays
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.recovery import Difference
 from bonobofs.decision import Apart
-from bonobofs.errors import BonobofsError, MountError, TrailError
+from bonobofs.errors import BonobofsError, InterruptedWaitError, MountError, TrailError
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.admissions import Admissions
@@ -65,6 +65,8 @@ class Server:
 
     _who: tuple[str, bytes] = ("", b"")
     """`whoami.json`, after the digest of the policy that it was made for: json.dumps with an indent leaves cycles."""
+    _ended_by = 0
+    """The first signal that ended it."""
 
     def __init__(self, config: dict[str, Any], beginning: Beginning) -> None:
         self._config: Final = config
@@ -166,8 +168,8 @@ class Server:
             lines.appendleft(line)
         return b"".join(lines)
 
-    def run(self) -> None:
-        """Serve until the mount ends, then settle and close the trail."""
+    def run(self) -> int:
+        """Serve until the mount ends, then settle and close the trail; the exit code."""
         self._install_signals()
         self._transport.handshake(watched=self._watched)
         self._beside.listen()
@@ -177,6 +179,7 @@ class Server:
         self._catch_up(_SECONDS_TO_KNOW)
         threading.Thread(target=self._keep_synced, daemon=True).start()
         _say(self._config, "ready")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         # No request may leave reference cycles (tests/attacks/test_memory.py): a collection with 100,000 nodes stops
         # the mount for tens of milliseconds.
         gc.collect()
@@ -190,6 +193,7 @@ class Server:
             self._hear_the_last()
             self._end_trail()
             layers.end(Path(self._config["session_dir"]))
+        return InterruptedWaitError.exit_code if self._ended_by == signal.SIGINT else 0
 
     def _install_signals(self) -> None:
         signal.set_wakeup_fd(self._transport.waker, warn_on_full_buffer=False)
@@ -201,6 +205,7 @@ class Server:
 
     def _told_to_end(self, number: int, frame: object) -> None:
         if not self._ending:
+            self._ended_by = number
             self._ending = time.monotonic() + LINGER
             threading.Thread(target=self._take_off, daemon=True).start()
 
@@ -352,11 +357,9 @@ def _say(config: dict[str, Any], word: str) -> None:
 def serve(config: dict[str, Any], beginning: Beginning) -> int:
     """Serve the mount from its beginning to its end; the exit code."""
     try:
-        server = Server(config, beginning)
-        server.run()
+        return Server(config, beginning).run()
     except (BonobofsError, OSError) as error:
         text = " ".join(str(error).split())
         _say(config, f"error: {text}")
         sys.stderr.write(f"bonobofs: {text}\n")
         return error.exit_code if isinstance(error, BonobofsError) else MountError.exit_code
-    return 0

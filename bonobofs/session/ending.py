@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from bonobofs.state import mounts, processes, scratch
 from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends
 
 SECONDS_TO_SETTLE = 60.0
+_SECONDS_TO_END = 1.0
+"""Seconds in which a server whose mount is gone ends by itself."""
 _NAMED = 5
 
 
@@ -25,6 +28,8 @@ class Ended(NamedTuple):
     """Dead mounts that were taken off."""
     closed: bool
     """The record of what was ended has its closing entry, as far as it is kept here."""
+    copies: tuple[str, ...] = ()
+    """Where a copy of the mount is left, which is dead: other mountpoints, and processes of other namespaces."""
 
 
 def stop(home: Path, mountpoint: Path) -> Ended:
@@ -36,14 +41,18 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     count = len(mounts.at(path))
     session = live_at(home, path)
     if not count and session is None:
-        if _note_ends(home, path):
-            return Ended(live=False, dead=0, closed=False)
+        over = _note_ends(home, path)
+        if over:
+            return Ended(live=False, dead=0, closed=all(was_closed(home, one) for one in over))
         raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists what is")
     live = closed = True
+    copies: tuple[str, ...] = ()
     if session is not None:
-        if count:
+        there = mounts.at(path)[-1:]
+        if there:
             _unmount(path)
         closed = _wait(home, session, path)
+        copies = tuple(copy for mount in there for copy in mounts.copies(mount))
     elif not launch.is_dead(str(path)):
         # It is served from another state directory: ended like one of ours, and not by force.
         _unmount(path)
@@ -52,7 +61,7 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     dead = take_off(path)
     _note_ends(home, path)
     scratch.remove_left_overs(home)
-    return Ended(live, dead, closed)
+    return Ended(live, dead, closed, copies)
 
 
 def take_off(mountpoint: Path, *, leave: int = 0) -> int:
@@ -79,6 +88,10 @@ def _unmount(path: Path) -> None:
 def _wait(home: Path, session: Session, path: Path) -> bool:
     if session.pid is None or session.starttime is None:
         return True
+    if not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
+        # A copy of the mount, elsewhere or in another namespace, keeps the connection. SIGTERM ends it after LINGER.
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            processes.send(session.pid, session.starttime, number)
     if not processes.wait_for_end(session.pid, session.starttime, SECONDS_TO_SETTLE):
         raise MountError(
             f"{path} is unmounted, but its server (pid {session.pid}) has not settled its record yet; wait for it"
@@ -86,8 +99,8 @@ def _wait(home: Path, session: Session, path: Path) -> bool:
     return was_closed(home, session)
 
 
-def _note_ends(home: Path, path: Path) -> int:
-    """Note the end of each session there that ended without noting it, and say how many there were."""
+def _note_ends(home: Path, path: Path) -> list[Session]:
+    """Note the end of each session there that ended without noting it, and return those sessions."""
     over = [one for one in load_all(home) if one.mountpoint == str(path) and one.ended is None and not lives(one)]
     note_ends(home, [one.session for one in over])
-    return len(over)
+    return over

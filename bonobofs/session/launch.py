@@ -29,7 +29,12 @@ _RUN = (
 )
 # The parent ends at once, so that the server is nobody's child: whoever starts a mount need not stay to bury it.
 # What the companion needs beyond the standard library comes last, so that it hides nothing.
-_RUN_BESIDE = "import sys; sys.path += sys.argv.pop(1).split(chr(10)); " + _RUN
+# The companion ends with the server: Ctrl-C, which the terminal sends to both, must reach the server alone. A handler,
+# as the programs that the companion runs would inherit an ignored or blocked signal.
+_RUN_BESIDE = (
+    "import signal, sys; signal.signal(2, lambda *_: None); signal.pthread_sigmask(signal.SIG_UNBLOCK, [2]); "
+    "sys.path += sys.argv.pop(1).split(chr(10)); " + _RUN
+)
 _RUN_DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + _RUN
 )

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
+import os
 import signal
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bonobofs.audit.history import is_closed
 from bonobofs.errors import TrailError
 from bonobofs.state import mounts
 from bonobofs.state.home import session_directory, trail_path
-from bonobofs.state.processes import send
+from bonobofs.state.processes import is_stopped, send
 from bonobofs.state.sessions import Session, lives, load_all, read_live
 
 SECONDS_TO_SETTLE = 2.0
@@ -26,6 +28,10 @@ class State(enum.StrEnum):
     """How a session stands."""
 
     SERVING = "serving"
+    STOPPED = "stopped"
+    """A signal has stopped its process: everything in the mount waits."""
+    SOURCE_REMOVED = "source removed"
+    """Its source was removed, renamed or replaced: the mount still shows the directory that it was made of."""
     ENDING = "ending"
     """Its mount is gone, its process is still settling the record."""
     DEAD = "dead"
@@ -33,6 +39,10 @@ class State(enum.StrEnum):
     CRASHED = "crashed"
     """Process and mount are gone, and its trail has no closing entry."""
     ENDED = "ended"
+
+
+SERVED: Final = frozenset({State.SERVING, State.STOPPED, State.SOURCE_REMOVED})
+"""Process and mount are there."""
 
 
 class Status(NamedTuple):
@@ -68,14 +78,14 @@ def _status(home: Path, session: Session, state: State) -> Status:
     if live is None:
         return Status(session, state)
     session = dataclasses.replace(session, policy=live.policy)
-    if state is not State.SERVING:
+    if state not in SERVED:
         return Status(session, state)
     return Status(session, state, live.watch, live.policy_error, live.leases)
 
 
 def around(home: Path, path: Path) -> Status | None:
     """The serving session whose mount, or else whose source, a path lies in; of several the last that began."""
-    serving = [one for one in statuses(home) if one.state is State.SERVING]
+    serving = [one for one in statuses(home) if one.state in SERVED]
     for place in ("mountpoint", "source"):
         for one in reversed(serving):
             if lies_in(path, getattr(one.session, place)):
@@ -129,11 +139,28 @@ def _renewed(mark: Path) -> int:
         return 0
 
 
+def _has_source(session: Session) -> bool:
+    """Whether the source is still the directory that the session began with."""
+    if mounts.over(Path(session.source)) is not None:
+        return True  # to look there is to look into a mount
+    try:
+        found = os.stat(session.source)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return session.source_inode in (None, found.st_ino)
+
+
 def _state(home: Path, session: Session, mounted: set[str], left: dict[str | None, Session]) -> State:
     if session.ended is not None:
         return State.ENDED
     if lives(session):
-        return State.SERVING if session.mountpoint is None or session.mountpoint in mounted else State.ENDING
+        if session.mountpoint is None:
+            return State.SERVING
+        if session.mountpoint not in mounted:
+            return State.ENDING
+        if session.pid is not None and is_stopped(session.pid):
+            return State.STOPPED
+        return State.SERVING if _has_source(session) else State.SOURCE_REMOVED
     if left.get(session.mountpoint) is session:
         return State.DEAD
     return State.ENDED if was_closed(home, session) else State.CRASHED

@@ -85,6 +85,8 @@ def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], 
 
     Calling what comes with it turns this process into the server.
     """
+    # The mask survives exec and fork: a Ctrl-C before the server can end the mount cleanly waits until it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with _alone(home):
         drawn, config, earlier, notes = _prepare(home, order)
         pid = os.getpid()

@@ -130,6 +130,7 @@ def draw(
             started=datetime.now(UTC).isoformat(),
             ended=None,
             issue=issue,
+            source_inode=os.stat(source).st_ino,
         )
         presence.enter(database, session)
     directory = session_directory(home, session.session)

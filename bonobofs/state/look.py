@@ -17,6 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bonobofs.state import mounts
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import note_ends
 
@@ -53,9 +54,10 @@ def main() -> int:
         shutil.rmtree(session_directory(Path(home), session), ignore_errors=True)
         return 0
     note_ends(Path(home), earlier)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.alarm(_SECONDS)
     failure = look(mountpoint)
-    if failure:
+    if failure and mounts.at(Path(os.fsdecode(mountpoint))):
         print(f"bonobofs: the mount does not answer: {failure}; end it with Ctrl-C", file=sys.stderr)
     return 0
 

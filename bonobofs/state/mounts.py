@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import MountError
+from bonobofs.state import processes
 
 FSTYPE = "fuse.bonobofs"
 _UMOUNT_NOFOLLOW = 8
@@ -25,6 +26,8 @@ class Mount(NamedTuple):
     mountpoint: Path
     fstype: str
     source: str
+    device: str
+    """`major:minor` of the file system: the same in every copy of a mount."""
 
 
 def points_below(table: bytes, directory: str) -> list[str]:
@@ -34,19 +37,34 @@ def points_below(table: bytes, directory: str) -> list[str]:
     return [point.removeprefix(above) for point in points if point.startswith(above)]
 
 
-def all_mounts() -> list[Mount]:
-    """Everything mounted in this mount namespace, in the order of the kernel's table."""
+def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+    """Everything mounted in this mount namespace, or in that of the table, in the order of the kernel's table."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in table.read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
         fstype, source = after.split(b" ")[:2]
-        found.append(Mount(Path(_text(before.split(b" ")[4])), _text(fstype), _text(source)))
+        fields = before.split(b" ")
+        found.append(Mount(Path(_text(fields[4])), _text(fstype), _text(source), fields[2].decode()))
     return found
 
 
 def ours() -> list[Mount]:
     """The mounts of bonobofs, of whichever user or state directory."""
     return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
+
+
+def copies(mount: Mount) -> tuple[str, ...]:
+    """Where copies of a mount that was detached are left, as far as this user may look.
+
+    Mountpoints of this mount namespace, and processes of others.
+    """
+
+    def is_copy(other: Mount) -> bool:
+        # The kernel may give the device number to a later mount.
+        return other[1:] == mount[1:]
+
+    here = [str(other.mountpoint) for other in ours() if is_copy(other)]
+    return (*here, *map(str, processes.apart(lambda table: any(map(is_copy, all_mounts(table))))))
 
 
 def at(mountpoint: Path) -> list[Mount]:

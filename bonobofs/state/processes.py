@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ class Process(NamedTuple):
     pid: int
     name: str
     how: str
-    """What it holds: `cwd`, `root`, `open file`, `mapping`."""
+    """What it holds: `cwd`, `root`, `open file`, `mapping`, `mount namespace`."""
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, {self.how})"
@@ -110,6 +110,31 @@ def holding(directory: Path) -> list[Process]:
         if how is not None:
             found.append(Process(pid, _name(pid), how))
     return found
+
+
+def apart(holds_it: Callable[[Path], bool]) -> list[Process]:
+    """Processes of other mount namespaces whose table of mounts has it, as far as this user may look."""
+    holds = {_link("/proc/self/ns/mnt"): False, "": False}
+    found = []
+    for pid in _pids():
+        namespace = _link(f"/proc/{pid}/ns/mnt")
+        if namespace not in holds:
+            try:
+                holds[namespace] = holds_it(Path(f"/proc/{pid}/mountinfo"))
+            except OSError:
+                continue
+        if holds[namespace]:
+            found.append(Process(pid, _name(pid), "mount namespace"))
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, SIGTSTP) or a debugger has stopped the process."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return line[line.rindex(b")") + 2 :][:1] in b"Tt"
 
 
 def _holds(pid: int, directory: Path) -> Iterator[str]:

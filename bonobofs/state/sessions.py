@@ -50,6 +50,8 @@ class Session:
     """When its end was noted; null while it lives, and after a crash until the next mount or umount there."""
     issue: str | None = None
     """The issue that it is for: a worktree's. The gates' commits name it."""
+    source_inode: int | None = None
+    """Inode number of the source at the start; None in records of older versions."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

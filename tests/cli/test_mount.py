@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from bonobofs.state import mounts, processes
-from tests.worlds import ALLOW_ALL, ROOT, Mounted, OrdinaryUser, bonobofs, environment
+from tests.worlds import ALLOW_ALL, ROOT, Mounted, OrdinaryUser, bonobofs, environment, wait_for_mount
 
 
 @pytest.fixture
@@ -224,13 +223,13 @@ def test_in_the_foreground_a_signal_ends_it_cleanly(
         stderr=subprocess.PIPE,
     )
     with server:
-        _wait_for_mount(mountpoint)
+        wait_for_mount(mountpoint)
         (one,) = _status()
         assert (one["pid"], one["state"]) == (server.pid, "serving")
         assert (mountpoint / ".bonobofs" / "policy.md").exists()
         server.send_signal(number)
         _, said = server.communicate(timeout=30)
-    assert server.returncode == 0, said
+    assert server.returncode == (130 if number == signal.SIGINT else 0), said
     assert not mounts.at(mountpoint)
     assert [one["state"] for one in _status("--all")] == ["ended"]
 
@@ -432,12 +431,3 @@ def test_a_source_with_a_name_that_is_not_utf8_is_served(tmp_path: Path, mounted
     (one,) = _status()
     assert one["source"] == str(source)
     assert bonobofs("umount", mountpoint).returncode == 0
-
-
-def _wait_for_mount(mountpoint: Path) -> None:
-    """Wait until the kernel's table of mounts has it; the table says when it changes."""
-    poll = select.poll()
-    with Path("/proc/self/mountinfo").open("rb") as table:
-        poll.register(table, select.POLLERR | select.POLLPRI)
-        while not mounts.at(mountpoint):
-            assert poll.poll(30_000), f"{mountpoint} was not mounted in time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def bonobofs(
         check=False,
         timeout=60,
     )
+
+
+def wait_for_mount(mountpoint: Path) -> None:
+    """Wait until the kernel's table of mounts has it; the table says when it changes."""
+    poll = select.poll()
+    with Path("/proc/self/mountinfo").open("rb") as table:
+        poll.register(table, select.POLLERR | select.POLLPRI)
+        while not mounts.at(mountpoint):
+            assert poll.poll(30_000), f"{mountpoint} was not mounted in time"
 
 
 class OrdinaryUser:
