@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol
 
+from bonobofs.audit.denial_window import DenialWindow
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
@@ -32,9 +34,6 @@ from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, Workspa
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
-ALERT_DENIALS: Final = 3
-ALERT_WINDOW: Final = 300.0
-"""The third denial of one agent within this many seconds is an alert, once per as many."""
 SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
 
@@ -245,12 +244,13 @@ class Guard:
         *,
         outcomes_later: bool = False,
         holds_apart: bool = False,
+        denials: Path | None = None,
     ) -> None:
         """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it.
         Otherwise an outcome is in the trail before the call returns.
 
         `holds_apart`: whoever asks looks at each verdict's `apart` and keeps such bytes out of the source. To others
-        those changes are refused.
+        those changes are refused. `denials` is the file in which all sessions of the agent count them (`denials_path`).
         """
         self.policy = policy
         self.agent: Final = agent
@@ -265,8 +265,7 @@ class Guard:
         """By directory below a scratch path, that path."""
         self._ended: Final[list[Outcome]] = []
         self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter_now
-        self._denied_at: Final[deque[float]] = deque(maxlen=ALERT_DENIALS)
-        self._alerted = -ALERT_WINDOW
+        self._denial_window: Final = DenialWindow(denials)
         self._leases = UNKNOWN
         self.known_until = inf
         """When what is known of leases is known no longer, by CLOCK_BOOTTIME; never, where none are followed."""
@@ -532,8 +531,8 @@ class Guard:
                     left = denied.code is Code.OUTSIDE
                     self._alert(denied, guard, "an attempt to leave the workspace" if left else denied.reason)
                 self._repeats[mark] = _Repeat(denied, guard, seq, now)
-            if not _is_done_without(denied.path):
-                self._count_denial(denied, guard, now)
+            if not _is_done_without(denied.path) and self._denial_window.add():
+                self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
         self.denials.append(as_document(denied, denied.path, denied.operation))
@@ -612,16 +611,6 @@ class Guard:
             except TrailError:
                 self._repeats[mark] = repeat
                 raise
-
-    def _count_denial(self, denied: Denied, guard: str, now: float) -> None:
-        self._denied_at.append(now)
-        if (
-            len(self._denied_at) == ALERT_DENIALS
-            and now - self._denied_at[0] <= ALERT_WINDOW
-            and now - self._alerted >= ALERT_WINDOW
-        ):
-            self._alert(denied, guard, "three denials of one agent within five minutes")
-            self._alerted = now
 
     def _alert(self, denied: Denied, guard: str, reason: str) -> None:
         self.trail.alert(reason, operation=denied.operation, guard=guard, path=denied.path, code=denied.code)

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from bonobofs.audit.denial_window import ALERT_DENIALS
 from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.decision import Apart, Code, Denied, Refused, as_document
-from bonobofs.guard import ALERT_DENIALS, QUIET, Caller, Guard, Part
+from bonobofs.guard import QUIET, Caller, Guard, Part
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath

@@ -1,4 +1,4 @@
-"""The trail of one session, and the log as its callers see it.
+"""The trail of one session.
 
 What is on the disk decides: `seq` and `prev` advance only over what a write(2) has taken whole. An intent is there
 before its effect; an outcome waits and rides in the next write, so that a change costs one system call.
@@ -13,9 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -27,9 +24,6 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.record import ZERO, AuditEntry, body_of, object_of
 from bonobofs.decision import Denied
 from bonobofs.errors import TrailError
-
-RING: Final = 1000
-"""How many of the last entries are also in memory."""
 
 HEAD_SIZE: Final = 192
 """Bytes of a head file. Always the same, so that rewriting it in place needs no new block on a full disk."""
@@ -63,8 +57,6 @@ class Trail:
         """Take two descriptors, both new and empty; `create` makes them."""
         self.path: Final = path
         self.identity: Final = identity
-        self.recent: Final[deque[str]] = deque(maxlen=RING)
-        """The last entries, as lines with their newline, oldest first."""
         self._descriptor = descriptor
         self._head_descriptor = head_descriptor
         self._end: End = (0, ZERO, 0)
@@ -403,7 +395,6 @@ class Trail:
         self._last = seq, link
         del queued[:waiting]
         self._failing = False
-        self.recent.extend(lines)
         return seq
 
     def _cut_back(self, size: int, *, must: bool) -> None:
@@ -435,36 +426,6 @@ class Trail:
 
     def _unwritten(self) -> TrailError:
         return TrailError(f"the trail {self.path} cannot be written: {self._refusal}")
-
-
-class AuditLog:
-    """Append-only log of all privileged operations, as the guards' callers see it."""
-
-    def __init__(self, trail: Trail, resolve: Callable[[str], str | None] | None = None) -> None:
-        """Stand over `trail`; `resolve` gives the UUID of the living agent of a label, None when there is none."""
-        self._trail = trail
-        self._resolve = resolve
-
-    def log(self, entry: AuditEntry) -> None:
-        """Append an entry; its session, place and hashes become the trail's. TrailError: it was not appended."""
-        self._trail.enter(entry)
-
-    def recent(self, limit: int = 50) -> list[AuditEntry]:
-        """Give the last entries of this session, at most `limit` and at most 1000, oldest first."""
-        # What cannot be written now stays queued; reading goes on without it.
-        with suppress(TrailError):
-            self._trail.flush()
-        lines = list(self._trail.recent)
-        return [AuditEntry.from_line(line) for line in lines[max(0, len(lines) - limit) :]]
-
-    def filter_by_agent(self, agent: str) -> list[AuditEntry]:
-        """Give those of the last 1000 entries that are of `agent`: a UUID, or the label of a living agent."""
-        identity = self._resolve(agent) if self._resolve is not None else None
-        return [
-            entry
-            for entry in self.recent(RING)
-            if entry.agent_id in (agent, identity) or (self._resolve is None and entry.agent == agent)
-        ]
 
 
 def reason_of(error: int) -> str:

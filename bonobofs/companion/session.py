@@ -9,9 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bonobofs.audit.history import last
-from bonobofs.audit.log import RING
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.audit_log import Record
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.errors import BonobofsError
 from bonobofs.guards.file_guard import FileGuard
@@ -46,23 +44,6 @@ class Who(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in ("mountpoint", "issue")}
 
 
-class Record:
-    """The session's record, read where the server writes it."""
-
-    def __init__(self, trail: Path, who: Who) -> None:
-        self._trail: Final = trail
-        self._who: Final = who
-
-    def recent(self, limit: int = 50) -> list[AuditEntry]:
-        """The last entries, at most `limit` and at most 1000, oldest first."""
-        return last(self._trail, min(limit, RING))
-
-    def filter_by_agent(self, agent: str) -> list[AuditEntry]:
-        """Those of the last 1000 entries that are of `agent`, by UUID or by the label of the session's own."""
-        identity = self._who.agent_id if agent == self._who.agent else agent
-        return [entry for entry in self.recent(RING) if entry.agent_id == identity]
-
-
 class CalledSession:
     """A `GuardedSession`, used by the threads that answer calls."""
 
@@ -81,7 +62,7 @@ class CalledSession:
             config["issue"],
         )
         self.guard: Final = door
-        self.log: Final = Record(Path(config["trail"]), self.who)
+        self.log: Final = Record(Path(config["trail"]).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
         self.place: Final = "."
 

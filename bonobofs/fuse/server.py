@@ -45,6 +45,7 @@ from bonobofs.guard import Guard
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
 from bonobofs.request import Agent
 from bonobofs.state import scratch as layers
+from bonobofs.state.home import denials_path
 from bonobofs.state.turns import Turns
 
 TIDY: Final = 1.0
@@ -78,7 +79,14 @@ class Server:
         policy = compile_policy(config["policy"])
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
-        self._guard: Final = Guard(policy, agent, self._trail, outcomes_later=True, holds_apart=True)
+        self._guard: Final = Guard(
+            policy,
+            agent,
+            self._trail,
+            outcomes_later=True,
+            holds_apart=True,
+            denials=denials_path(Path(config["home"]), agent.id),
+        )
         inodes = Inodes()
         limit = system.raise_limit()
         self._backing: Final = Backing(self._root, inodes, cache=min(limit // 4, _MOST_CACHED))

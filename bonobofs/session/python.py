@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit import strays
-from bonobofs.audit.log import AuditLog, Identity, Trail
+from bonobofs.audit.audit_log import AuditLog
+from bonobofs.audit.log import Identity, Trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.guard import Guard
 from bonobofs.request import Agent
@@ -19,7 +20,7 @@ from bonobofs.session.following import Turn, following
 from bonobofs.session.setup import Who, choose_policy, draw
 from bonobofs.state import registry
 from bonobofs.state.database import Database
-from bonobofs.state.home import head_path, home, trail_path
+from bonobofs.state.home import denials_path, head_path, home, trail_path
 from bonobofs.state.places import check_source
 from bonobofs.state.processes import start_time
 from bonobofs.state.sessions import Session, note_ends, save
@@ -77,7 +78,12 @@ def open_session(
     try:
         keeper.start()
         _tidy(state, root, trail)
-        guard = Guard(drawn.policy.compiled, Agent(session.agent, session.agent_id, session.role), trail)
+        guard = Guard(
+            drawn.policy.compiled,
+            Agent(session.agent, session.agent_id, session.role),
+            trail,
+            denials=denials_path(state, session.agent_id),
+        )
         with Database.open(state) as database, following(state, session, guard) as turn:
             log = AuditLog(trail, lambda label: registry.identity_of(database, label))
             yield OpenSession(session, guard, log, turn, state)

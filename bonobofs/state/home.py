@@ -63,6 +63,11 @@ def head_path(home: Path, session: str) -> Path:
     return home / "trails" / f"{session}.head"
 
 
+def denials_path(home: Path, agent_id: str) -> Path:
+    """The file in which the sessions of an agent count its denials."""
+    return home / "denials" / agent_id
+
+
 def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replace a JSON document at once: a reader sees the old one or the new one, also after power loss. Mode 0600."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

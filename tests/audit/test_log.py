@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bonobofs.audit.audit_log import MOST, AuditLog
 from bonobofs.audit.history import read
-from bonobofs.audit.log import HEAD_SIZE, RING, AuditLog, Identity, Trail
+from bonobofs.audit.log import HEAD_SIZE, Identity, Trail
 from bonobofs.audit.record import FIELDS, ZERO, AuditEntry
 from bonobofs.audit.verify import read_head, verify_trail
 from bonobofs.decision import Code, Denied
@@ -190,13 +191,13 @@ def test_any_details_come_back_and_a_line_read_is_written_again_as_it_was(
     assert entry.to_json() + "\n" == line
 
 
-def test_the_last_thousand_entries_are_in_memory_and_recent_gives_the_latest_oldest_first(trail: Trail) -> None:
+def test_recent_gives_the_last_entries_oldest_first_and_at_most_a_thousand(trail: Trail) -> None:
     log = AuditLog(trail)
-    for number in range(RING + 5):
+    for number in range(MOST + 5):
         trail.event("note", {"n": number})
     trail.outcome(1, "note", "")
-    assert [entry.details.get("n") for entry in log.recent(3)] == [RING + 3, RING + 4, None]
-    assert len(log.recent(RING * 2)) == RING
+    assert [entry.details.get("n") for entry in log.recent(3)] == [MOST + 3, MOST + 4, None]
+    assert len(log.recent(MOST * 2)) == MOST
     assert len(log.recent()) == 50
     assert log.recent(0) == []
 

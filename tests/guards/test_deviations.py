@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.log import RING
+from bonobofs.audit.audit_log import MOST
 from bonobofs.audit.verify import read_head
 from bonobofs.decision import Code
 from bonobofs.guards import FileGuard, ValidationResult
@@ -79,7 +79,7 @@ def test_the_same_denial_again_and_again_is_counted_and_not_listed(source: Path)
         for _ in range(500):
             assert not files.write_file("src/a.py", "a", "alice")
         trail = session.guard.trail
-    denials = [entry for entry in session.log.recent(RING) if entry.result == "denied" and entry.kind != "alert"]
+    denials = [entry for entry in session.log.recent(MOST) if entry.result == "denied" and entry.kind != "alert"]
     assert sum(entry.details.get("count", 1) for entry in denials) == 500
     assert len(denials) <= 4
     assert trail.path.stat().st_size < 10_000
@@ -114,11 +114,11 @@ with open_session(sys.argv[1], agent="alice") as session:
     ]
 
 
-def test_the_ring_holds_the_last_thousand(alice: Guarded) -> None:
-    for number in range(RING):
+def test_recent_gives_at_most_a_thousand(alice: Guarded) -> None:
+    for number in range(MOST):
         alice.files.validate_path(f"src/{number}.py")
-    assert len(alice.files.audit.recent(RING + 5)) == RING
-    assert [entry.path for entry in alice.files.audit.recent(1)] == [f"src/{RING - 1}.py"]
+    assert len(alice.files.audit.recent(MOST + 5)) == MOST
+    assert [entry.path for entry in alice.files.audit.recent(1)] == [f"src/{MOST - 1}.py"]
     assert len(alice.files.audit.recent()) == 50
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs import guards
-from bonobofs.audit.log import AuditLog
+from bonobofs.audit.audit_log import AuditLog
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import UsageError
 from bonobofs.guards.answers import ValidationResult

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
+from bonobofs.audit.audit_log import AuditLog
 from bonobofs.audit.history import read
-from bonobofs.audit.log import AuditLog, Identity, Trail
+from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.recovery import compare
 from bonobofs.audit.verify import read_head, verify
 from bonobofs.guard import Guard
