@@ -50,13 +50,15 @@ class What(enum.StrEnum):
     TAIL = "tail"
     """Entries that the head knows of are missing at the end."""
     TRAIL = "trail"
-    """The whole trail is missing."""
+    """The whole trail is missing or cannot be read."""
     HEAD = "head"
     """The head is missing or cannot be read."""
     ORPHAN = "orphan"
     """An outcome whose intent is not there, or had its outcome before."""
     WITNESS = "witness"
     """The trail is not the one whose heads were posted."""
+    SESSION = "session"
+    """The session's document cannot be read."""
 
 
 class Status(enum.StrEnum):
@@ -134,7 +136,10 @@ def verify(
     found = {path.stem for pattern in ("*.jsonl", "*.head") for path in directory.glob(pattern)}
     for session in sorted(found.union(expected)):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
-        yield verify_trail(*paths, session=session, live=live(session), look=look(session))
+        try:
+            yield verify_trail(*paths, session=session, live=live(session), look=look(session))
+        except TrailError as error:
+            yield Report(session, findings=[Finding(session, What.TRAIL, None, None, str(error))])
 
 
 def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = False, look: Look | None = None) -> Report:

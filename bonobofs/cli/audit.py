@@ -22,7 +22,7 @@ from bonobofs.audit import history
 from bonobofs.audit import report as reports
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
 from bonobofs.audit.record import COUNTS, AuditEntry
-from bonobofs.audit.verify import Finding, Report, Status, look_below, verify
+from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
 from bonobofs.cli.output import document, note, say, waiting
 
 app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
@@ -199,6 +199,8 @@ def verify_(
             expected=[name for name, one in known.items() if one.session.pid is not None],
         )
     )
+    unreadable = session.unreadable(home).items()
+    _add([Finding(name, What.SESSION, None, None, str(error)) for name, error in unreadable], reports)
     testimony = session.ask_witnesses(home) if witness else None
     if testimony is not None:
         _add(testimony.findings, reports)

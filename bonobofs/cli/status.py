@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
-from bonobofs.cli.output import document, say, table
+from bonobofs.cli.output import document, note, say, table
 from bonobofs.policy.packaged import packaged_default
 from bonobofs.session import State
 
@@ -27,7 +27,7 @@ _STYLES = {
 def status(
     everything: Annotated[bool, typer.Option("--all", help="Also the sessions that have ended.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False,
-) -> None:
+) -> int:
     """List the sessions of this state directory and how each stands.
 
     \b
@@ -36,11 +36,21 @@ def status(
     crashed  server and mount are gone without a closing entry: mount again, or audit verify
     stopped  its server is stopped by a signal, and everything in the mount waits
     source removed  the source was removed, renamed or replaced under the mount: umount
+
+    Exit 1 when a session cannot be read: it is named on standard error, the others are listed.
     """
-    found = session.statuses(session.home(), ended=everything)
+    home = session.home()
+    found, unreadable = session.statuses(home, ended=everything), session.unreadable(home)
+    for error in unreadable.values():
+        note(str(error))
     if json:
         document([_plain(one) for one in found])
-        return
+    else:
+        _print(found)
+    return 1 if unreadable or any(one.unreadable for one in found) else 0
+
+
+def _print(found: list[session.Status]) -> None:
     if not found:
         say("nothing is mounted")
         return
@@ -67,6 +77,8 @@ def _notes(one: session.Status) -> list[str]:
         notes.append(
             f"{where}: the policy as it is now could not be loaded, the last good one holds: {one.policy_error}"
         )
+    if one.unreadable is not None:
+        notes.append(f"{where}: {one.unreadable}")
     if one.leases is not None:
         notes.append(f"{where}: it is not known what is leased, so every change is refused: {one.leases}")
     return notes

@@ -157,7 +157,7 @@ class Backing(Descriptors):
 
     def act_as(self, uid: int, gid: int, groups: tuple[int, ...], umask: int) -> None:
         """Make what appears next as this user, with this umask; the file system below checks the rights again."""
-        if umask != self._umask:
+        if umask:
             os.umask(umask)
             self._umask = umask
         if self.privileged and (uid, gid, groups) != self._caller:
@@ -165,7 +165,10 @@ class Backing(Descriptors):
             self._caller = (uid, gid, groups)
 
     def act_as_self(self) -> None:
-        """Touch files as the serving user again."""
+        """Touch files as the serving user again, with umask 0: the server's own files have the modes it gives them."""
+        if self._umask:
+            os.umask(0)
+            self._umask = 0
         if self._caller != (0, 0, ()):
             system.set_file_identity(0, 0, ())
             self._caller = (0, 0, ())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from bonobofs.session.asking import ask
     from bonobofs.session.ending import Ended, stop
-    from bonobofs.session.listing import SERVED, State, Status, around, mounted_around, settle, statuses
+    from bonobofs.session.listing import SERVED, State, Status, around, mounted_around, settle, statuses, unreadable
     from bonobofs.session.mail import Testimony, ask_witnesses
     from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
     from bonobofs.session.python import OpenSession, open_session
@@ -68,12 +68,13 @@ __all__ = [
     "start",
     "statuses",
     "stop",
+    "unreadable",
 ]
 
 _PARTS: Final = {
     "bonobofs.session.asking": "ask",
     "bonobofs.session.ending": "Ended stop",
-    "bonobofs.session.listing": "SERVED State Status around mounted_around settle statuses",
+    "bonobofs.session.listing": "SERVED State Status around mounted_around settle statuses unreadable",
     "bonobofs.session.mail": "Testimony ask_witnesses",
     "bonobofs.session.mounting": "Mounted Order prepare_foreground start",
     "bonobofs.session.python": "OpenSession open_session",

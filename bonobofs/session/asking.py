@@ -207,8 +207,9 @@ def _ask_the_mount(named: Path, around: mounts.Mount, *, plain: bool) -> dict[st
     answer = _asked(named) if plain else {}
     if not answer:
         raise UsageError(
-            f"{around.mountpoint} is mounted from another state directory, so only what exists can be asked about, "
-            f"without options; what may be written is in {around.mountpoint}/.bonobofs/policy.md"
+            f"{around.mountpoint} is mounted from another state directory, or its session cannot be read (see bonobofs "
+            "status), so only what exists can be asked about, without options; what may be written is in "
+            f"{around.mountpoint}/.bonobofs/policy.md"
         )
     return answer
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit.history import is_closed
-from bonobofs.errors import TrailError
+from bonobofs.errors import StateError, TrailError
 from bonobofs.state import mounts
 from bonobofs.state.home import session_directory, trail_path
 from bonobofs.state.processes import is_stopped, send
-from bonobofs.state.sessions import Session, lives, load_all, read_live
+from bonobofs.state.sessions import Session, lives, read_all, read_live
 
 SECONDS_TO_SETTLE = 2.0
 
@@ -57,11 +57,13 @@ class Status(NamedTuple):
     """Why the policy file that is there now is not in force."""
     leases: str | None = None
     """Why it is not known what is leased, so that every change is refused."""
+    unreadable: str | None = None
+    """Why its live.json cannot be read; the fields above are then those of its beginning."""
 
 
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:
-    """Every session that has not ended, the oldest first; with `ended`, those too."""
-    sessions = load_all(home)
+    """Every readable session that has not ended, the oldest first; with `ended`, those too."""
+    sessions, _ = read_all(home)
     mounted = {str(mount.mountpoint) for mount in mounts.ours()}
     # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
     taken = {session.mountpoint for session in sessions if lives(session)}
@@ -74,7 +76,10 @@ def statuses(home: Path, *, ended: bool = False) -> list[Status]:
 
 
 def _status(home: Path, session: Session, state: State) -> Status:
-    live = read_live(session_directory(home, session.session))
+    try:
+        live = read_live(session_directory(home, session.session))
+    except (OSError, StateError) as error:
+        return Status(session, state, unreadable=f"its live.json cannot be read: {error}")
     if live is None:
         return Status(session, state)
     session = dataclasses.replace(session, policy=live.policy)
@@ -84,13 +89,24 @@ def _status(home: Path, session: Session, state: State) -> Status:
 
 
 def around(home: Path, path: Path) -> Status | None:
-    """The serving session whose mount, or else whose source, a path lies in; of several the last that began."""
+    """The serving session whose mount, or else whose source, a path lies in; of several the last that began.
+
+    StateError: the path lies in a mount, and the session of that mount cannot be read.
+    """
     serving = [one for one in statuses(home) if one.state in SERVED]
     for place in ("mountpoint", "source"):
         for one in reversed(serving):
             if lies_in(path, getattr(one.session, place)):
                 return one
+        if place == "mountpoint" and any(lies_in(path, str(mount.mountpoint)) for mount in mounts.ours()):
+            for error in unreadable(home).values():
+                raise StateError(f"{path} is in a mount that no readable session explains: {error}")
     return None
+
+
+def unreadable(home: Path) -> dict[str, StateError]:
+    """Return the error of each registered session that cannot be read, by UUID."""
+    return read_all(home)[1]
 
 
 def mounted_around(home: Path, path: Path) -> Session | None:
@@ -119,7 +135,7 @@ def settle(home: Path) -> None:
     passed over: what it has written so far can still be read.
     """
     asked = []
-    for session in load_all(home):
+    for session in read_all(home)[0]:
         if session.pid is None or session.starttime is None or session.mountpoint is None or not lives(session):
             continue
         mark = session_directory(home, session.session) / "settled"
@@ -135,7 +151,7 @@ def settle(home: Path) -> None:
 def _renewed(mark: Path) -> int:
     try:
         return mark.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 

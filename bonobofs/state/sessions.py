@@ -77,7 +77,7 @@ def write_live(directory: Path, live: Live) -> None:
 
 
 def read_live(directory: Path) -> Live | None:
-    """What is kept there; None where nothing was served, or by an older version."""
+    """What is kept there; None where nothing was served, or by an older version. OSError, StateError."""
     try:
         document = read_document(directory / "live.json")
         return Live(**{**document, "policy": PolicyMark(**document["policy"])})
@@ -111,25 +111,48 @@ def load(home: Path, name: str) -> Session | None:
         return None
 
 
-def load_all(home: Path) -> list[Session]:
-    """Every session that is registered, the oldest first. A directory without a record is one that is being made."""
-    found = []
+def read_all(home: Path) -> tuple[list[Session], dict[str, StateError]]:
+    """Return the registered sessions, oldest first, and by UUID the error of each that cannot be read.
+
+    A directory without a record is a session that is being made.
+    """
+    found, unreadable = [], {}
     for directory in (home / "sessions").iterdir():
         path = _record(home, directory.name)
         try:
             found.append(_session(read_document(path)))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (TypeError, KeyError) as error:
-            raise StateError(f"{path} was not written by this version of bonobofs; move its directory away") from error
-    return sorted(found, key=lambda session: session.started)
+        except StateError as error:
+            unreadable[directory.name] = error
+        except OSError as error:
+            remedy = "make it readable, or move its directory away"
+            unreadable[directory.name] = StateError(f"{path} cannot be read: {error.strerror}; {remedy}")
+        except (TypeError, KeyError):
+            message = f"{path} was not written by this version of bonobofs; move its directory away"
+            unreadable[directory.name] = StateError(message)
+    return sorted(found, key=lambda session: session.started), unreadable
+
+
+def load_all(home: Path) -> list[Session]:
+    """Return every registered session, oldest first. StateError: one of them cannot be read."""
+    found, unreadable = read_all(home)
+    for error in unreadable.values():
+        raise error
+    return found
 
 
 def live_at(home: Path, mountpoint: Path) -> Session | None:
-    """The session whose process serves this mountpoint now."""
-    for session in load_all(home):
+    """Return the session whose process serves this mountpoint now.
+
+    StateError: none of the readable ones does, and one that cannot be read might.
+    """
+    found, unreadable = read_all(home)
+    for session in found:
         if session.mountpoint == str(mountpoint) and lives(session):
             return session
+    for error in unreadable.values():
+        raise error
     return None
 
 

@@ -1,0 +1,91 @@
+"""A caller's umask binds what the caller makes, and nothing that the server makes for others or for itself."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs import session
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import load_all
+from tests.fuse.waiting import until
+from tests.worlds import Mounted, OrdinaryUser, World, bonobofs
+
+POLICY = 'default = "allow"\n[[scratch]]\npaths = ["**/build/"]\n'
+
+
+@pytest.fixture
+def mount(ordinary_user: OrdinaryUser) -> Iterator[Path]:
+    """A mount of an ordinary user: the modes of files bind that user, which root's rights would hide."""
+    top = ordinary_user.directory
+    (top / "policy.toml").write_text(POLICY)
+    assert ordinary_user.run("mkdir", "source", "mount", "source/sub").returncode == 0
+    made = ordinary_user.bonobofs("mount", "source", "mount", "--agent", "alice", "--policy", "policy.toml")
+    assert made.returncode == 0, made.stderr
+    yield top / "mount"
+    ended = ordinary_user.bonobofs("umount", "mount")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("act", ["mkdir mount/z", ": >mount/f", "mkfifo mount/p"])
+def test_no_umask_outlives_the_request_that_it_came_with(act: str, mount: Path, ordinary_user: OrdinaryUser) -> None:
+    """A new policy makes the server write live.json anew, with its own mode."""
+    ordinary_user.run("sh", "-c", f"umask 0777; {act}")
+    top = ordinary_user.directory
+    (made,) = load_all(top / "home")
+    live = session_directory(top / "home", made.session) / "live.json"
+    before = live.stat().st_mtime_ns
+    (top / "policy.toml").write_text(POLICY + "max_total = '1GB'\n")
+    until(lambda: live.stat().st_mtime_ns != before, "the server has written live.json anew")
+    assert stat.S_IMODE(live.stat().st_mode) == 0o600
+
+    wrote = ordinary_user.run("sh", "-c", "mkdir -p mount/sub/build/deep && echo x >mount/sub/build/deep/file")
+    assert (wrote.returncode, wrote.stderr) == (0, "")
+    assert ordinary_user.run("cat", "mount/sub/build/deep/file").stdout == "x\n"
+    for command in (["status"], ["why", "mount/sub/a.md"], ["audit", "verify"]):
+        told = ordinary_user.bonobofs(*command)
+        assert told.returncode == 0, (command, told.stdout, told.stderr)
+
+
+def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: Path) -> None:
+    """Damaged documents stand for unreadable ones: the tests run as root too."""
+    good = mounted()
+    live_damaged = mounted()
+    damaged = mounted()
+    place = session_directory(good.home, damaged.session.session)
+    document = (place / "session.json").read_bytes()
+    (place / "session.json").write_text("{")
+    (session_directory(good.home, live_damaged.session.session) / "live.json").write_text("{")
+    try:
+        told = bonobofs("status")
+        assert told.returncode == 1
+        assert damaged.session.session in told.stderr
+        assert str(good.path) in told.stdout
+        assert f"{live_damaged.path}: its live.json cannot be read" in told.stdout
+        told = bonobofs("why", f"{good.path}/a.py")
+        assert (told.returncode, "DEFAULT" in told.stdout) == (77, True), told.stderr
+        told = bonobofs("why", f"{damaged.path}/a.py")
+        assert (told.returncode, "its session cannot be read" in told.stderr) == (2, True), told.stderr
+        told = bonobofs("audit", "verify")
+        assert told.returncode == 1
+        assert f"{damaged.session.session}" in told.stdout
+        assert "3 trails" in told.stdout
+        assert "1 findings" in told.stdout
+        _trail_is_no_file(good)
+    finally:
+        (place / "session.json").write_bytes(document)
+
+
+def _trail_is_no_file(world: World) -> None:
+    """A trail that cannot be opened is a finding, and the others are still verified."""
+    other = world.home / "trails/00000000-0000-0000-0000-000000000000.jsonl"
+    other.mkdir()
+    told = bonobofs("audit", "verify")
+    assert told.returncode == 1
+    assert "4 trails" in told.stdout
+    assert f"{other} cannot be read" in told.stderr
+    other.rmdir()
+    session.settle(world.home)
