@@ -134,6 +134,10 @@ class Facts(NamedTuple):
     """The serving process runs as root, so that devices could be made at all."""
     in_source: bool = False
     """What stands under the name, or comes to stand there, is a file of the source: a temporary name is not held."""
+    held: bool = False
+    """What stands under the temporary name is held already, and stays held whatever the rules admit."""
+    carried: bool = False
+    """A symlink of the source that its directory takes along: it stays in the source, also at a scratch path."""
     tool: bool = False
     """It is asked through the tool of the operation's name, which the role must have too."""
 
@@ -141,3 +145,5 @@ class Facts(NamedTuple):
 NO_FACTS: Final = Facts()
 EXISTS: Final = Facts(in_source=True)
 """Something of the source, of which nothing else is to be known."""
+HELD: Final = Facts(held=True)
+"""Something that is held under a temporary name, of which nothing else is to be known."""

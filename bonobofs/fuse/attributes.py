@@ -15,7 +15,7 @@ from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import told_by
 from bonobofs.guard import Part
-from bonobofs.request import EXISTS, NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.request import Facts, Kind, Operation, Request
 
 _ACL: Final = b"system.posix_acl_access"
 _OURS: Final = b"user.bonobofs."
@@ -83,15 +83,14 @@ class Attributes(Content):
     def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
         apart = node.apart
-        here = NO_FACTS if apart else EXISTS
-        in_source = not apart
+        here = self._here(node)
         asked: list[tuple[Operation, Facts]] = []
         if valid & _SIZE:
-            asked.append((Operation.TRUNCATE, Facts(size=fields[3], size_before=st.st_size, in_source=in_source)))
+            asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
         if valid & _OWNER:
             asked.append((Operation.SET_OWNER, here))
         if valid & _MODE:
-            facts = Facts(mode=fields[11] & 0o7777, in_source=in_source) if kind is Kind.FILE else here
+            facts = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
             asked.append((Operation.SET_MODE, facts))
         if valid & _TIMES and not valid & _SIZE:
             asked.append((Operation.SET_TIMES, here))
@@ -136,7 +135,7 @@ class Attributes(Content):
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        facts = Facts(mode=mode, in_source=not node.apart)
+        facts = self._here(node)._replace(mode=mode)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts)
         node.fresh = False
@@ -163,7 +162,7 @@ class Attributes(Content):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = node.layer.stat(node, changing=True)
         kind = kind_of(st.st_mode)
-        facts = NO_FACTS if node.apart else EXISTS
+        facts = self._here(node)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
         request = Request(Operation.REMOVE_XATTR, path, kind)

@@ -116,9 +116,7 @@ class Content(Scratching):
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
-        facts = Facts(
-            size=max(st.st_size, offset + len(data)), size_before=st.st_size, in_source=node.apart is Apart.NO
-        )
+        facts = self._here(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
         if offset < HEAD_BYTES and self._needs_head(request, facts, st):
             head = node.layer.head(node) if st.st_size else b""
             facts = facts._replace(head=_overlaid(head, offset, data))
@@ -170,7 +168,7 @@ class Content(Scratching):
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & system.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
-        facts = Facts(size=after, size_before=st.st_size, in_source=node.apart is Apart.NO)
+        facts = self._here(node)._replace(size=after, size_before=st.st_size)
         zeroes = mode & (system.FALLOC_PUNCH_HOLE | system.FALLOC_ZERO_RANGE)
         if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
             head = _overlaid(node.layer.head(node), offset, bytes(min(length, HEAD_BYTES)))
@@ -216,9 +214,7 @@ class Content(Scratching):
         self._see(target, st)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
-        facts = Facts(
-            size=max(st.st_size, target_offset + length), size_before=st.st_size, in_source=target.apart is Apart.NO
-        )
+        facts = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
         if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
             brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
             head = target.layer.head(target) if st.st_size else b""

@@ -19,7 +19,7 @@ from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.noticing import UNTOLD, Noticing, once_moved, told_by
 from bonobofs.fuse.scratch import Scratch
 from bonobofs.guard import Caller, Guard
-from bonobofs.request import EXISTS, NO_FACTS, Facts, Operation, Request, WorkspacePath
+from bonobofs.request import EXISTS, HELD, NO_FACTS, Facts, Operation, Request, WorkspacePath
 from bonobofs.state.turns import Turns
 
 LONG: Final = 86_400
@@ -224,6 +224,12 @@ class Core:
                     # Under its own name it is refused as what it is, and says who keeps it.
                     good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
         return facts._replace(foreign_names=st.st_nlink - good)
+
+    def _here(self, node: Node) -> Facts:
+        """Where the node lies, which is all that is known of it."""
+        if node.apart is Apart.TEMPORARY:
+            return HELD
+        return NO_FACTS if node.apart else EXISTS
 
     def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:
         """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""

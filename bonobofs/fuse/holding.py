@@ -20,9 +20,9 @@ from bonobofs.fuse.core import Core, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
-from bonobofs.request import EXISTS, HEAD_BYTES, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import EXISTS, HEAD_BYTES, HELD, Facts, Kind, Operation, Request, WorkspacePath
 
-_GOES: Final = Facts(leaves=True)
+_GOES: Final = Facts(leaves=True, held=True)
 """A held name goes away."""
 _SYMLINKS: Final = 2 << 128
 """Added to the inode number of a held symlink, which is not the source's."""
@@ -120,10 +120,11 @@ class Holding(Core):
         if not self._held.names(node):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
-        facts = self._appearing_held(node, st, request, in_source=False)
+        taken = self._held_at(parent, name) is not None
+        facts = self._appearing_held(node, st, request, in_source=False)._replace(held=taken)
         verdict = self._guard.decide(request, facts)
         apart = Apart.TEMPORARY if _held(verdict) else Apart.NO
-        old = Part(Request(Operation.LINK, path, node.kind), Facts(), Apart.TEMPORARY)
+        old = Part(Request(Operation.LINK, path, node.kind), HELD, Apart.TEMPORARY)
         admission = self._guard.admit(
             request, facts, old, caller=self._caller(header), details={"from": path}, apart=apart
         )
@@ -178,6 +179,7 @@ class Holding(Core):
         st = self._backing.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
         facts = self._appearing_held(moving, st, request, in_source=over is None and target.st is not None)
+        facts = facts._replace(held=over is not None)
         if _held(self._guard.decide(request, facts)):
             exchange = bool(flags & system.RENAME_EXCHANGE)
             self._rename_among_held(header, moving, source, target, Part(request, facts, Apart.TEMPORARY), exchange)
@@ -278,7 +280,7 @@ class Holding(Core):
         parts = []
         for old, node in self._held.below(origin.path):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)
+            facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
             parts.append(Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY))
             parts.append(Part(request, facts, Apart.TEMPORARY))
         return parts

@@ -19,7 +19,7 @@ from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.scratch import Beside
 from bonobofs.fuse.scratching import Scratching, inode_number
-from bonobofs.request import EXISTS, NO_FACTS, Kind, Operation, Request
+from bonobofs.request import Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
@@ -342,7 +342,7 @@ class Reading(Scratching):
         st = node.layer.stat(node)
         kind = kind_of(st.st_mode)
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
-        facts = NO_FACTS if node.apart else EXISTS
+        facts = self._here(node)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts._replace(size=st.st_size, size_before=st.st_size))
         decision = self._guard.decide(Request(operation, path, kind), facts)

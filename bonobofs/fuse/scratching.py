@@ -21,7 +21,7 @@ from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratch import Beside
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.policy import words
-from bonobofs.request import EXISTS, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Allowed], None]
 
@@ -274,19 +274,21 @@ class Scratching(Holding):
 
     def _scratch_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
         """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
-        parts = []
+        found: list[tuple[WorkspacePath, Facts]] = []
         for at, beside in self._scratch.below(origin.path):
             there = WorkspacePath(path + at[len(origin.path) :])
-            names = [joined(there, name) for name in beside.names.keys() | beside.gone]
+            found += [(joined(there, name), EXISTS) for name in beside.gone - beside.names.keys()]
             if beside.dressed:
-                names.append(there)
+                found.append((there, EXISTS))
             directory = self._scratch.layer.directory(beside.upper)
             for name in beside.names:
-                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                    walked = self._scratch.layer.walk(directory, name)
-                    names += [WorkspacePath(f"{joined(there, name)}/{each.path}") for each in walked]
-            parts += [Part(Request(Operation.RENAME, name), EXISTS, Apart.SCRATCH) for name in names]
-        return parts
+                st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                found.append((joined(there, name), _leading(directory, name, st)))
+                if stat.S_ISDIR(st.st_mode):
+                    for each in self._scratch.layer.walk(directory, name):
+                        below = WorkspacePath(f"{joined(there, name)}/{each.path}")
+                        found.append((below, _leading(each.directory, each.name, each.st)))
+        return [Part(Request(Operation.RENAME, name), facts, Apart.SCRATCH) for name, facts in found]
 
     def _scratch_moved(self, source: End, target: End, leave: Allowed, *, exchange: bool) -> None:
         """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
@@ -320,7 +322,10 @@ class Scratching(Holding):
             # What the source has at a scratch path goes along with its directory.
             parts.append(Part(Request(Operation.RENAME, leaving, kind), LEAVES, None))
             request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
-            parts.append(Part(request, self._appearing(below.directory, below.name, below.st, request), None))
+            facts = self._appearing(below.directory, below.name, below.st, request)
+            if not origin.parent.apart:
+                facts = facts._replace(carried=True)
+            parts.append(Part(request, facts, None))
         return parts
 
     def _renamed(
@@ -366,6 +371,13 @@ class Scratching(Holding):
         super()._forget_node(node_id, count)
         if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
             self._scratch.sizes.drop(node.ino)
+
+
+def _leading(directory: int, name: bytes, st: os.stat_result) -> Facts:
+    """Of something in the layer: that it exists, and where it leads if it is a symlink."""
+    if not stat.S_ISLNK(st.st_mode):
+        return EXISTS
+    return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
 
 
 def _stays(_directory: int, _name: bytes, _leave: Allowed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bonobofs.decision import Allowed, Apart
@@ -108,6 +108,31 @@ class Scratch:
     leave: Allowed
 
 
+class Tracked:
+    """Paths of the source that git tracked when the session began, and the directories above them."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """A path that ends in a slash stands for all that lies below it, too."""
+        self._exact: Final[set[str]] = set()
+        self._subtrees: Final[set[str]] = set()
+        for path in paths:
+            name = path.rstrip("/")
+            (self._subtrees if name != path else self._exact).add(name)
+            self._exact.update(_above(name))
+
+    def has(self, path: str) -> bool:
+        """Whether git tracks the path, something below it, or what it lies in as a whole."""
+        if path in self._exact:
+            return True
+        return bool(self._subtrees) and (path in self._subtrees or not self._subtrees.isdisjoint(_above(path)))
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories above a path, the nearest first, the root left out."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Temporary:
     """Which names are held: by their last component at any depth, or by the whole path."""
@@ -145,14 +170,40 @@ class Policy:
     unknown_role: words.Refusal
     default: Allowed | None
     """The leave where no rule matches, or None: refused."""
+    symlinks_anywhere: bool
+    """A symlink may be absolute, or leave the workspace."""
     judges_content: bool
     """Some rule refuses executable content, so that the first bytes of a file are worth reading."""
     leases: Leases | None = None
     """Who holds what; None: leases are not followed."""
+    tracked: Tracked | None = None
+    """The paths below [[scratch]] that git tracks; None: there are none."""
 
     def bound_by(self, leases: Leases | None) -> Policy:
         """This policy under these leases."""
         return dataclasses.replace(self, leases=leases)
+
+    def with_tracked(self, tracked: Tracked | None) -> Policy:
+        """This policy, under which these paths are never scratch."""
+        return dataclasses.replace(self, tracked=tracked)
+
+    def is_scratch(self, parts: Sequence[str]) -> bool:
+        """Whether a [[scratch]] matches the path, and git does not track it."""
+        found = self.protect_and_scratch.find(parts)
+        return any(isinstance(one, Scratch) for one in found) and not self.goes_by_rules(parts)
+
+    def goes_by_rules(self, parts: Sequence[str]) -> bool:
+        """Whether the rules decide about a path that a [[scratch]] matches.
+
+        So they do where git tracks it, and of a temporary name in a directory that holds tracked files: from scratch it
+        could not be renamed over one of them.
+        """
+        if self.tracked is None:
+            return False
+        if self.tracked.has("/".join(parts)):
+            return True
+        beside = self.temporary is not None and self.temporary.admits(parts)
+        return beside and self.tracked.has("/".join(parts[:-1]))
 
     def scratch_table(self, path: str) -> ScratchTable | None:
         """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""
@@ -201,6 +252,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         roles={name: _role(name, roles, offers) for name in roles},
         unknown_role=words.unknown_role(sorted(roles)),
         default=Allowed("default") if document.get("default", "deny") == "allow" else None,
+        symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
     )
 

@@ -84,8 +84,9 @@ def _kept_apart(policy: Policy) -> Iterable[str]:
     if policy.temporary is not None:
         names = _code(words.shortened(text) for text in policy.document.get("temporary", ()))
         yield (
-            "Files and symlinks of temporary names, which get their own name when they are whole: such a file is judged"
-            f" under the name that it is renamed or linked to, and written there at once. Held are {names}."
+            "Files and symlinks of temporary names where no rule admits them, which get their own name when they are"
+            " whole: such a file is judged under the name that it is renamed or linked to, and written there at once."
+            f" Held are {names}."
         )
 
 
@@ -113,7 +114,8 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
         yield "Names that begin with a dot" + (f", except {_code(hidden)}." if hidden else ".")
     if keep:
         yield f"Deleting or renaming away {_code(keep)}; editing them goes by the rules above."
-    yield "A symlink that leads out of the workspace or into a protected path."
+    leads = "" if policy.symlinks_anywhere else "out of the workspace, unless it is scratch, or "
+    yield f"A symlink that leads {leads}into a protected path."
     if not policy.devices:
         yield "Making device files."
     if policy.default is None:

@@ -282,6 +282,7 @@ class PolicyDocument(_Table):
     hidden: list[HiddenPattern] = []
     temporary: list[TemporaryPattern] = []
     devices: bool = False
+    symlinks: Literal["inside", "any"] = "inside"
     protect: list[Paths] = []
     keep: list[Paths] = []
     scratch: list[Scratch] = []

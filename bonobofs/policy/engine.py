@@ -1,9 +1,10 @@
 """Deciding. Pure and total: the same policy, agent, request and facts give the same answer, and every one gets one.
 
-The order is that of the contracts: outside, devices, protect, the role's `deny`, scratch and temporary names (allowed,
-the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the path; last,
-what would be allowed is still refused for a file that has names beyond those that are known, and for a path that
-somebody else has leased. What is refused earlier is never looked at again, so nothing later can widen it.
+The order is that of the contracts: outside, devices, protect, the role's `deny`, scratch paths that git does not track
+(allowed, the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the
+path. A temporary name that these four refuse is allowed, and the file held apart. Last, what would be allowed is still
+refused for a file that has names beyond those that are known, and for a path that somebody else has leased. What is
+refused earlier is never looked at again, so nothing later can widen it.
 
 An operation of a gate is no change of a path: the role has it or has it not, and its files are judged as they change.
 """
@@ -15,7 +16,7 @@ from typing import Final
 from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy import words
 from bonobofs.policy.calls import OF_A_GATE
-from bonobofs.policy.compiled import Policy, Rule, Scratch, compile_policy, digest
+from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
 from bonobofs.policy.description import allowed_directories, callable_words, describe
 from bonobofs.policy.pattern import NO_CHARACTER
 from bonobofs.policy.words import Refusal
@@ -103,26 +104,14 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
         leaves = True
     refusal = _not_a_place(path, parts, operation, dotted, leaves)
     if refusal is None and facts.target is not None and not leaves:
-        refusal = _leads_out(policy, parts, facts.target)
+        refusal = _leads_out(policy, parts, facts.target, carried=facts.carried)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
         refusal = words.DEVICE
     if refusal is None and facts.tool:
         refusal = _lacks(policy, agent, operation)
     if refusal is None:
-        verdict = _before_rules(
-            policy,
-            agent.role,
-            parts,
-            not facts.in_source and (kind is _FILE or kind is _SYMLINK) and parts != [],
-            dotted,
-            leaves,
-        )
-        if verdict is None:
-            matched = policy.rules.find(parts)
-            verdict = _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default
-        if verdict is None:
-            refusal = policy.roles[agent.role].default
-        elif isinstance(verdict, Refusal):
+        verdict = _judge_path(policy, agent.role, parts, kind, facts, dotted, leaves)
+        if isinstance(verdict, Refusal):
             refusal = verdict
         elif (
             facts.foreign_names > 0
@@ -186,48 +175,84 @@ def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool
     return None
 
 
-def _leads_out(policy: Policy, parts: list[str], target: str) -> Refusal | None:
+def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) -> Refusal | None:
     """A symlink's text, read from the directory that holds it.
 
     A `..` that follows a name is refused: the name may be a symlink, now or later, and then the place above it is not
-    the one that the text shows.
+    the one that the text shows. Under `symlinks = "any"` and in scratch only a target in a protected path is refused,
+    as far as the text shows it.
     """
-    if not target or target[0] == "/" or "\0" in target:
+    if not target or "\0" in target:
         return words.TARGET
-    steps = [step for step in target.split("/") if step not in ("", ".")]
-    ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
-    if ups > len(parts) - 1 or ".." in steps[ups:]:
-        return words.TARGET
-    if policy.protect.find(parts[: len(parts) - 1 - ups] + steps[ups:]):
-        return words.TARGET
-    return None
+    # An absolute symlink leads where it led before, wherever its directory takes it.
+    bound = carried and target[0] != "/"
+    anywhere = policy.symlinks_anywhere or (not bound and policy.is_scratch(parts))
+    if target[0] == "/":
+        return None if anywhere else words.TARGET
+    place, descended = parts[:-1], False
+    for step in target.split("/"):
+        if step == "..":
+            if not anywhere and (descended or not place):
+                return words.TARGET
+            if not place:
+                return None
+            place.pop()
+        elif step not in ("", "."):
+            descended = True
+            place.append(step)
+    return (words.PROTECTED_TARGET if anywhere else words.TARGET) if policy.protect.find(place) else None
 
 
-def _before_rules(  # noqa: PLR0911 - the order of the contracts, one step after the other
-    policy: Policy, role_name: str, parts: list[str], may_be_held: bool, dotted: bool, leaves: bool
-) -> Allowed | Refusal | None:
-    """What decides about a path before any rule is asked."""
+def _judge_path(
+    policy: Policy, role_name: str, parts: list[str], kind: Kind, facts: Facts, dotted: bool, leaves: bool
+) -> Allowed | Refusal:
+    """The verdict on the path and on what comes to lie there."""
+    verdict = _apart_or_closed(policy, role_name, parts)
+    if verdict is not None:
+        return verdict
+    temporary = policy.temporary
+    if temporary is None or facts.in_source or not _is_temporary(temporary, parts, kind):
+        return _judge_ordinary(policy, role_name, parts, kind, facts, dotted, leaves)
+    if facts.held:
+        return temporary.leave
+    verdict = _judge_ordinary(policy, role_name, parts, kind, facts, dotted, leaves)
+    return verdict if isinstance(verdict, Allowed) else temporary.leave
+
+
+def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Allowed | Refusal | None:
+    """The verdict on a path that is protected, denied to the role, or scratch."""
     found = policy.protect_and_scratch.find(parts)
     if found:
         for one in found:
             if isinstance(one, Refusal):
                 return one
+        if policy.tracked is not None and policy.goes_by_rules(parts):
+            found = []
     role = policy.roles.get(role_name)
     if role is None:
         return policy.unknown_role
     if role.deny and (refusals := role.deny.find(parts)):
         return refusals[0]
-    if found:
-        return _first_scratch(found)
-    if may_be_held and policy.temporary is not None and policy.temporary.admits(parts):
-        return policy.temporary.leave
+    return _first_scratch(found) if found else None
+
+
+def _is_temporary(temporary: Temporary, parts: list[str], kind: Kind) -> bool:
+    return (kind is _FILE or kind is _SYMLINK) and parts != [] and temporary.admits(parts)
+
+
+def _judge_ordinary(
+    policy: Policy, role_name: str, parts: list[str], kind: Kind, facts: Facts, dotted: bool, leaves: bool
+) -> Allowed | Refusal:
+    """The verdict on a change of the source itself."""
+    role = policy.roles[role_name]
     if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
         return policy.hidden.refusal
     if role.write is not None and not role.write.find(parts):
         return role.elsewhere
     if leaves and (refusals := policy.keep.find(parts)):
         return refusals[0]
-    return None
+    matched = policy.rules.find(parts)
+    return _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default or role.default
 
 
 def _first_scratch(found: list[Refusal | Scratch]) -> Allowed:

@@ -103,6 +103,12 @@ TARGET: Final = Refusal(
     "The symlink would lead out of the workspace, into a protected path, or where cannot be told.",
     "Use a relative target inside the workspace with every .. at its beginning.",
 )
+PROTECTED_TARGET: Final = Refusal(
+    Code.OUTSIDE,
+    "outside:symlink",
+    "The symlink would lead into a protected path.",
+    "Use a target that is not protected.",
+)
 DEVICE: Final = Refusal(
     Code.DEVICE,
     "device",

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -256,14 +257,73 @@ def test_protection_comes_first(world: Place, tell: Tell) -> None:
         (top / "d").mkdir()
         (top / "d/f").write_text("f")
         assert outcome(os.rename, top / "d", top / "closed") == errno.EROFS
-        assert outcome(os.symlink, "/etc/passwd", top / "l") == errno.EPERM
         assert outcome(os.symlink, "../closed/x", top / "l") == errno.EPERM
         assert outcome(os.symlink, "closed/x", top / "l") == errno.EPERM
-        (top / "d/l").symlink_to("../f")
-        assert outcome(os.rename, top / "d/l", world.path / "new") == errno.EPERM
+        (top / "d/l").symlink_to("../../f")
+        assert outcome(os.rename, top / "d/l", world.path / "notes/l") == errno.EPERM
         assert outcome(os.mknod, top / "dev", 0o600 | stat.S_IFCHR, os.makedev(1, 3)) == errno.EPERM
 
     tell(story)
+
+
+def _link_itself(old: Path, new: Path) -> None:
+    os.link(old, new, follow_symlinks=False)
+
+
+def test_a_symlink_leads_anywhere_and_is_judged_where_it_leaves(world: Place, tell: Tell) -> None:
+    """An environment links to the interpreter; no such link comes to lie in the source, by whatever way."""
+
+    def story() -> None:
+        top = world.path / "build"
+        for name, target in (("sh", "/bin/sh"), ("up", "../../../x"), ("back", "deep/../old")):
+            (top / name).symlink_to(target)
+            assert os.readlink(top / name) == target
+            assert outcome(os.rename, top / name, world.path / "notes/l") == errno.EPERM
+            assert outcome(_link_itself, top / name, world.path / "notes/l") == errno.EPERM
+            assert outcome(shutil.move, top / name, world.path / "notes/l") == errno.EPERM
+        assert subprocess.run([top / "sh", "-c", ":"], check=False).returncode == 0
+        (top / "tree/deep").mkdir(parents=True)
+        (top / "tree/deep/l").symlink_to("../../../../x")
+        assert outcome(os.rename, top / "tree", world.path / "notes/tree") == errno.EPERM
+        assert not os.path.lexists(world.path / "notes/tree")
+
+    tell(story)
+
+
+def test_a_symlink_in_scratch_moves_with_its_directory(world: Place) -> None:
+    """It stays scratch, so it may lead anywhere there too, but into nothing protected."""
+
+    def story() -> None:
+        below = world.path / "notes/a/b"
+        (below / "cache").mkdir(parents=True)
+        (below / "cache/l").symlink_to("../../../../outside")
+        os.rename(below, world.path / "notes/b")
+        assert os.readlink(world.path / "notes/b/cache/l") == "../../../../outside"
+        (world.path / "notes/b/cache/m").symlink_to("../../../x/closed")
+        (world.path / "more").mkdir()
+        assert outcome(os.rename, world.path / "notes/b", world.path / "more/b") is None
+        (world.path / "more/b/cache/n").symlink_to("../../../../closed")
+        assert outcome(os.rename, world.path / "more/b", world.path / "notes/x/b") == errno.ENOENT
+        (world.path / "notes/x").mkdir()
+        assert outcome(os.rename, world.path / "more/b", world.path / "notes/x/b") == errno.EPERM
+
+    world.does(story)
+    assert not list(world.source.rglob("l"))
+
+
+def test_a_symlink_of_the_source_does_not_begin_to_lead_out(world: Place) -> None:
+    def prepare(source: Path) -> None:
+        (source / "notes/a/b/cache").mkdir(parents=True)
+        (source / "notes/a/b/cache/python").symlink_to("/bin/sh")
+        (source / "notes/a/c/cache").mkdir(parents=True)
+        (source / "notes/a/c/cache/l").symlink_to("../../../../new")
+
+    def story() -> None:
+        os.rename(world.path / "notes/a/b", world.path / "notes/b")
+        assert outcome(os.rename, world.path / "notes/a/c", world.path / "notes/c") == errno.EPERM
+
+    world.does(prepare, world.source)
+    world.does(story)
 
 
 def test_the_bytes_are_bounded(world: Place, tell: Tell) -> None:

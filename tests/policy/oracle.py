@@ -6,6 +6,7 @@ every request, and the order of the contracts stands as it is written there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bonobofs.decision import Apart, Code
@@ -112,17 +113,21 @@ def hidden_is_open(entries: list[str], parts: list[str]) -> bool:
     return True
 
 
-def target_is_inside(protect: list[str], parts: list[str], target: str) -> bool:
-    if not parts or target == "" or "\0" in target or target.startswith("/"):
+def target_is_good(protect: list[str], parts: list[str], target: str, *, anywhere: bool) -> bool:
+    if not parts or target == "" or "\0" in target:
         return False
+    if target.startswith("/"):
+        return anywhere
     place = parts[:-1]
     down = False
     for step in target.split("/"):
         if step in ("", "."):
             continue
         if step == "..":
-            if down or not place:
+            if not anywhere and (down or not place):
                 return False
+            if not place:
+                return True
             place.pop()
         else:
             down = True
@@ -152,12 +157,32 @@ def refusal_by(rule: dict[str, Any], parts: list[str], kind: Kind, facts: Facts,
 
 
 def is_temporary(document: dict[str, Any], parts: list[str], request: Request, facts: Facts) -> bool:
-    """Whether the request is for a name that is held apart until it is renamed."""
+    """Whether the request is for a name that is held apart until it is renamed, unless a rule admits it."""
     if facts.in_source or request.kind not in (Kind.FILE, Kind.SYMLINK) or not parts:
         return False
     if parts[-1] == "4913" or parts[-1][-1:] == "~":
         return False
     return any_matches(document["temporary"], parts)
+
+
+def is_scratch(document: dict[str, Any], parts: list[str], tracked: Sequence[str]) -> bool:
+    if not any_matches([pattern for table in document["scratch"] for pattern in table["paths"]], parts):
+        return False
+    if is_tracked(tracked, parts):
+        return False
+    temporary = any_matches(document["temporary"], parts) and parts[-1] != "4913" and parts[-1][-1] != "~"
+    return not (temporary and is_tracked(tracked, parts[:-1]))
+
+
+def is_tracked(tracked: Sequence[str], parts: list[str]) -> bool:
+    """Whether git tracks the path, something below it, or a whole directory that it lies in."""
+    path = "/".join(parts)
+    for one in tracked:
+        if (one.rstrip("/") + "/").startswith(path + "/") and path:
+            return True
+        if one.endswith("/") and (path + "/").startswith(one):
+            return True
+    return False
 
 
 def codes(document: dict[str, Any], agent: Agent, request: Request, facts: Facts) -> set[Code]:
@@ -167,14 +192,13 @@ def codes(document: dict[str, Any], agent: Agent, request: Request, facts: Facts
 
 
 def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
-    document: dict[str, Any], agent: Agent, request: Request, facts: Facts
+    document: dict[str, Any], agent: Agent, request: Request, facts: Facts, tracked: Sequence[str] = ()
 ) -> set[Code] | Apart:
     """Where the bytes of an allowed change go, or the codes that its refusal may have."""
     parts = request.path.split("/") if request.path else []
     operation = request.operation
     leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
     protect = [".bonobofs/", *(pattern for table in document["protect"] for pattern in table["paths"])]
-    keep = [pattern for table in document["keep"] for pattern in table["paths"]]
     role = document["role"].get(agent.role, UNDEFINED_AGENT if agent.role == "agent" else None)
 
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
@@ -185,8 +209,12 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
         return Apart.NO if role is not None and may_call(role, operation.value) else {Code.ROLE}
     if not parts and (leaves or operation.value not in ON_THE_ROOT):
         return {Code.OUTSIDE}
-    if facts.target is not None and not leaves and not target_is_inside(protect, parts, facts.target):
-        return {Code.OUTSIDE}
+    scratch = parts != [] and is_scratch(document, parts, tracked)
+    if facts.target is not None and not leaves:
+        bound = facts.carried and not facts.target.startswith("/")
+        anywhere = document["symlinks"] == "any" or (scratch and not bound)
+        if not target_is_good(protect, parts, facts.target, anywhere=anywhere):
+            return {Code.OUTSIDE}
     makes_device = operation is Operation.MKNOD and request.kind is Kind.DEVICE
     if makes_device and not (document["devices"] and facts.privileged):
         return {Code.DEVICE}
@@ -196,10 +224,21 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
         return {Code.PROTECTED}
     if role is None or any_matches(role["deny"], parts):
         return {Code.ROLE}
-    if any_matches([pattern for table in document["scratch"] for pattern in table["paths"]], parts):
+    if scratch:
         return Apart.SCRATCH
-    if is_temporary(document, parts, request, facts):
+    in_source = judge_in_source(document, role, parts, request, facts, leaves)
+    if is_temporary(document, parts, request, facts) and (facts.held or in_source):
         return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.TEMPORARY
+    if in_source:
+        return in_source
+    return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO
+
+
+def judge_in_source(
+    document: dict[str, Any], role: dict[str, Any], parts: list[str], request: Request, facts: Facts, leaves: bool
+) -> set[Code]:
+    """The codes that a refusal of an ordinary file may have; empty: it may be written."""
+    keep = [pattern for table in document["keep"] for pattern in table["paths"]]
     if not hidden_is_open(document["hidden"], parts):
         return {Code.HIDDEN}
     if not any_matches(role["write"], parts):
@@ -212,7 +251,7 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     refusals = {refusal_by(rule, parts, request.kind, facts, leaves) for rule in matching}
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}
-    return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO
+    return set()
 
 
 def may_call(role: dict[str, Any], operation: str) -> bool:

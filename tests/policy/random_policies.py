@@ -101,6 +101,7 @@ documents = st.fixed_dictionaries(
         "hidden": st.just(["**"]) | st.lists(hidden, max_size=3),
         "temporary": mostly(st.just([]), temporary) | temporary,
         "devices": st.booleans(),
+        "symlinks": mostly(st.just("inside"), st.just("any")),
         "protect": path_tables,
         "keep": path_tables,
         "scratch": mostly(st.just([]), scratch_tables) | scratch_tables,
@@ -139,9 +140,16 @@ facts = st.builds(
     target=targets,
     leaves=st.sampled_from([False, False, False, True]),
     in_source=st.booleans(),
+    held=st.booleans(),
+    carried=st.booleans(),
     foreign_names=st.sampled_from([0, 0, 0, 1]),
     privileged=st.booleans(),
     tool=st.sampled_from([False, False, False, True]),
+)
+
+
+tracked = st.lists(
+    st.builds(lambda path, end: path + end, plain_paths, st.sampled_from(["", "", "/"])), min_size=1, max_size=4
 )
 
 

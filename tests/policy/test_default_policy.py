@@ -122,8 +122,8 @@ def test_no_name_that_an_agent_chooses_takes_long() -> None:
 
 
 def test_symlinks_are_held_too() -> None:
-    for name in (".#plan.md", "CuQT6jQq"):
-        assert apart(f"aidlc-docs/{name}", Kind.SYMLINK) == Apart.TEMPORARY
+    for path in ("aidlc-docs/.#plan.md", "src/CuQT6jQq"):
+        assert apart(path, Kind.SYMLINK) == Apart.TEMPORARY
 
 
 @pytest.mark.parametrize(

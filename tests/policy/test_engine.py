@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.errors import PolicyError
+from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, decide_in_source, digest
-from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import HELD, NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy.random_policies import (
     CHANGES,
     agents,
@@ -197,6 +198,7 @@ def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
 ) -> None:
     """Everything in scratch and every name temporary: these stay closed all the same."""
     wide = {**document, "scratch": [{"paths": ["**"]}], "temporary": ["**/?a?"]}
+    known = known._replace(target=None)  # a symlink in scratch may lead anywhere but into a protected path
     without = decide(compile_policy({**document, "scratch": [], "temporary": []}), agent, request, known)
     decision = decide(compile_policy(wide), agent, request, known)
     if code(without) in {Code.OUTSIDE, Code.DEVICE, Code.PROTECTED} or agent.role == "nobody":
@@ -223,14 +225,72 @@ def test_scratch_may_be_written_at_will() -> None:
     assert code(ask(document, "a/.caches")) is Code.HIDDEN
 
 
-def test_no_symlink_leads_out_of_the_workspace_from_scratch_or_from_a_held_name() -> None:
-    document = {"scratch": [{"paths": ["build/"]}], "temporary": ["**/.#*"], "protect": [{"paths": ["**/.git/"]}]}
-    for path in ("build/x", "build/.git.d/x", "docs/.#x"):
-        for target in ("/etc/passwd", "../../..", "../../../x", "../.git/config", "a/../../../x", ""):
-            assert code(ask(document, path, Operation.SYMLINK, Facts(target=target), kind=Kind.SYMLINK)) is Code.OUTSIDE
-        decision = ask(document, path, Operation.SYMLINK, Facts(target="alice@host.1:2"), kind=Kind.SYMLINK)
+LINKS = {
+    "scratch": [{"paths": ["build/"]}],
+    "temporary": ["**/.#*"],
+    "protect": [{"paths": ["**/.git/"]}],
+    "rule": [rule(["src/"])],
+}
+LEADING_OUT = ("/etc/passwd", "../../..", "../../../x", "a/../../../x", "../../work/.git/x")
+PROTECTED = ("../.git/config", "a/../../.git", "../a/../.git/x")
+
+
+def link(document: dict[str, Any], path: str, target: str, known: Facts = NO_FACTS) -> Decision:
+    return ask(document, path, Operation.SYMLINK, known._replace(target=target), kind=Kind.SYMLINK)
+
+
+def test_a_symlink_in_scratch_leads_anywhere_but_into_a_protected_path() -> None:
+    for target in LEADING_OUT:
+        decision = link(LINKS, "build/x", target)
         assert isinstance(decision, Allowed)
-        assert decision.apart
+        assert decision.apart is Apart.SCRATCH
+        assert code(link(LINKS, "src/x", target)) is Code.OUTSIDE
+        assert code(link(LINKS, "docs/.#x", target)) is Code.OUTSIDE
+    for target in (*PROTECTED, "", "a\0"):
+        for path in ("build/x", "src/x", "docs/.#x"):
+            assert code(link(LINKS, path, target)) is Code.OUTSIDE
+    assert link(LINKS, "docs/.#x", "alice@host.1:2") == Allowed("temporary", apart=Apart.TEMPORARY)
+
+
+def test_a_symlink_of_the_source_that_its_directory_takes_along_must_not_begin_to_lead_out() -> None:
+    carried = Facts(carried=True)
+    assert code(link(LINKS, "build/x", "../../x", carried)) is Code.OUTSIDE
+    assert code(link(LINKS, "build/x", "../src/x", carried)) is None
+    assert code(link(LINKS, "build/x", "/usr/bin/python3", carried)) is None, "it leads where it led before"
+
+
+def test_symlinks_lead_anywhere_but_into_a_protected_path_where_the_policy_says_so() -> None:
+    anywhere = {**LINKS, "symlinks": "any"}
+    for target in LEADING_OUT:
+        assert link(anywhere, "src/x", target) == Allowed("rule")
+        assert code(link(anywhere, "elsewhere/x", target)) is Code.DEFAULT, "a rule must admit the path all the same"
+    for target in (*PROTECTED, ""):
+        assert code(link(anywhere, "src/x", target)) is Code.OUTSIDE
+
+
+def test_what_git_tracks_is_never_scratch() -> None:
+    document = {**LINKS, "rule": [rule(["build/a.js", "build/sub/"])]}
+    policy = compile_policy(document).with_tracked(
+        Tracked(["build/a.js", "build/sub/b.js", "build/no.js", "build/lib/"])
+    )
+    expected = {
+        "build": "DEFAULT",
+        "build/a.js": "",
+        "build/no.js": "DEFAULT",
+        "build/sub": "",
+        "build/sub/b.js": "",
+        "build/lib/deep/c.js": "DEFAULT",
+        "build/new.js": "scratch",
+        "build/sub/new.js": "scratch",
+        "build/other/x": "scratch",
+        # From scratch it could not be renamed over a tracked file.
+        "build/.#a.js": "temporary",
+        "build/sub/.#b.js": "temporary",
+        "build/other/.#x": "scratch",
+    }
+    for path, answer in expected.items():
+        decision = decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
+        assert (decision.code if isinstance(decision, Denied) else decision.apart) == answer, path
 
 
 def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() -> None:
@@ -257,7 +317,7 @@ def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() 
 def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
     document = {"temporary": ["**/sed??????", "docs/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp"], max_size=1)]}
     for kind in (Kind.FILE, Kind.SYMLINK):
-        for path in ("sedAbCdEf", "a/b/sed123456", "docs/a.tmp"):
+        for path in ("sedAbCdEf", "a/b/sed123456"):
             for operation in CHANGES:
                 decision = ask(document, path, operation, Facts(size=9, mode=0o755, head=b"#!"), kind=kind)
                 assert decision == Allowed("temporary", apart=Apart.TEMPORARY)
@@ -266,6 +326,21 @@ def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
     assert ask(document, "docs/a.tmp", known=Facts(size=1, in_source=True)) == Allowed("rule", 1)
     assert code(ask(document, "docs/a.tmp", known=Facts(size=2, in_source=True))) is Code.SIZE
     assert code(ask(document, "docs/a.tmp", known=Facts(foreign_names=1))) is Code.HARDLINK
+
+
+def test_a_temporary_name_that_a_rule_admits_is_an_ordinary_file() -> None:
+    document = {"temporary": ["**/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp", ".md"], max_size=1)]}
+    held = Allowed("temporary", apart=Apart.TEMPORARY)
+    assert ask(document, "docs/a.tmp", known=Facts(size=1)) == Allowed("rule", 1)
+    assert ask(document, "docs/a.tmp", Operation.DELETE_FILE) == Allowed("rule", 1)
+    # What the rule does not admit as it is asked for is held, and so is a name in a place that is closed.
+    assert ask(document, "docs/a.tmp", known=Facts(size=2)) == held
+    assert ask(document, "docs/.a.tmp", known=Facts(size=1)) == held
+    assert ask(document, "src/a.tmp", known=Facts(size=1)) == held
+    assert ask({**document, "role": {"agent": {"write": ["src/"]}}}, "docs/a.tmp", known=Facts(size=1)) == held
+    # What is held stays held, so that each change of it goes where it lies.
+    assert ask(document, "docs/a.tmp", known=HELD._replace(size=1)) == held
+    assert ask({**document, "default": "allow"}, "a.tmp") == Allowed("default")
 
 
 def test_only_files_and_symlinks_are_held() -> None:
@@ -288,7 +363,7 @@ def test_what_editors_try_a_directory_with_and_where_they_keep_the_old_is_never_
 
 def test_who_can_hold_nothing_apart_is_refused_with_a_reason() -> None:
     policy = compile_policy({"scratch": [{"paths": ["build/"]}], "temporary": ["**/*.tmp"], "rule": [rule(["docs/"])]})
-    for path, named, word in (("build/x", "scratch:build/", "Scratch"), ("docs/a.tmp", "temporary", "Temporary")):
+    for path, named, word in (("build/x", "scratch:build/", "Scratch"), ("src/a.tmp", "temporary", "Temporary")):
         decision = decide_in_source(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
         assert isinstance(decision, Denied)
         assert (decision.code, decision.rule, decision.path) == (Code.DEFAULT, named, path)

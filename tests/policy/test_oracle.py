@@ -8,20 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.decision import Allowed, Apart
+from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request
 from tests.policy import oracle
-from tests.policy.random_policies import agents, documents, facts, one_line, requests
+from tests.policy.random_policies import agents, documents, facts, mostly, one_line, requests, tracked
 
 
 @settings(max_examples=1000, deadline=None)
-@given(documents, agents, requests, facts)
+@given(documents, agents, requests, facts, mostly(st.just([]), tracked) | tracked)
 def test_the_engine_decides_as_the_oracle(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts, paths: list[str]
 ) -> None:
-    decision = decide(compile_policy(document), agent, request, known)
-    expected = oracle.decide(document, agent, request, known)
+    policy = compile_policy(document).with_tracked(Tracked(paths) if paths else None)
+    decision = decide(policy, agent, request, known)
+    expected = oracle.decide(document, agent, request, known, paths)
     if isinstance(decision, Allowed):
         assert decision.apart == expected
         scratch = {f"scratch:{pattern}" for table in document["scratch"] for pattern in table["paths"]}

@@ -80,7 +80,8 @@ def test_the_text_for_an_agent_says_what_is_kept_apart() -> None:
 
 
 def test_what_is_kept_apart_is_told_with_the_answer() -> None:
-    policy = compile_policy({"scratch": [{"paths": ["out/"]}], "temporary": ["**/*.tmp"], "default": "allow"})
+    rule = {"name": "notes", "paths": ["**"], "suffixes": [".md"]}
+    policy = compile_policy({"scratch": [{"paths": ["out/"]}], "temporary": ["**/*.tmp"], "rule": [rule]})
     for path, word in (("out/x", "scratch layer"), ("x.tmp", "renamed"), ("x.md", None)):
         request = Request(Operation.CREATE_FILE, WorkspacePath(path))
         answer = as_document(decide(policy, Agent("alice", "1", "agent"), request), path, request.operation)

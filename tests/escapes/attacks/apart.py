@@ -156,9 +156,38 @@ def hold_a_name_in_git(place: Place) -> None:
 
 
 @attack(Code.OUTSIDE, "build/{name}/link")
-def leave_by_a_symlink_in_scratch(place: Place) -> None:
+def enter_git_by_a_symlink_in_scratch(place: Place) -> None:
+    os.symlink("../../.git/hooks", f"{_scratch(place)}/link")
+
+
+@attack(Code.OUTSIDE, "{docs}/draft.md")
+def move_a_symlink_out_of_scratch(place: Place) -> None:
     top = _scratch(place)
-    os.symlink("../../../outside", f"{top}/link")
+    os.symlink("../../../outside/secret.md", f"{top}/link")
+    os.rename(f"{top}/link", draft_path(place))
+
+
+@attack(Code.OUTSIDE, "{docs}/draft.md")
+def link_a_symlink_out_of_scratch(place: Place) -> None:
+    top = _scratch(place)
+    os.symlink("/etc/passwd", f"{top}/link")
+    os.link(f"{top}/link", draft_path(place), follow_symlinks=False)
+
+
+@attack(Code.OUTSIDE, "{docs}/moved/deep/link.md")
+def move_a_directory_with_a_symlink_out_of_scratch(place: Place) -> None:
+    top = _scratch(place)
+    os.mkdir(f"{top}/deep")
+    os.symlink("../../../../../outside/secret.md", f"{top}/deep/link.md")
+    os.rename(top, f"{place.docs}/moved")
+
+
+@attack(Code.SUFFIX, "{docs}/link")
+def write_through_a_symlink_in_scratch(place: Place) -> None:
+    """The kernel follows it on the side of the agent, and what it leads to is judged by its own path."""
+    top = _scratch(place)
+    os.symlink(os.path.abspath(place.docs), f"{top}/docs")
+    make(f"{top}/docs/link")
 
 
 @attack(Code.DEVICE, "build/{name}/device", root=True)
