@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Allowed, Apart
 from bonobofs.fuse import system
-from bonobofs.fuse.descriptors import FILE, Descriptors, R, W
+from bonobofs.fuse.descriptors import FILE, Descriptors, R, W, stale
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.request import HEAD_BYTES, Kind
 from bonobofs.state import scratch as layers
@@ -46,12 +46,9 @@ class Below(NamedTuple):
 class Backing(Descriptors):
     """Every read and every change of the source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int, apart: Apart = Apart.NO) -> None:
-        """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
-
-        `apart` says of which layer it is: of the source, or of what is held apart from it.
-        """
-        super().__init__(root, inodes, cache=cache, apart=apart)
+    def __init__(self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO) -> None:
+        """As `Descriptors`."""
+        super().__init__(root, inodes, cache=cache, pins=pins, apart=apart)
         self.top: Final = inodes.top(os.fstat(root).st_ino + self.numbers, self)
         self.top.fd = root
         self.top.access = R
@@ -111,23 +108,54 @@ class Backing(Descriptors):
             os.close(fd)
 
     def walk(self, directory: int, name: bytes) -> Iterator[Below]:
-        """Everything below the directory `name`, whatever it is, without following a symlink."""
-        waiting = [("", os.open(name, _WALKED, dir_fd=directory))]
+        """Everything below the directory `name`, whatever it is, without following a symlink.
+
+        Two descriptors are open at a time, whatever the tree's depth and width, and of paths only the current one is
+        kept: the way up is `..`, which is compared with the directory that the walk came from. ESTALE: it is another.
+        """
+        fd = self._walked(directory, name)
+        above = ""
+        levels: list[tuple[tuple[int, int], int, list[str]]] = []
+        """Of each directory above: device and inode number, the length of its path, subdirectories yet to be seen."""
         try:
-            while waiting:
-                above, fd = waiting.pop()
-                try:
-                    for found in os.listdir(fd):
-                        raw = os.fsencode(found)
+            while True:
+                below: list[str] = []
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        raw = os.fsencode(entry.name)
                         st = os.stat(raw, dir_fd=fd, follow_symlinks=False)
-                        yield Below(above + found, fd, raw, st)
+                        yield Below(above + entry.name, fd, raw, st)
                         if stat.S_ISDIR(st.st_mode):
-                            waiting.append((f"{above}{found}/", os.open(raw, _WALKED, dir_fd=fd)))
-                finally:
-                    os.close(fd)
+                            below.append(entry.name)
+                while not below:
+                    if not levels:
+                        return
+                    key, length, below = levels.pop()
+                    above = above[:length]
+                    fd = self._step(fd, b"..")
+                    if _key(fd) != key:
+                        raise stale()
+                name_below = below.pop()
+                levels.append((_key(fd), len(above), below))
+                above += f"{name_below}/"
+                fd = self._step(fd, os.fsencode(name_below))
         finally:
-            for _, fd in waiting:
-                os.close(fd)
+            os.close(fd)
+
+    def _walked(self, directory: int, name: bytes) -> int:
+        try:
+            return os.open(name, _WALKED, dir_fd=directory)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self.drop_all()
+            return os.open(name, _WALKED, dir_fd=directory)
+
+    def _step(self, fd: int, name: bytes) -> int:
+        """A descriptor of the directory `name` in that of `fd`, which is closed unless that fails."""
+        following = self._walked(fd, name)
+        os.close(fd)
+        return following
 
     def readlink(self, node: Node) -> bytes:
         """The symlink's text."""
@@ -184,7 +212,7 @@ class Backing(Descriptors):
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self.drop_all()
-            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
+            return os.open(name, flags, mode, dir_fd=directory)
 
     def create_nameless(self, directory: int, mode: int, leave: Allowed) -> int:
         """A new regular file without a name, open for reading and writing, that `enter` can bring into the source.
@@ -404,3 +432,8 @@ class Backing(Descriptors):
     def remove_xattr(self, node: Node, name: bytes, leave: Allowed) -> None:
         """removexattr(2)."""
         os.removexattr(self._object(node), name)
+
+
+def _key(fd: int) -> tuple[int, int]:
+    st = os.fstat(fd)
+    return st.st_dev, st.st_ino

@@ -247,6 +247,7 @@ class Content(Scratching):
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
         facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
         groups = self._groups(header, body)
+        self._check_temporary_room(header, request, facts)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:
             home, directory = self._home(parent, directory, name, run.leave)

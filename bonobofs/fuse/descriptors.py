@@ -47,9 +47,10 @@ def stale() -> OSError:
 class Descriptors:
     """The open descriptors of one source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int, apart: Apart = Apart.NO) -> None:
+    def __init__(self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO) -> None:
         """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
 
+        `pins` is how many more may be open for nodes that cannot be reached by name, until FORGET.
         `apart` says of which layer it is: of the source, or of what is held apart from it.
         """
         self.apart: Final = apart
@@ -61,6 +62,9 @@ class Descriptors:
         self.now = 0.0
         self._inodes: Final = inodes
         self._cache: Final = cache
+        self._pins: Final = pins
+        self._pinned: Final[set[int]] = set()
+        """Ids of the nodes with a descriptor outside `_open` and `_held`."""
         self._open: Final[dict[int, Node]] = {}
         self._mountinfo: Final = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self._mounts: Final = select.poll()
@@ -446,9 +450,19 @@ class Descriptors:
         for node in [node for node in self._open.values() if node.used < self._request]:
             self._drop(node)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further descriptor may be kept until FORGET."""
+        return len(self._held) + len(self._pinned) >= self._pins
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the rest of those descriptors is left to files that are removed while they are open."""
+        return len(self._held) + len(self._pinned) >= self._pins - self._pins // 9
+
     def hold(self, node: Node) -> None:
-        """Keep the node's open descriptor until FORGET, if it has one."""
-        if node.fd >= 0:
+        """Keep the node's open descriptor until FORGET, if it has one and there is room."""
+        if node.fd >= 0 and not self.is_full:
             node.held = True
             self._open.pop(node.id, None)
             self._held[node.id] = node
@@ -477,25 +491,33 @@ class Descriptors:
         self.hold(node)
 
     def pin(self, node: Node, directory: int, name: bytes) -> None:
-        """Keep hold of a node whose last known name is about to go, for those who have it open."""
+        """Keep hold of a node whose last known name is about to go, for those who have it open.
+
+        ENFILE: the programs of this mount keep too many removed files open.
+        """
         if node.held or node.pin >= 0:
             return
+        if self.is_full:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         if node.fd >= 0:
             self.hold(node)
             node.pin = node.fd
             return
         node.pin = self._same_number(node, self._open_name(directory, name, os.O_PATH))
+        self._pinned.add(node.id)
 
     def hold_nameless(self, node: Node, fd: int, access: int) -> None:
         """Keep the only way to a file that never had a name, whatever the kernel forgets."""
         node.fd = node.pin = fd
         node.access = access
         node.held = True
+        self._pinned.add(node.id)
 
     def unpin(self, node: Node) -> None:
         """The node has a name after all."""
         if node.pin < 0:
             return
+        self._pinned.discard(node.id)
         if node.pin == node.fd:
             node.held = False
             self._held.pop(node.id, None)
@@ -512,6 +534,7 @@ class Descriptors:
         """
         if node.held:
             self._held.pop(node.id, None)
+        self._pinned.discard(node.id)
         self._open.pop(node.id, None)
         for fd in {node.fd, node.pin} - {-1}:
             self._put_away(fd)

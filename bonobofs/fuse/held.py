@@ -62,10 +62,10 @@ class Held:
             return []
         return [(held.cookie, name, held.node) for name, held in names.items() if held.cookie > cookie]
 
-    def check_room(self) -> None:
-        """ENFILE: no further file can be held."""
-        if len(self._paths) >= self._most:
-            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+    @property
+    def is_full(self) -> bool:
+        """Whether no further file can be held."""
+        return len(self._paths) >= self._most
 
     def add(self, directory: WorkspacePath, name: bytes, node: Node) -> None:
         """Hold the node under this name (too). FileExistsError: another is held under it."""

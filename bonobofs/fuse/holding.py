@@ -13,13 +13,14 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.record import BY, INODE
 from bonobofs.audit.strays import stray_name
-from bonobofs.decision import Allowed, Apart
+from bonobofs.decision import Allowed, Apart, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import Core, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
+from bonobofs.policy import words
 from bonobofs.request import EXISTS, HEAD_BYTES, HELD, Facts, Kind, Operation, Request, WorkspacePath
 
 _GOES: Final = Facts(leaves=True, held=True)
@@ -57,10 +58,16 @@ class Holding(Core):
 
     # -- made
 
+    def _check_temporary_room(self, header: Header, request: Request, facts: Facts) -> None:
+        """Raises Refused where the file would be temporary and no descriptor is left for it. Called before `admit`."""
+        if (self._held.is_full or self._backing.is_crowded) and _held(self._guard.decide(request, facts)):
+            raise self._guard.refuse(
+                Denied(*words.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
+            )
+
     def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> Node:
         """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
         above = self._free(parent, directory, name)
-        self._held.check_room()
         fd = self._backing.create_nameless(directory, mode, leave)
         node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._backing)
         self._backing.hold_nameless(node, fd, R | W)
@@ -72,7 +79,6 @@ class Holding(Core):
         self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, leave: Allowed
     ) -> Node:
         above = self._free(parent, directory, name)
-        self._held.check_room()
         fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), leave)
         node = self._inodes.adopt(
             _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing

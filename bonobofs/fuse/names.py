@@ -64,6 +64,7 @@ class Names(Scratching):
         facts = Facts(privileged=self._backing.privileged)
         if kind is Kind.FILE:
             facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
+            self._check_temporary_room(header, request, facts)
         groups = self._groups(header, body)
         with self._guard.admit(request, facts, caller=self._caller(header), apart=None) as leave:
             home, directory = self._home(parent, directory, name, leave)
@@ -82,9 +83,11 @@ class Names(Scratching):
         parent, directory = self._changing(header, Operation.SYMLINK, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         text = os.fsdecode(target)
+        facts = Facts(target=text)
         groups = self._groups(header, body)
+        self._check_temporary_room(header, request, facts)
         with self._guard.admit(
-            request, Facts(target=text), caller=self._caller(header), details={"target": text}, apart=None
+            request, facts, caller=self._caller(header), details={"target": text}, apart=None
         ) as leave:
             home, directory = self._home(parent, directory, name, leave)
             if leave.apart is Apart.TEMPORARY:

@@ -89,7 +89,7 @@ class Server:
         )
         inodes = Inodes()
         limit = system.raise_limit()
-        self._backing: Final = Backing(self._root, inodes, cache=min(limit // 4, _MOST_CACHED))
+        self._backing: Final = _backing(self._root, inodes, limit)
         held, scratch = self._apart(inodes, limit)
         self._backing.note_mounts()
         self._diagnostics: Final = Diagnostics()
@@ -146,7 +146,7 @@ class Server:
         directory, cookies = Path(self._config["session_dir"]), count(FIRST_COOKIE + 1)
         path = layers.make(directory, keep=self._config.get("keep_scratch", False))
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), apart=Apart.SCRATCH)
+        layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, apart=Apart.SCRATCH)
         scratch = Scratch(layer, inodes, Sizes(lambda: self._guard.policy), cookies)
         return Held(str(directory), limit // 2, cookies), scratch
 
@@ -334,6 +334,14 @@ class Server:
 
     def _failed(self, opcode: int, error: Exception) -> None:
         self._diagnostics.failed(p.Opcode(opcode).name, error)
+
+
+def _backing(root: int, inodes: Inodes, limit: int) -> Backing:
+    """The source, which may have 13 of 16 descriptors, and the scratch layer 3. Those of a cache give way to others.
+
+    Temporary files take half at most, so that some are left for files that are removed while they are open.
+    """
+    return Backing(root, inodes, cache=min(limit // 4, _MOST_CACHED), pins=limit // 2 + limit // 16)
 
 
 def _turns(home: Path) -> Turns | None:

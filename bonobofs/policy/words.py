@@ -199,6 +199,14 @@ def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refus
     return Refusal(Code.SIZE, f"scratch:{patterns[0].text}", reason, instead)
 
 
+TEMPORARY_FULL: Final = Refusal(
+    Code.SIZE,
+    "temporary",
+    "The session keeps as many temporary files as it may.",
+    "Remove temporary files that are not needed any more, or rename them to a name that a rule admits.",
+)
+
+
 def hidden(allowed: Sequence[str]) -> Refusal:
     """The refusal of hidden names; `allowed` are the entries of `hidden`."""
     also = f", or one that the policy lists: {listed(allowed)}" if allowed else ""

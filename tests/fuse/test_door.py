@@ -66,11 +66,11 @@ class Server:
             self._log = Trail.create(self.trail, directory / "head", identity)
         self.guard = Guard(_policy(policy), agent, self._log)
         self._inodes = Inodes()
-        self._backing = Backing(self._root, self._inodes, cache=64)
+        self._backing = Backing(self._root, self._inodes, cache=64, pins=64)
         layer = directory / "layer"
         layer.mkdir()
         self._top = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
-        above = Backing(self._top, self._inodes, cache=8, apart=Apart.SCRATCH)
+        above = Backing(self._top, self._inodes, cache=8, pins=8, apart=Apart.SCRATCH)
         self._scratch = Scratch(above, self._inodes, Sizes(lambda: self.guard.policy), count())
         virtual = Virtual({b"policy.md": lambda: b"text"})
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call())

@@ -88,11 +88,11 @@ class Rig:
         self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
         self._guard = Guard(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
         inodes = Inodes()
-        self._backing = Backing(self._root, inodes, cache=8)
+        self._backing = Backing(self._root, inodes, cache=8, pins=64)
         layer = directory / "layer"
         layer.mkdir()
         self._layer = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
-        above = Backing(self._layer, inodes, cache=8, apart=Apart.SCRATCH)
+        above = Backing(self._layer, inodes, cache=8, pins=64, apart=Apart.SCRATCH)
         self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call())
         files = Virtual({b"policy.md": lambda: b"text"})
