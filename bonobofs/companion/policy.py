@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +71,9 @@ class PolicyFile:
         if always or self._broken or plain != self._in_force:
             self._in_force = plain
             write_document(self._kept, plain)
-            self._line.tell(Kind.POLICY, {"origin": str(chosen.origin), "policy": plain})
+            self._line.tell(
+                Kind.POLICY, {"origin": str(chosen.origin), "policy": plain, "file": _evidence(chosen.origin)}
+            )
         self._broken = False
 
     def _look(self) -> Mark:
@@ -81,3 +84,15 @@ class PolicyFile:
         except OSError:
             return None
         return st.st_dev, st.st_ino, st.st_mtime_ns, st.st_ctime_ns, st.st_size
+
+
+def _evidence(file: Path) -> dict[str, Any]:
+    """The owner and the modification time of the policy file; {} if it is gone.
+
+    Linux does not tell which process wrote a file. The owner is all that is known of the author of a change.
+    """
+    try:
+        st = os.stat(file)
+    except OSError:
+        return {}
+    return {"owner": st.st_uid, "modified": datetime.fromtimestamp(st.st_mtime, UTC).isoformat(timespec="milliseconds")}

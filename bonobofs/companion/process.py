@@ -1,4 +1,4 @@
-"""The companion's life: `main`, with the number of the descriptor of its line to the server as its last argument.
+"""The companion's life: `main`, with the number of the descriptor of its line to the server.
 
 It ends with the server, whichever way that ends: the kernel kills it, and the line has an end. Where the mount is to
 cover the source itself, it stands in a mount namespace of its own, in which the source stays what it is.
@@ -6,6 +6,7 @@ cover the source itself, it stands in a mount namespace of its own, in which the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -165,11 +166,8 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
     if config["mountpoint"] != config["source"]:
         return _Standing("")
     try:
-        for descriptor in config["namespaces"]:
+        for descriptor in config["namespaces"] or _new_namespaces():
             system.enter_namespace(descriptor)
-        if not config["namespaces"]:
-            system.unshare_mounts()
-            _drop_copies()
     except OSError as error:
         return _Standing(
             "",
@@ -185,6 +183,36 @@ def _drop_copies() -> None:
         for mount in mounts.ours():
             with suppress(OSError, MountError):
                 mounts.detach(mount.mountpoint, lazy=True)
+
+
+def _new_namespaces() -> list[int]:
+    """Make the namespaces in a child process, and return their descriptors in the order of entry. OSError.
+
+    The kernel lets an ordinary user write the uid map of a traceable process only. The companion must never be
+    traceable, so a child without the channel to the server is.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        pid = os.fork()
+        if pid == 0:
+            status = errno.EIO
+            try:
+                system.close_all_but({0, 1, 2, theirs.fileno()})
+                system.allow_tracing()
+                system.unshare_mounts()
+                _drop_copies()
+                socket.send_fds(theirs, [b"\0"], _namespaces())
+                status = 0
+            except OSError as error:
+                status = error.errno or errno.EIO
+            finally:
+                os._exit(status)
+        theirs.close()
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 2)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status != 0:
+        raise OSError(status, os.strerror(status))
+    return descriptors
 
 
 def _namespaces() -> list[int]:
@@ -223,17 +251,19 @@ def _first(line: Line) -> tuple[dict[str, Any], list[tuple[Kind, bytes]]]:
     return config, messages[1:]
 
 
-def main() -> int:
-    """Stand beside the server that is at the other end of the line; the exit code."""
+def main(channel: int) -> int:
+    """Serve beside the server at the other end of the socket `channel` until the server ends; the exit code.
+
+    The server has forked this process, so the kernel has never allowed another process of the user to trace it.
+    """
     system.die_with_parent()
-    line = Line(socket.socket(fileno=int(sys.argv.pop())), waits=True)
+    line = Line(socket.socket(fileno=channel), waits=True)
     os.umask(0o077)
     try:
         config, more = _first(line)
     except EOFError:
         return 0
     standing = _stand_apart(config)
-    system.forbid_tracing()
     leases = Leases(line, config)
     watching: Watching | None = None
     if not standing.refused:

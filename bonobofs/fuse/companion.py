@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
+import signal
 import socket
-import subprocess
+import sys
 import time
-from typing import Any, Final, NamedTuple
+import traceback
+from importlib import import_module
+from typing import Any, Final, NamedTuple, NoReturn
 
 from bonobofs.errors import ProtocolError
+from bonobofs.fuse import system
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.state.processes import plain_environment, start_time, wait_for_end
+from bonobofs.state.processes import start_time, wait_for_end
 
 SECONDS_TO_STAND: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
@@ -52,22 +57,17 @@ class Standing(NamedTuple):
 class Companion:
     """The process, and the line to it."""
 
-    def __init__(self, command: list[str], config: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Start it by exec: a forked one would keep /dev/fuse, and the server's memory. OSError.
+    def __init__(self, program: dict[str, Any], config: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Fork the companion. `program`: {"module", "packages"}, as `session.launch.beside` gives it. OSError.
 
-        The descriptors have the same numbers there.
+        The companion is forked and does not call exec. The kernel makes each process that calls exec traceable again:
+        until such a process forbids tracing, another process of its user can take the line from it (pidfd_getfd).
+        The descriptors have the same numbers in the companion.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._line: Final = Line(ours, waits=False)
         with theirs:
-            self._process: Final = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *descriptors),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=plain_environment(),
-                cwd="/",
-            )
+            self._pid: Final = _fork(program, theirs.fileno(), descriptors)
+        self._line: Final = Line(ours, waits=False, peer=self._pid)
         self._early: list[tuple[Kind, bytes]] = []
         """What it said before it was asked how it stands."""
         self._line.tell(Kind.BEGIN, config)
@@ -118,13 +118,13 @@ class Companion:
     def kill(self) -> int:
         """Have it end, and give a descriptor that can be read when it has; `bury` comes then."""
         self._line.socket.close()
-        handle = os.pidfd_open(self._process.pid)
-        self._process.kill()
+        handle = os.pidfd_open(self._pid)
+        os.kill(self._pid, signal.SIGKILL)
         return handle
 
     def bury(self) -> None:
         """It has ended: take its process off the system's table."""
-        self._process.wait()
+        os.waitpid(self._pid, 0)
 
     def tell(self, kind: Kind, document: Any = None) -> None:
         """Say something to it; it may be deaf by now."""
@@ -145,10 +145,9 @@ class Companion:
     def end(self) -> None:
         """Let it go, by force if it does not go by itself."""
         self._line.socket.close()
-        pid = self._process.pid
-        if not wait_for_end(pid, start_time(pid) or 0, _SECONDS_TO_SETTLE):
-            self._process.kill()
-        self._process.wait()
+        if not wait_for_end(self._pid, start_time(self._pid) or 0, _SECONDS_TO_SETTLE):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
     def _next(self, deadline: float) -> list[tuple[Kind, bytes]]:
         """What it says next; [] when it says nothing until then. EOFError."""
@@ -161,6 +160,50 @@ class Companion:
                 if found:
                     return found
         return []
+
+
+_HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE)
+
+
+def _fork(program: dict[str, Any], line: int, descriptors: tuple[int, ...]) -> int:
+    """Fork a process that becomes the companion, and return its pid. OSError."""
+    # A signal between fork and the reset of the handlers would run a handler of the server in the companion.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(program, line, descriptors, blocked)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
+
+
+def _become(
+    program: dict[str, Any], line: int, descriptors: tuple[int, ...], mask: set[signal.Signals | int]
+) -> NoReturn:
+    """Run the companion in this forked process, without anything of the server but standard error."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        # The terminal sends Ctrl-C to server and companion, and the companion ends with the server. A handler, because
+        # the programs that the companion runs would inherit an ignored signal.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1):
+            os.dup2(null, standard)
+        system.close_all_but({0, 1, 2, line, *descriptors})
+        system.set_process_name(b"bonobofs-beside")
+        gc.enable()  # the server switches collection off
+        sys.path += program["packages"]
+        status = import_module(program["module"]).main(line)
+    except BaseException:  # noqa: BLE001 - nothing may reach the frames of the server, which lie above this one
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 class Beginning(NamedTuple):

@@ -18,6 +18,9 @@ _HEAD: Final = struct.Struct("=IB")
 _MOST_WAITING: Final = 4 << 20
 _LONGEST: Final = 64 << 20
 _MOST_HANDED: Final = 4
+_NUMBERS: Final = struct.Struct("=i")
+_ANCILLARY: Final = socket.CMSG_SPACE(4 * _MOST_HANDED) + socket.CMSG_SPACE(12)
+"""Bytes for the descriptors, and for the credentials (pid, uid, gid) of the sender."""
 
 
 class Kind(enum.IntEnum):
@@ -38,7 +41,7 @@ class Kind(enum.IntEnum):
     RELOAD = 7
     """To it: load the policy, changed or not. Nothing follows."""
     POLICY = 8
-    """From it: {"origin", "policy"}, a new policy."""
+    """From it: {"origin", "policy", "file"}, a new policy; "file" is {"owner", "modified"} of the policy file."""
     BROKEN = 9
     """From it: {"origin", "error"}, a policy that cannot be enforced."""
     UNWATCHED = 10
@@ -81,16 +84,19 @@ class Kind(enum.IntEnum):
 class Line:
     """One end of the socket pair."""
 
-    def __init__(self, end: socket.socket, *, waits: bool) -> None:
-        """`waits`: `send` blocks until the other end takes it."""
+    def __init__(self, end: socket.socket, *, waits: bool, peer: int | None = None) -> None:
+        """`waits`: `send` blocks until the other end takes it. `peer`: the pid from which alone messages are taken."""
         self.socket: Final = end
         self._waits: Final = waits
         self._received = bytearray()
         self._waiting = bytearray()
         self.descriptors: Final[list[int]] = []
         """What the other end has handed over, to be closed by whoever takes it."""
-        # Both ends speak from several threads.
+        # Several threads send.
         self._speaking: Final = threading.Lock()
+        self._peer: Final = peer
+        if peer is not None:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         end.setblocking(waits)
 
     def fileno(self) -> int:
@@ -137,16 +143,26 @@ class Line:
         return True
 
     def receive(self) -> list[tuple[Kind, bytes]]:
-        """The messages that have arrived whole, one read's worth. EOFError: the other end is gone."""
+        """The messages that have arrived whole, one read's worth.
+
+        Raises EOFError if the other end is gone, ProtocolError if a process other than the peer has sent.
+        """
         try:
-            data, handed, _, _ = socket.recv_fds(self.socket, 1 << 18, _MOST_HANDED, socket.MSG_DONTWAIT)
+            data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except OSError as error:
             raise EOFError from error
-        self.descriptors.extend(handed)
+        sender = None
+        for _, kind, content in ancillary:
+            if kind == socket.SCM_RIGHTS:
+                self.descriptors.extend(_NUMBERS.unpack_from(content, at)[0] for at in range(0, len(content), 4))
+            elif kind == socket.SCM_CREDENTIALS:
+                sender = _NUMBERS.unpack_from(content)[0]
         if not data:
             raise EOFError
+        if self._peer not in (None, sender):
+            raise ProtocolError(f"process {sender} wrote to the channel of the companion, process {self._peer}")
         received = self._received
         received += data
         found = []

@@ -251,7 +251,8 @@ class Hearing:
         self._keep()
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
-    def _change_policy(self, origin: str, policy: dict[str, Any]) -> None:
+    def _change_policy(self, origin: str, policy: dict[str, Any], file: dict[str, Any]) -> None:
+        previous = self._guard.policy.digest
         try:
             compiled = compile_policy(policy, self._guard.policy.generation + 1)
         except PolicyError as error:
@@ -264,8 +265,8 @@ class Hearing:
         self._origin = origin
         self._policy_error = None
         self._keep()
-        details = {"origin": origin, "policy": compiled.digest, "generation": compiled.generation}
-        self._trail.event("policy", details)
+        digests = {"policy": compiled.digest, "previous": previous, "generation": compiled.generation}
+        self._trail.event("policy", {"origin": origin, "file": file, **digests})
 
     def _follow(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
         # Between two requests: nothing is under way that was admitted before.

@@ -28,6 +28,7 @@ _AT_FDCWD: Final = -100
 _FS_IOC_GETVERSION: Final = 0x80087601
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_NAME: Final = 15
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUSER: Final = 0x10000000
 _MS_REC: Final = 0x4000
@@ -172,6 +173,26 @@ def enter_namespace(descriptor: int) -> None:
 def forbid_tracing() -> None:
     """Keep other processes of the same user from tracing this one or reading its memory and descriptors."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
+def allow_tracing() -> None:
+    """Undo `forbid_tracing`: other processes of the same user may trace this one."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
+
+
+def set_process_name(name: bytes) -> None:
+    """Set the name that ps and top show; at most 15 bytes."""
+    _check(_libc.prctl(_PR_SET_NAME, name, 0, 0, 0))
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor of this process that is not in `kept`."""
+    low = 0
+    for fd in sorted(kept):
+        if low < fd:  # os.closerange closes every descriptor if the range is empty
+            os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
 def libfuse() -> str | None:

@@ -28,13 +28,6 @@ _RUN = (
     "from importlib import import_module; code = import_module(sys.argv.pop(1)).main(); gc.freeze(); sys.exit(code)"
 )
 # The parent ends at once, so that the server is nobody's child: whoever starts a mount need not stay to bury it.
-# What the companion needs beyond the standard library comes last, so that it hides nothing.
-# The companion ends with the server: Ctrl-C, which the terminal sends to both, must reach the server alone. A handler,
-# as the programs that the companion runs would inherit an ignored or blocked signal.
-_RUN_BESIDE = (
-    "import signal, sys; signal.signal(2, lambda *_: None); signal.pthread_sigmask(signal.SIG_UNBLOCK, [2]); "
-    "sys.path += sys.argv.pop(1).split(chr(10)); " + _RUN
-)
 _RUN_DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + _RUN
 )
@@ -111,8 +104,11 @@ class Starting:
         return line
 
 
-def beside(source: str, mountpoint: str) -> list[str]:
-    """The command that starts the companion of a server, but for the number of the descriptor of their line."""
+def beside(source: str, mountpoint: str) -> dict[str, Any]:
+    """The companion's program: its module, and the directories of the libraries that it needs beyond the standard one.
+
+    Returns: {"module": dotted name, "packages": paths to append to sys.path}.
+    """
     places = []
     for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg", "pygit2", "cffi"):
         found = importlib.util.find_spec(name)
@@ -121,7 +117,7 @@ def beside(source: str, mountpoint: str) -> list[str]:
     # Nothing is loaded from where those who are guarded could change it.
     closed = (Path(source), Path(mountpoint))
     safe = {str(place): None for place in places if not any(one in (place, *place.parents) for one in closed)}
-    return _command(_RUN_BESIDE, "\n".join(safe), _ROOT, COMPANION, mountpoint)
+    return {"module": COMPANION, "packages": list(safe)}
 
 
 def look(mountpoint: str) -> str:

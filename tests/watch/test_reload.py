@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -123,7 +124,15 @@ def test_everything_that_shows_the_policy_shows_the_new_one(world: World, policy
         assert f"digest {mark.digest}, generation 2" in bonobofs("policy", "show", cwd=place).stdout
     assert json.loads(bonobofs("why", "--json", "docs/x", cwd=world.path).stdout)["code"] == "PROTECTED"
     (event,) = recorded(world, "policy")
-    assert event.details == {"origin": str(policy), "policy": mark.digest, "generation": 2}
+    st = policy.stat()
+    modified = datetime.fromtimestamp(st.st_mtime, UTC).isoformat(timespec="milliseconds")
+    assert event.details == {
+        "origin": str(policy),
+        "file": {"owner": st.st_uid, "modified": modified},
+        "policy": mark.digest,
+        "previous": before,
+        "generation": 2,
+    }
 
 
 def test_a_broken_policy_changes_nothing_and_is_told(world: World, policy: Path) -> None:
