@@ -14,7 +14,6 @@ from bonobofs.cli.output import document, say
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.sandbox.bd.language import Step
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
 
 app = typer.Typer(
     help="""Issues in bd, judged by the policy and entered in the record.
@@ -57,11 +56,11 @@ class _Gate(Protocol):
 def _gate(whose: _Whose) -> Iterator[_Gate]:
     """The gate of the mount that this is run in, or one of a session of its own."""
     here = Path.cwd()
-    made = session.mounted_around(session.home(), here)
-    if made is not None:
+    called = session.callable_around(session.home(), here)
+    if called is not None:
+        directory = called.directory
         if whose != _Whose(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
-        directory = session_directory(session.home(), made.session)
         yield lambda step: _called(directory, step)
         return
     if whose.agent is None:

@@ -13,7 +13,6 @@ from bonobofs import session
 from bonobofs.cli.output import document, say
 from bonobofs.errors import GitError, UsageError
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
 
 app = typer.Typer(
     help="""Branches, commits and merges, judged by the policy and entered in the record.
@@ -41,11 +40,11 @@ class _Whose(NamedTuple):
 @contextmanager
 def _gate(whose: _Whose, issue: str | None = None) -> Iterator[Any]:
     """The gate of the mount that this is run in, or one of a session of its own."""
-    made = session.mounted_around(session.home(), Path.cwd())
-    if made is not None:
+    called = session.callable_around(session.home(), Path.cwd())
+    if called is not None:
         if whose != _Whose(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
-        yield _Called(session_directory(session.home(), made.session), Path(made.mountpoint or ""))
+        yield _Called(called.directory, called.mountpoint)
         return
     if whose.agent is None:
         raise UsageError("outside a mount, name the agent with --agent")

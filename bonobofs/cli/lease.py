@@ -18,7 +18,6 @@ from bonobofs.session import leasing
 from bonobofs.session.leasing import Terms, Whose, as_document
 from bonobofs.state import mounts
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
 
 app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
 
@@ -164,14 +163,14 @@ def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any]
     if whose != Whose():
         return None
     here = Path.cwd()
-    made = session.mounted_around(session.home(), here)
-    if made is None:
+    called = session.callable_around(session.home(), here)
+    if called is None:
         around = mounts.over(here)
         if around is not None:
             raise UsageError(
-                f"no session of this state directory serves {around.mountpoint}, so a lease from here would not bind "
-                "it; mount again if its server is gone, run this as whoever mounted it, or name --agent or --chain"
+                f"the session of {around.mountpoint} does not let this user call it, so a lease from here would not "
+                "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"
             )
         return None
-    lease: dict[str, Any] = call(session_directory(session.home(), made.session), f"lease.{what}", **arguments)
+    lease: dict[str, Any] = call(called.directory, f"lease.{what}", **arguments)
     return lease

@@ -50,6 +50,12 @@ def mount(
     allow_other: Annotated[
         bool, typer.Option("--allow-other", help="Let other users in; new files are theirs where root serves.")
     ] = False,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="As root: let this user in, and let it call the session's git, leases, why and tools."
+        ),
+    ] = None,
     keep_scratch: Annotated[
         bool, typer.Option("--keep-scratch", help="Leave what is in scratch paths in the session's directory.")
     ] = False,
@@ -75,6 +81,7 @@ def mount(
         transport=transport,
         allow_other=allow_other,
         keep_scratch=keep_scratch,
+        user=user,
         chain=chain,
     )
     # The mount may come to stand where we do, and we must not stand in it.

@@ -1,9 +1,10 @@
-"""The guard socket: `guard.sock` in the session's directory, which takes calls as JSON, one document a line.
+"""The guard socket: `guard.sock` in the session's `inside` directory, which takes calls as JSON, one document a line.
 
-Only the session's user and root are let in, by what the kernel says of the other end; all of them act as the session's
-agent. Anybody among them may be slow, silent or hostile: one thread moves bytes and waits for nobody, what a connection
-may hold is bounded, and of too many the one that has been idle the longest gives way. Calls are answered by other
-threads, of each connection one at a time. A call whose caller has gone is made all the same, and counts until then.
+Only the session's user, root and the user of `mount --user` are let in, by the uid that the kernel gives for the other
+end; all of them act as the session's agent. Anybody among them may be slow, silent or hostile: one thread moves bytes
+and waits for nobody, what a connection may hold is bounded, and of too many the one that has been idle longest gives
+way. Calls are answered by other threads, of each connection one at a time. A call whose caller has gone is made all the
+same, and counts until then.
 """
 
 from __future__ import annotations
@@ -67,12 +68,15 @@ class _Connection:
 class Entrance:
     """Listens from its making to `close`."""
 
-    def __init__(self, directory: Path, answer: Answer, at_once: Mapping[str, int]) -> None:
-        """Listen in this directory, in place of whoever did before. OSError. `at_once` as for `Answering`."""
+    def __init__(self, directory: Path, answer: Answer, at_once: Mapping[str, int], guest: int | None = None) -> None:
+        """Listen in this directory, in place of whoever did before. OSError. `at_once` as for `Answering`.
+
+        `guest` is the uid of a further user who is admitted.
+        """
         self._path: Final = directory / GUARD_SOCKET
         self._answering: Final[Answering[_Connection]] = Answering(answer, at_once, self._answered)
-        self._listener: Final = _listen(directory)
-        self._admitted: Final = _admitted()
+        self._listener: Final = _listen(directory, guest)
+        self._admitted: Final = _admitted(guest)
         self._selector: Final = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -247,7 +251,7 @@ class Entrance:
                 self._gone.add(connection)
 
 
-def _listen(directory: Path) -> socket.socket:
+def _listen(directory: Path, guest: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     (directory / GUARD_SOCKET).unlink(missing_ok=True)
     # The path of a socket has at most 107 bytes, and that of the state directory may be longer.
@@ -257,18 +261,20 @@ def _listen(directory: Path) -> socket.socket:
     finally:
         os.close(handle)
     os.chmod(directory / GUARD_SOCKET, stat.S_IRUSR | stat.S_IWUSR)
+    if guest is not None:
+        os.chown(directory / GUARD_SOCKET, guest, -1)
     listener.listen(4 * MOST_CONNECTIONS)
     listener.setblocking(False)
     return listener
 
 
-def _admitted() -> frozenset[int]:
-    """The users whom this socket serves: its own and root.
+def _admitted(guest: int | None) -> frozenset[int]:
+    """The users whom this socket serves: its own, root and the guest.
 
     In a user namespace in which root has no number, the kernel gives root's the one that stands for all such. Others
     who have none do not come this far: socket and directory are open to their owner alone.
     """
-    admitted = {os.geteuid(), 0}
+    admitted = {os.geteuid(), 0} if guest is None else {os.geteuid(), 0, guest}
     if all(int(line.split()[0]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()):
         admitted.add(int(_OVERFLOW.read_text(encoding="ascii")))
     return frozenset(admitted)

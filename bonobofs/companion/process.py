@@ -33,6 +33,7 @@ from bonobofs.fuse.control import Kind, Line
 from bonobofs.integrity.watch import UnwatchableError
 from bonobofs.request import Agent
 from bonobofs.state import mounts
+from bonobofs.state.home import INSIDE
 
 _MOST_SECONDS: Final = 3600.0
 
@@ -54,11 +55,11 @@ class Companion:
         self._session: Final = CalledSession(config, self._door)
         self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._entrance = self._open(Path(config["session_dir"]))
+        self._entrance = self._open(Path(config["session_dir"], INSIDE), config["user"])
 
-    def _open(self, directory: Path) -> Entrance | None:
+    def _open(self, directory: Path, guest: int | None) -> Entrance | None:
         try:
-            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments), AT_ONCE)
+            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments), AT_ONCE, guest)
         except OSError as error:
             sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
             sys.stderr.flush()

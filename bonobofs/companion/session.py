@@ -15,7 +15,7 @@ from bonobofs.errors import BonobofsError
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
 from bonobofs.state.calling import call_within
-from bonobofs.state.home import session_directory
+from bonobofs.state.home import inside_directory
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import view_beside
 
@@ -89,7 +89,7 @@ class CalledSession:
             mountpoint = view_beside(self.home, Path(self.who.source))
             session = None if mountpoint is None else live_at(self.home, mountpoint)
             if session is not None:
-                call_within(_SECONDS_TO_SHOW, session_directory(self.home, session.session), "show")
+                call_within(_SECONDS_TO_SHOW, inside_directory(self.home, session.session), "show")
 
     @cached_property
     def files(self) -> FileGuard:

@@ -39,6 +39,7 @@ _TOLD: Final = (
     "issue",
     "trail",
     "umask",
+    "user",
 )
 _ENDED: Final = "the process that watches has ended; another is being started"
 

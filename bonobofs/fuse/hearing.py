@@ -21,7 +21,7 @@ from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
-from bonobofs.state.home import GUARD_SOCKET
+from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.state.sessions import WATCHING, Live, PolicyMark, write_live
 
 _NOBODY: Final = "no process watches it"
@@ -135,7 +135,7 @@ class Hearing:
         try:
             self._end()
         finally:
-            (self._directory / GUARD_SOCKET).unlink(missing_ok=True)
+            (self._directory / INSIDE / GUARD_SOCKET).unlink(missing_ok=True)
 
     def _end(self) -> None:
         if self._companion is None:

@@ -45,7 +45,7 @@ from bonobofs.guard import Guard
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
 from bonobofs.request import Agent
 from bonobofs.state import scratch as layers
-from bonobofs.state.home import denials_path
+from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
 from bonobofs.state.turns import Turns
 
 TIDY: Final = 1.0
@@ -161,7 +161,8 @@ class Server:
     def _describe_agent(self, agent: Agent, policy: Policy) -> bytes:
         who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
         may_call = callable_words(policy, agent.role)
-        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": policy.digest, **may_call}
+        socket = os.path.join(self._config["session_dir"], INSIDE, GUARD_SOCKET)
+        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": policy.digest, "socket": socket, **may_call}
         return json.dumps(who, indent=2).encode() + b"\n"
 
     def _denials(self) -> bytes:

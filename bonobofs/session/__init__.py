@@ -6,6 +6,8 @@ both.
 setup       whose it is, in which role, under which policy
 transports  which of them serves a mount
 mounting    from `mount` to a mount that answers; `launch` starts the serving process
+guest       the other user whom `mount --user` lets in
+sockets     which session a command calls
 mail        where each session's record is carried, and asking there what it was
 listing     how each session stands, and asking the servers to settle
 ending      from `umount` to a closed record
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
     from bonobofs.session.shell import enter_shell
     from bonobofs.session.showing import InForce, in_force
+    from bonobofs.session.sockets import callable_around
     from bonobofs.state.home import home
     from bonobofs.state.sessions import WATCHING, Session, live_at
 
@@ -53,6 +56,7 @@ __all__ = [
     "around",
     "ask",
     "ask_witnesses",
+    "callable_around",
     "choose_policy",
     "enter_shell",
     "home",
@@ -81,6 +85,7 @@ _PARTS: Final = {
     "bonobofs.session.record": "about_sessions open_index rebuild_index",
     "bonobofs.session.setup": "ChosenPolicy choose_policy identity_of",
     "bonobofs.session.shell": "enter_shell",
+    "bonobofs.session.sockets": "callable_around",
     "bonobofs.session.showing": "InForce in_force",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "WATCHING Session live_at",

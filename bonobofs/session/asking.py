@@ -15,10 +15,11 @@ from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.session.leasing import known
-from bonobofs.session.listing import around, lies_in, mounted_around, statuses
+from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
+from bonobofs.session.sockets import callable_around, check_served
 from bonobofs.state import mounts
-from bonobofs.state.calling import call
+from bonobofs.state.calling import SOCKET_VARIABLE, call
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
 
@@ -73,13 +74,17 @@ def ask(
     base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
     # By the words alone: looking would lead into a mount, and `..` is judged as it stands.
     named = Path(os.path.normpath(base / path))
+    check_served(home, named)
+    if role is None and ".." not in path.split("/"):
+        answer = _ask_the_session(home, named, (os.path.join(base, path), operation, size))
+        if answer is not None:
+            return answer
     foreign = _foreign_mount(home, named)
     if foreign is not None:
         return _ask_the_mount(named, foreign, plain=operation is None and size is None and role is None)
-    if role is None and ".." not in path.split("/"):
-        answer = _ask_the_session(home, base, named, (os.path.join(base, path), operation, size))
-        if answer is not None:
-            return answer
+    if role is None and workspace is None and SOCKET_VARIABLE in os.environ and around(home, named) is None:
+        here: dict[str, Any] = call(None, "why", path=path, operation=operation, size=size)
+        return here
     place = _place(home, named, base if workspace is not None else None, role)
     return _ask(place, base, path, operation, size)
 
@@ -89,18 +94,14 @@ def ask_in(root: Path, path: str, operation: Operation | None, size: int | None,
     return _ask(_Place(root, decide, mounted=True), root, path, operation, size)
 
 
-def _ask_the_session(
-    home: Path, base: Path, named: Path, asked: tuple[str, Operation | None, int | None]
-) -> dict[str, Any] | None:
+def _ask_the_session(home: Path, named: Path, asked: tuple[str, Operation | None, int | None]) -> dict[str, Any] | None:
     """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
-    session = mounted_around(home, named)
-    if session is None or not lies_in(base, session.mountpoint) or session.mountpoint == session.source:
+    session = callable_around(home, named)
+    if session is None or str(session.mountpoint) == session.source:
         return None
     path, operation, size = asked
     try:
-        answer: dict[str, Any] = call(
-            session_directory(home, session.session), "why", path=path, operation=operation, size=size
-        )
+        answer: dict[str, Any] = call(session.directory, "why", path=path, operation=operation, size=size)
     except (BonobofsError, OSError):
         return None  # what is known of it here has to do
     return answer

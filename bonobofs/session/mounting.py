@@ -20,10 +20,11 @@ from bonobofs.errors import BonobofsError, MountError
 from bonobofs.policy.engine import Policy
 from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
+from bonobofs.session.guest import find_guest, let_inside, open_way
 from bonobofs.session.listing import was_closed
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
-from bonobofs.state.home import head_path, session_directory, trail_path
+from bonobofs.state.home import head_path, inside_directory, session_directory, trail_path
 from bonobofs.state.leases import Holder
 from bonobofs.state.reaching import database_environment
 from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends, save
@@ -44,6 +45,8 @@ class Order(NamedTuple):
     allow_other: bool = False
     keep_scratch: bool = False
     chain: str | None = None
+    user: str | None = None
+    """Name or number of a user beside root who may use the mount and call the session."""
     issue: str | None = None
     """What the work there is for; commits of the session name it."""
 
@@ -106,6 +109,9 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     notes += _standing(mountpoint) + _also_mounted(home, source)
     scratch.remove_left_overs(home)
     earlier, differences = _look_back(home, source, policy.compiled)
+    guest = None if order.user is None else find_guest(order.user)
+    if guest is not None:
+        open_way(home, guest)
     drawn = draw(
         home,
         source=source,
@@ -115,7 +121,10 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         transport=transport.name,
     )
     session = drawn.session
-    shims.make(session_directory(home, session.session), home)
+    inside = inside_directory(home, session.session)
+    shims.make(inside, home)
+    if guest is not None:
+        let_inside(home, inside, guest)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
     notes += _cannot_hold(source, policy.compiled)
     config = {
@@ -136,7 +145,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "companion": launch.beside(session.source, str(mountpoint)),
         "transport": transport.name,
         "packages": transport.packages,
-        "allow_other": order.allow_other,
+        "allow_other": order.allow_other or guest is not None,
+        "user": None if guest is None else guest.uid,
         "keep_scratch": order.keep_scratch,
         "session_dir": str(session_directory(home, session.session)),
         "trail": str(trail_path(home, session.session)),

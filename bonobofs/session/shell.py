@@ -13,10 +13,13 @@ from bonobofs.errors import MountError
 from bonobofs.sandbox.boundary import IsolatedShell, provision_isolated_shell
 from bonobofs.session import shims
 from bonobofs.session.listing import lies_in
+from bonobofs.session.sockets import CallableSession, callable_around
 from bonobofs.state import mounts
-from bonobofs.state.home import session_directory
-from bonobofs.state.sessions import Session, live_at
+from bonobofs.state.calling import SOCKET_VARIABLE
+from bonobofs.state.home import GUARD_SOCKET
 
+POLICY_VARIABLE: Final = "BONOBOFS_POLICY"
+"""Names the description of the policy in force, `.bonobofs/policy.md` of the mount."""
 _HASH_LENGTH: Final = 16
 _SECONDS: Final = 10.0
 
@@ -26,15 +29,18 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
 
     Who stands in the mount already stays where they are; others begin at its root.
     """
-    session = live_at(home, mounts.resolve(mountpoint))
-    if session is None or session.mountpoint is None:
-        raise MountError(f"nothing is mounted on {mountpoint} from this state directory; see bonobofs status")
+    resolved = mounts.resolve(mountpoint)
+    session = callable_around(home, resolved)
+    if session is None or session.mountpoint != resolved:
+        raise MountError(_nothing_to_call(mountpoint, resolved))
     provisioned = provision(home, session)
-    place = session_directory(home, session.session) / "bin"
+    place = session.directory / "bin"
     path = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if not shims.is_ours(part, home)]
     environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(place), *path])}
+    environment[SOCKET_VARIABLE] = str(session.directory / GUARD_SOCKET)
+    environment[POLICY_VARIABLE] = str(session.mountpoint / ".bonobofs/policy.md")
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
-    if not lies_in(_here(), session.mountpoint):
+    if not lies_in(_here(), str(session.mountpoint)):
         os.chdir(provisioned.cwd)
     environment["PWD"] = os.getcwd()
     try:
@@ -43,9 +49,18 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
         raise MountError(f"{words[0]} cannot be run: {error.strerror}") from error
 
 
-def provision(home: Path, session: Session) -> IsolatedShell:
+def _nothing_to_call(mountpoint: Path, resolved: Path) -> str:
+    if mounts.at(resolved):
+        return (
+            f"the session of {mountpoint} does not let this user call it; ask the operator to mount with --user, "
+            "or work in the mount without a shell of its own"
+        )
+    return f"nothing is mounted on {mountpoint}; bonobofs status lists the mounts of this state directory"
+
+
+def provision(home: Path, session: CallableSession) -> IsolatedShell:
     """What a shell of a session is given, in CLEO's words."""
-    mountpoint = session.mountpoint or session.source
+    mountpoint = str(session.mountpoint)
     return provision_isolated_shell(
         worktree_path=mountpoint,
         branch=_branch(home, mountpoint),

@@ -15,6 +15,7 @@ from typing import Final
 
 from bonobofs.sandbox.git.reading import ALWAYS, AT_ONCE
 from bonobofs.sandbox.git.starting import LOCKING, QUIET
+from bonobofs.state.home import INSIDE
 
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN: Final = (
@@ -58,8 +59,9 @@ exec {python} {session} "$@"
 
 
 def make(directory: Path, home: Path) -> Path:
-    """Make `bin` in a session's directory and give it. A git is in it where one is on PATH, a bd always."""
+    """Make `bin` in a session's `inside` directory and give it. A git is in it where one is on PATH, a bd always."""
     place = directory / "bin"
+    directory.mkdir(mode=0o700, exist_ok=True)
     place.mkdir(mode=0o700, exist_ok=True)
     real = find("git", home)
     if real is not None:
@@ -91,8 +93,10 @@ def find(name: str, home: Path) -> str | None:
 
 
 def is_ours(directory: str, home: Path) -> bool:
-    """Whether a directory of PATH is the `bin` of a session."""
-    return Path(os.path.realpath(home / "sessions")) in Path(os.path.realpath(directory)).parents
+    """Whether a directory of PATH is the `bin` of a session, of this state directory or another."""
+    real = Path(os.path.realpath(directory))
+    of_another = real.parent.name == INSIDE and real.parent.parent.parent.name == "sessions"
+    return of_another or Path(os.path.realpath(home / "sessions")) in real.parents
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Calling a session through its guard socket; needs nothing but the standard library.
 
     call(directory, "lease.acquire", patterns=["docs/**"])
+    call(None, "whoami")    # the session of the shell that this program runs in
 
 Each call has a connection of its own. A companion that is just being started anew is waited for.
 """
@@ -22,17 +23,25 @@ from bonobofs.errors import BonobofsError, StateError
 from bonobofs.request import Operation, WorkspacePath
 from bonobofs.state.home import GUARD_SOCKET
 
+SOCKET_VARIABLE: Final = "BONOBOFS_SOCKET"
+"""Set in `bonobofs shell`: the path of the session's guard.sock."""
 _SECONDS_TO_BE_THERE: Final = 3.0
 _BETWEEN: Final = 0.05
 _BLOCK: Final = 1 << 16
 _ABSENT: Final = (errno.ENOENT, errno.ECONNREFUSED)
 
 
-def call(directory: Path, name: str, /, **arguments: Any) -> Any:
-    """What a call gives, of the session whose directory this is.
+def call(directory: Path | None, name: str, /, **arguments: Any) -> Any:
+    """Call a session and return the result. `directory` holds its guard.sock; None: that of $BONOBOFS_SOCKET.
 
+    The socket alone decides as which agent the caller acts.
     Refused where it is denied; BonobofsError or OSError as they are told; StateError where nobody answers.
     """
+    if directory is None:
+        named = os.environ.get(SOCKET_VARIABLE)
+        if not named:
+            raise StateError(f"{SOCKET_VARIABLE} is not set; run this in `bonobofs shell MOUNTPOINT`")
+        directory = Path(named).parent
     return call_within(None, directory, name, **arguments)
 
 

@@ -3,7 +3,8 @@
 bonobofs.db             teams, agents, sessions and leases (`tables`), unless BONOBOFS_DATABASE names another database
 home.id                 the UUID of this directory, among those that share a database
 backups/                copies of the database, from `db backup` and before every `db upgrade`
-sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`); guard.sock; bin
+sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
+sessions/UUID/inside/   guard.sock; bin; what the user of `mount --user` reaches
 trails/UUID.jsonl       the record of one session; UUID.head beside it holds its last number and hash
 worktrees/UUID/         a worktree that an agent was given (`worktrees`); kept/UUID: what its removal kept
 policy.toml             the operator's policy, where there is one
@@ -22,7 +23,8 @@ from typing import Any, Final
 from bonobofs.errors import StateError
 
 GUARD_SOCKET: Final = "guard.sock"
-"""In the directory of a session that is served: where it is called (`calling`)."""
+"""In the `inside` directory of a session that is served: where it is called (`calling`)."""
+INSIDE: Final = "inside"
 
 
 def home() -> Path:
@@ -53,6 +55,10 @@ def home() -> Path:
 
 def session_directory(home: Path, session: str) -> Path:
     return home / "sessions" / session
+
+
+def inside_directory(home: Path, session: str) -> Path:
+    return session_directory(home, session) / INSIDE
 
 
 def trail_path(home: Path, session: str) -> Path:

@@ -17,6 +17,7 @@ from bonobofs.state import processes
 FSTYPE = "fuse.bonobofs"
 _UMOUNT_NOFOLLOW = 8
 _MNT_DETACH = 2
+_OWNER = re.compile(rb"\buser_id=(\d+)")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -28,6 +29,8 @@ class Mount(NamedTuple):
     source: str
     device: str
     """`major:minor` of the file system: the same in every copy of a mount."""
+    owner: int = -1
+    """uid of the user who made a FUSE mount; -1 for other mounts."""
 
 
 def points_below(table: bytes, directory: str) -> list[str]:
@@ -42,9 +45,10 @@ def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     found = []
     for line in table.read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
-        fstype, source = after.split(b" ")[:2]
-        fields = before.split(b" ")
-        found.append(Mount(Path(_text(fields[4])), _text(fstype), _text(source), fields[2].decode()))
+        fstype, source, options = after.split(b" ", 2)
+        fields, owner = before.split(b" "), _OWNER.search(options)
+        uid = -1 if owner is None else int(owner[1])
+        found.append(Mount(Path(_text(fields[4])), _text(fstype), _text(source), fields[2].decode(), uid))
     return found
 
 

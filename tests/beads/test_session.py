@@ -16,7 +16,7 @@ from bonobofs.audit.record import AuditEntry
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import UsageError
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
+from bonobofs.state.home import inside_directory
 from tests.fuse.waiting import until
 from tests.worlds import Mounted, World
 from tests.worlds.issues import Workspace
@@ -39,7 +39,7 @@ class Inside:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.directory = session_directory(world.home, world.session.session)
+        self.directory = inside_directory(world.home, world.session.session)
 
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run bd as an agent does, in the mount."""

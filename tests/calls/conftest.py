@@ -13,7 +13,7 @@ import pytest
 
 from bonobofs.audit.record import AuditEntry
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory
+from bonobofs.state.home import inside_directory
 from tests.worlds import ALLOW_ALL, Mounted, World
 
 
@@ -24,7 +24,7 @@ class Called:
         self.world = world
         self.path = world.path
         self.source = world.source
-        self.directory = session_directory(world.home, world.session.session)
+        self.directory = inside_directory(world.home, world.session.session)
 
     def __call__(self, name: str, **arguments: Any) -> Any:
         return call(self.directory, name, **arguments)

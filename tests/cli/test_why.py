@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, bonobofs
+from bonobofs.state.home import inside_directory
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 
 def _why(*arguments: str | Path, code: int, cwd: Path) -> dict[str, Any]:
@@ -144,14 +145,14 @@ def test_a_size_that_is_none_is_a_usage_error(source: Path) -> None:
     assert "such as 700KB" in asked.stderr
 
 
-def test_a_mount_of_another_state_directory_answers_for_itself(
-    mounted: Mounted, tmp_path: Path, ordinary_user: OrdinaryUser
-) -> None:
-    """Whoever cannot see the operator's state directory still gets the mount's own answer for what exists."""
+def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted, tmp_path: Path) -> None:
+    """By its socket; where that does not admit this user, by the extended attribute, for what exists."""
     world = mounted()
     (world.path / "aidlc-docs").mkdir()
     (world.path / "aidlc-docs" / "plan.md").touch()
     agents = {"BONOBOFS_HOME": str(tmp_path / "agents-home")}
+    assert bonobofs("why", world.path / "aidlc-docs" / "new.md", env=agents).returncode == 0
+    (inside_directory(world.home, world.session.session) / "guard.sock").unlink()
     asked = bonobofs("why", world.path / "aidlc-docs" / "plan.md", env=agents)
     assert (asked.returncode, asked.stdout) == (0, "allowed: write_file aidlc-docs/plan.md (rule artifacts)\n")
     asked = bonobofs("why", world.path / "aidlc-docs" / "new.md", env=agents)

@@ -225,6 +225,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "holder": f"agent:{made.agent_id}",
         "database": {},
         "umask": 0o022,
+        "user": None,
         "companion": launch.beside(str(source), str(mountpoint)),
         "transport": "kernel",
         "allow_other": False,
@@ -232,6 +233,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "trail": str(place / "trail"),
         "head": str(place / "head"),
     }
+    (place / "inside").mkdir()
     ready, ready_end = os.pipe()
     with (
         (place / "stderr").open("wb") as complaints,

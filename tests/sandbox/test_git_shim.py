@@ -39,7 +39,7 @@ class Desk:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.programs = world.home / "sessions" / world.session.session / "bin"
+        self.programs = world.home / "sessions" / world.session.session / "inside" / "bin"
 
     def git(self, line: str, at: str | Path = ".", **env: str) -> subprocess.CompletedProcess[str]:
         """Run `git LINE` as whoever works there would."""

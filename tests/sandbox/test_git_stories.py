@@ -20,7 +20,7 @@ def test_git_is_what_it_is_elsewhere(name: str, mounted: Mounted, source: Path, 
     bare = tmp_path / "bare"
     make_repository(bare)
     world = mounted(policy=POLICY)
-    programs = world.home / "sessions" / world.session.session / "bin"
+    programs = world.home / "sessions" / world.session.session / "inside" / "bin"
     for step in STORIES[name]:
         run_sh(step.before, bare)
         run_sh(step.before, world.path, programs)

@@ -21,7 +21,7 @@ from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
 from bonobofs.state import mounts
 from bonobofs.state.calling import call
-from bonobofs.state.home import session_directory, trail_path
+from bonobofs.state.home import inside_directory, trail_path
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import load_all, places, save
 from tests.watch.looking import out_of_band, until
@@ -108,7 +108,7 @@ def test_a_gate_answers_when_the_mount_beside_the_worktree_shows_its_effect(home
     made = add(home, wanted)
     served = live_at(home, made.work)
     assert served is not None
-    directory = session_directory(home, served.session)
+    directory = inside_directory(home, served.session)
     view = places(home, made.worktree.worktree).view
     branch, index = view / "refs/heads/aidlc/gt-1", view / "worktrees" / made.worktree.name / "index"
     for number in range(100):
@@ -128,7 +128,7 @@ def test_what_a_gate_does_to_the_repository_is_no_strangers_where_it_is_shown(ho
     assert work is not None
     assert view is not None
     (made.work / "docs/a.md").write_text("more\n")
-    directory = session_directory(home, work.session)
+    directory = inside_directory(home, work.session)
     call(directory, "git.add", paths=["docs/a.md"])
     call(directory, "git.commit", message="Say more")
 
@@ -147,7 +147,7 @@ def test_a_commit_is_made_though_nobody_shows_the_repository(home: Path, wanted:
     session.stop(home, places(home, made.worktree.worktree).view)
     served = live_at(home, made.work)
     assert served is not None
-    directory = session_directory(home, served.session)
+    directory = inside_directory(home, served.session)
     call(directory, "git.add", paths=["docs/a.md"])
     call(directory, "git.commit", message="Say more")
     assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
@@ -244,7 +244,7 @@ def test_a_gate_answers_though_another_session_cannot_be_read(home: Path, wanted
     (home / "sessions/zzz").mkdir()
     (home / "sessions/zzz/session.json").write_text("{}")
     (made.work / "docs/a.md").write_text("more\n")
-    directory = session_directory(home, served.session)
+    directory = inside_directory(home, served.session)
     call(directory, "git.add", paths=["docs/a.md"])
     call(directory, "git.commit", message="Say more")
     (home / "sessions/zzz/session.json").unlink()

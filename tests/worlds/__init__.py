@@ -69,13 +69,13 @@ class OrdinaryUser:
         if os.geteuid() == 0:
             self._ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
             os.chown(directory, NOBODY, NOBODY)
-        packages = Path(typer.__file__).parent.parent
+        self.packages = f"{ROOT}:{Path(typer.__file__).parent.parent}"
         self._env = {
             "BONOBOFS_HOME": str(directory / "home"),
             "HOME": str(directory),
             "LC_ALL": "C.UTF-8",
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT}:{packages}",
+            "PYTHONPATH": self.packages,
         }
         self.python = self._find_python()
 

@@ -1,0 +1,178 @@
+"""`mount --user NAME`: another user calls the session that root serves, and reaches nothing else of root's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from bonobofs.state import mounts
+from tests.fuse.people import BEN, outcome, tell
+from tests.worlds import NOBODY, OrdinaryUser, environment
+
+pytestmark = pytest.mark.root
+POLICY: Final = 'default = "allow"\n[role.agent]\nwrite = ["**"]\ndeny = ["closed/"]\ngit = ["add", "commit"]\n'
+
+
+class Guested(NamedTuple):
+    """A mount that root serves for another user, whose commands `user` runs."""
+
+    home: Path
+    source: Path
+    path: Path
+    whoami: dict[str, Any]
+    user: OrdinaryUser
+
+    @property
+    def inside(self) -> Path:
+        return Path(self.whoami["socket"]).parent
+
+    def shell(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return self.user.bonobofs("shell", self.path, "--", *command)
+
+
+def _run_as_root(user: OrdinaryUser, home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command by the interpreter that the guest may run too."""
+    env = environment(BONOBOFS_HOME=str(home), PYTHONPATH=user.packages)
+    command = [user.python, "-m", "bonobofs", *arguments]
+    return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def guested(ordinary_user: OrdinaryUser) -> Iterator[Guested]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        base = Path(name).resolve()
+        base.chmod(0o755)
+        home, source, path = base / "home", base / "source", base / "mount"
+        for directory in (source, path):
+            directory.mkdir()
+        subprocess.run(["git", "init", "-q", "-b", "work", source], check=True)
+        for each in (source, *source.rglob("*")):
+            os.chown(each, NOBODY, NOBODY)
+        (base / "policy.toml").write_text(POLICY)
+        policy = base / "policy.toml"
+        made = _run_as_root(ordinary_user, home, "mount", source, path, "--policy", policy, "--user", str(NOBODY))
+        assert made.returncode == 0, made.stderr
+        try:
+            whoami = json.loads((path / ".bonobofs/whoami.json").read_text())
+            yield Guested(home, source, path, whoami, ordinary_user)
+        finally:
+            _run_as_root(ordinary_user, home, "umount", path)
+            assert not mounts.at(path)
+
+
+def test_the_guest_works_in_the_mount_and_calls_the_session(guested: Guested) -> None:
+    """Files, git, why and leases work for a user whose own state directory is elsewhere."""
+    shell = guested.shell(
+        "sh", "-ec", "echo text > plan.md; git add plan.md; git commit -qm '[gt-1] Add the plan'; git log -1"
+    )
+    assert shell.returncode == 0, shell.stderr
+    assert f"{guested.whoami['agent_id']}@bonobofs.invalid" in shell.stdout
+    assert (guested.source / "plan.md").stat().st_uid == NOBODY
+    why = guested.user.bonobofs("why", "--json", guested.path / "closed/new", "--op", "mkdir")
+    assert (why.returncode, json.loads(why.stdout)["code"]) == (77, "ROLE")
+    acquire = f"exec {guested.user.python} -m bonobofs lease acquire 'docs/**'"
+    leased = guested.shell("sh", "-c", acquire)
+    assert leased.returncode == 0, leased.stderr
+    (lease,) = json.loads(_run_as_root(guested.user, guested.home, "lease", "list", "--json").stdout)
+    assert (lease["patterns"], lease["holder"]) == (["docs/**"], f"agent:{guested.whoami['agent_id']}")
+
+
+def test_the_shell_names_socket_and_policy(guested: Guested) -> None:
+    """BONOBOFS_SOCKET and BONOBOFS_POLICY name what the guest can open; a Python program calls without a path."""
+    program = "from bonobofs.state.calling import call; import os; print(call(None, 'whoami')['session'])"
+    ran = guested.shell(guested.user.python, "-c", program)
+    assert ran.stdout.strip() == guested.whoami["session"], ran.stderr
+    ran = guested.shell(
+        "sh", "-c", 'echo "$BONOBOFS_SOCKET"; cd /; test -S "$BONOBOFS_SOCKET" && cat "$BONOBOFS_POLICY"'
+    )
+    first, _, policy = ran.stdout.partition("\n")
+    assert first == guested.whoami["socket"]
+    assert policy.startswith("# What may be written here")
+
+
+def test_why_outside_the_mount_asks_the_session_of_the_shell(guested: Guested) -> None:
+    program = f"cd / && exec {guested.user.python} -m bonobofs why --json closed/new"
+    answer = json.loads(guested.shell("sh", "-c", program).stdout)
+    assert (answer["code"], answer["path"]) == ("ROLE", "closed/new")
+
+
+def _reaches(paths: list[Path]) -> list[str]:
+    """The paths that this user can open, list or connect to."""
+    return [str(path) for path in paths if any(os.access(path, mode) for mode in (os.R_OK, os.W_OK))]
+
+
+def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
+    """Not the trail, the policy, the database, the server's log or another session; it lists only `inside`."""
+    other = guested.home / "sessions" / "other"
+    (other / "inside").mkdir(parents=True, mode=0o755)
+    other.chmod(0o700)
+    (other / "inside/guard.sock").touch()
+    paths = [path for path in guested.home.rglob("*") if guested.inside not in (path, *path.parents)]
+    paths.append(guested.home)
+    assert len(paths) > 8
+    user = guested.user
+    reached = tell(_reaches, paths, user=BEN._replace(uid=NOBODY, gid=NOBODY, groups=()))
+    assert reached == []
+    assert user.run("ls", guested.inside).stdout.split() == ["bin", "guard.sock"]
+    assert user.run("touch", guested.inside / "new").returncode != 0
+    assert user.run("rm", "-f", guested.inside / "guard.sock").returncode != 0
+    assert user.run("rm", "-f", guested.inside / "bin/git").returncode != 0
+
+
+def test_a_third_user_is_kept_out(guested: Guested) -> None:
+    """By the directories, and where those are opened, by the uid that the kernel gives for the caller."""
+    assert tell(_reaches, [guested.inside, Path(guested.whoami["socket"])], user=BEN) == []
+    for directory in (guested.home, guested.home / "sessions", guested.inside.parent, guested.inside):
+        directory.chmod(0o755)
+    Path(guested.whoami["socket"]).chmod(0o666)
+    answered = tell(outcome, _call_whoami, Path(guested.whoami["socket"]), user=BEN)
+    assert "belongs to another user" in str(answered)
+    assert guested.user.bonobofs("why", guested.path / "closed/x").returncode == 77
+
+
+def _call_whoami(path: Path) -> str:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(str(path))
+        end.settimeout(30)
+        return end.recv(4096).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("no-such-user", "there is no such user"), ("0", "names root"), ("99999999999999999999", "there is no such user")],
+)
+def test_a_user_that_cannot_be_is_refused(
+    ordinary_user: OrdinaryUser, name: str, said: str, source: Path, home: Path
+) -> None:
+    refused = _run_as_root(ordinary_user, home, "mount", source, source, "--user", name)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert said in refused.stderr
+    assert list((home / "sessions").iterdir()) == []
+
+
+def test_a_state_directory_out_of_reach_is_refused_before_anything_is_made(
+    ordinary_user: OrdinaryUser, source: Path, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mount").mkdir()
+    tmp_path.chmod(0o700)
+    refused = _run_as_root(ordinary_user, home, "mount", source, tmp_path / "mount", "--user", str(NOBODY))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "set BONOBOFS_HOME to a directory" in refused.stderr
+    assert list((home / "sessions").iterdir()) == []
+
+
+def test_an_ordinary_user_lets_nobody_in(ordinary_user: OrdinaryUser) -> None:
+    for name in ("source", "mount"):
+        ordinary_user.run("mkdir", name)
+    refused = ordinary_user.bonobofs("mount", "source", "mount", "--user", "daemon")
+    assert refused.returncode == 2
+    assert "--user needs root" in refused.stderr
