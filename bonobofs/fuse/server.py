@@ -42,6 +42,7 @@ from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual import LONGEST, Virtual
 from bonobofs.guard import Guard
+from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
 from bonobofs.request import Agent
 from bonobofs.state import scratch as layers
@@ -76,7 +77,9 @@ class Server:
         if beginning.root < 0 and beginning.failure is not None:
             raise beginning.failure
         self._root: Final = beginning.root
-        policy = compile_policy(config["policy"])
+        policy = compile_policy(config["policy"]).with_tracked(
+            Tracked(config["tracked"]) if config["tracked"] else None
+        )
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
         self._guard: Final = Guard(

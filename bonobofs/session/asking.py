@@ -18,6 +18,7 @@ from bonobofs.session.leasing import known
 from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
 from bonobofs.session.sockets import callable_around, check_served
+from bonobofs.session.tracked import of_session
 from bonobofs.state import mounts
 from bonobofs.state.calling import SOCKET_VARIABLE, call
 from bonobofs.state.home import read_document, session_directory
@@ -122,7 +123,7 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
     session, root, mounted = _session_of(home, workspace or named)
     if session is not None:
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
-        bound = policy.bound_by(known(home, session))
+        bound = policy.bound_by(known(home, session)).with_tracked(of_session(home, session.session))
         return _Place(workspace or root, _by(bound, role or session.role), mounted)
     chosen = choose_policy(home, None)
     by = _by(chosen.compiled, role or chosen.document.default_role)

@@ -126,7 +126,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     if guest is not None:
         let_inside(home, inside, guest)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
-    notes += _cannot_hold(source, policy.compiled)
+    notes += _cannot_hold(source, policy.compiled) + drawn.tracked.notes
     config = {
         "source": session.source,
         "mountpoint": session.mountpoint,
@@ -140,6 +140,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "holder": Holder(session.agent, session.agent_id, session.chain).key,
         "database": database_environment(),
         "policy": policy.plain,
+        "tracked": drawn.tracked.paths,
         "policy_origin": session.policy.origin,
         "policy_file": str(policy.file),
         "companion": launch.beside(session.source, str(mountpoint)),

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
+from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.document import PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.packaged import packaged_default
+from bonobofs.session.tracked import Found, find_tracked, keep
 from bonobofs.state import presence, registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import session_directory, write_document
@@ -53,6 +55,7 @@ class Drawn(NamedTuple):
     session: Session
     policy: ChosenPolicy
     registered: registry.Registered
+    tracked: Found
 
 
 def choose_policy(home: Path, named: Path | None, source: Path | None = None) -> ChosenPolicy:
@@ -136,5 +139,9 @@ def draw(
     directory = session_directory(home, session.session)
     directory.mkdir(mode=0o700)
     write_document(directory / "policy.json", policy.plain)
+    found = find_tracked(home, source, policy.compiled)
+    if found.paths:
+        keep(home, session.session, found.paths)
+        policy = policy._replace(compiled=policy.compiled.with_tracked(Tracked(found.paths)))
     save(home, session)
-    return Drawn(session, policy, registered)
+    return Drawn(session, policy, registered, found)

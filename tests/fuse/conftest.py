@@ -220,6 +220,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "chain": None,
         "issue": None,
         "policy": chosen.plain,
+        "tracked": [],
         "policy_origin": str(policy),
         "policy_file": str(policy),
         "holder": f"agent:{made.agent_id}",
