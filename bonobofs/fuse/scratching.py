@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from bonobofs.decision import Allowed, Apart, Denied
 from bonobofs.fuse import system
-from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.core import LEAVES, MOST_NAMES, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.held import joined
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
@@ -141,7 +141,10 @@ class Scratching(Holding):
 
         Who has it open by that name would write into the layer, and lose it there.
         """
-        for parent, name in self._inodes.links(node.ino):
+        links = self._inodes.links(node.ino)
+        if len(links) > MOST_NAMES:
+            raise self._guard.refuse(Denied(*words.HARDLINK, request.path, request.operation), self._caller(header))
+        for parent, name in links:
             verdict = self._guard.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
             if isinstance(verdict, Allowed) and verdict.apart is Apart.SCRATCH:
                 continue
