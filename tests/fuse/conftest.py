@@ -209,7 +209,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     policy.write_text(ALLOW_ALL)
     chosen = session.choose_policy(home, policy)
     made = draw(home, source=source, mountpoint=mountpoint, who=Who("alice"), policy=chosen, transport="kernel").session
-    config = {
+    config: dict[str, Any] = {
         "source": made.source,
         "mountpoint": made.mountpoint,
         "home": str(home),
