@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +13,7 @@ from bonobofs import session
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.choragen import read_locks, text_of
+from bonobofs.policy.lease_limits import seconds_of
 from bonobofs.session import leasing
 from bonobofs.session.leasing import Terms, Whose, as_document
 from bonobofs.state import mounts
@@ -21,13 +21,15 @@ from bonobofs.state.calling import call
 
 app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
 
-_DURATION: Final = re.compile(r"(\d+)([smhd])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="A", help="The holder. Default: your login name.")]
 ChainOption = Annotated[
     str | None, typer.Option("--chain", metavar="C", help="The chain of work that holds it instead of the agent.")
 ]
+WorkspaceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The source that it covers. Default: that of the working directory."),
+]
+AllOption = Annotated[bool, typer.Option("--all-workspaces", help="It covers every source; for the operator.")]
 ForOption = Annotated[str, typer.Option("--for", metavar="T", help="How long from now: 30s, 10m, 24h, 7d.")]
 LeaseArgument = Annotated[
     str | None, typer.Argument(metavar="[LEASE]", help="UUID of anybody's lease. Default: the holder's own.")
@@ -42,9 +44,8 @@ def acquire(
     shared: Annotated[bool, typer.Option("--shared", help="Other shared holders may change what matches too.")] = False,
     duration: ForOption = "24h",
     reason: Annotated[str, typer.Option(metavar="R", help="Why, for others to read.")] = "",
-    workspace: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The one source that it covers. Default: every source.")
-    ] = None,
+    workspace: WorkspaceOption = None,
+    all_workspaces: AllOption = False,
 ) -> None:
     """Keep everybody else from changing what matches, in place of what this holder held before.
 
@@ -56,18 +57,26 @@ def acquire(
       bonobofs lease acquire --chain CHAIN-001 'src/**' 'docs/api.md' --for 2h
       bonobofs lease acquire --agent alice --shared 'docs/**'
     """
-    where = None if workspace is None else Path(os.path.realpath(workspace))
-    whose, terms = Whose(agent, chain), Terms(shared, _seconds(duration), reason, where)
+    if all_workspaces and workspace is not None:
+        raise UsageError("--workspace and --all-workspaces are mutually exclusive")
+    whose, seconds = Whose(agent, chain), _seconds(duration)
     with waiting("waiting for the live sessions"):
         lease = _by_the_session(
             whose,
             "acquire",
             patterns=patterns,
             shared=shared,
-            seconds=terms.seconds,
+            seconds=seconds,
             reason=reason,
-            workspace=None if where is None else str(where),
-        ) or as_document(leasing.acquire(session.home(), whose, patterns, terms))
+            workspace="every" if all_workspaces else workspace and os.path.realpath(workspace),
+        ) or as_document(
+            leasing.acquire(
+                session.home(),
+                whose,
+                patterns,
+                Terms(shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)),
+            )
+        )
     say(f"{lease['id']} until {_moment(lease['until'])}")
 
 
@@ -98,7 +107,10 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
       bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, whoever holds it
     """
     whose = Whose(agent, chain)
-    gone = _by_the_session(whose, "release", lease=lease) or as_document(leasing.release(session.home(), whose, lease))
+    with waiting("waiting for the live sessions"):
+        gone = _by_the_session(whose, "release", lease=lease) or as_document(
+            leasing.release(session.home(), whose, lease)
+        )
     say(f"{gone['id']} is released")
 
 
@@ -128,7 +140,11 @@ def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: 
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's locks.json.")]) -> int:
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's locks.json.")],
+    workspace: WorkspaceOption = None,
+    all_workspaces: AllOption = False,
+) -> int:
     """Acquire what Choragen has locked, each lock for its chain, and name what cannot be kept; exit 1 then.
 
     \b
@@ -136,7 +152,7 @@ def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen'
       bonobofs lease import .choragen/locks.json
     """
     locks, lost = read_locks(text_of(file), datetime.now(UTC))
-    made, refused = leasing.import_locks(session.home(), locks)
+    made, refused = leasing.import_locks(session.home(), locks, _workspace(workspace, all_workspaces=all_workspaces))
     for one in made:
         say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until.isoformat())}")
     for line in lost + refused:
@@ -145,10 +161,19 @@ def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen'
 
 
 def _seconds(duration: str) -> int:
-    found = _DURATION.fullmatch(duration)
-    if found is None:
+    seconds = seconds_of(duration)
+    if seconds is None:
         raise UsageError(f"{duration!r} is no length of time; give such as 30s, 10m, 24h or 7d")
-    return int(found[1]) * _SECONDS[found[2]]
+    return seconds
+
+
+def _workspace(named: Path | None, *, all_workspaces: bool) -> Path | None:
+    """The workspace that a lease covers, by default the one around the working directory; None for all."""
+    if all_workspaces:
+        return None
+    if named is not None:
+        return Path(os.path.realpath(named))
+    return leasing.workspace_around(session.home(), Path.cwd())
 
 
 def _moment(when: str) -> str:

@@ -18,11 +18,12 @@ from typing import Any, Final, TypeVar
 from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.session import CalledSession
 from bonobofs.decision import Denied
-from bonobofs.errors import UsageError
+from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.guard import Caller
 from bonobofs.guards.answers import claiming, is_of_the_session, not_the_agent
 from bonobofs.guards.file_guard import operation_of
 from bonobofs.policy.engine import callable_words
+from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
 from bonobofs.request import Operation, WorkspacePath
 
 Arguments = dict[str, Any]
@@ -161,39 +162,36 @@ def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
 # -- leases
 
 
-def _check_role(session: CalledSession, name: str) -> None:
-    """A role that the policy does not define may do nothing, and so keep nobody from anything. Refused."""
-    policy, agent = session.guard.policy, session.guard.agent
-    if agent.role not in policy.roles:
-        denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
-        raise session.guard.refuse(denied, Caller(name))
+def _check_terms(session: CalledSession, name: str, seconds: int) -> None:
+    """Refuse a role that may not acquire leases, and a lease that lasts too long. Refused."""
+    refusal = check_lease(session.guard.policy, session.guard.agent.role, seconds)
+    if refusal is not None:
+        raise session.guard.refuse(Denied(*refusal, WorkspacePath(""), Operation.CALL), Caller(name))
 
 
 def _acquire(session: CalledSession, arguments: Arguments) -> Any:
-    _check_role(session, "lease.acquire")
     patterns = _must(arguments, "patterns", list)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UsageError("patterns are text")
     leasing = _leasing()
     workspace = _may(arguments, "workspace", str)
-    if workspace is not None and (os.path.normpath(workspace) != workspace or not workspace.startswith("/")):
-        raise UsageError("a workspace is named by its absolute path, without symlinks")
-    if workspace is not None and "\0" in workspace:
-        raise UsageError("no workspace has a NUL in its path")
+    if workspace not in (None, session.who.source, session.who.mountpoint):
+        raise ForbiddenError(f"a session acquires leases in its own workspace, {session.who.source}, alone")
     terms = leasing.Terms(
         shared=_may(arguments, "shared", bool) or False,
-        seconds=_seconds(arguments),
+        seconds=_seconds(session, arguments),
         reason=_may(arguments, "reason", str) or "",
-        workspace=None if workspace is None else Path(workspace),
+        workspace=Path(session.who.source),
     )
     _done(arguments)
+    _check_terms(session, "lease.acquire", terms.seconds)
     return _leased(session, "acquire_lease", leasing.acquire(session.home, _holder(session), patterns, terms))
 
 
 def _extend(session: CalledSession, arguments: Arguments) -> Any:
-    _check_role(session, "lease.extend")
-    lease, seconds = _may(arguments, "lease", str), _seconds(arguments)
+    lease, seconds = _may(arguments, "lease", str), _seconds(session, arguments)
     _done(arguments)
+    _check_terms(session, "lease.extend", seconds)
     return _leased(session, "extend_lease", _leasing().extend(session.home, _holder(session), lease, seconds))
 
 
@@ -209,9 +207,9 @@ def _list(session: CalledSession, arguments: Arguments) -> Any:
     return [leasing.as_document(lease) for lease in leasing.list_leases(session.home)]
 
 
-def _seconds(arguments: Arguments) -> int:
+def _seconds(session: CalledSession, arguments: Arguments) -> int:
     seconds = _may(arguments, "seconds", int)
-    return _leasing().DAY if seconds is None else seconds
+    return min(DEFAULT_MAX, longest_lease(session.guard.policy)) if seconds is None else seconds
 
 
 def _leased(session: CalledSession, operation: str, lease: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Final
 from bonobofs.policy import words
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet
 from bonobofs.policy.families import FAMILIES
+from bonobofs.policy.lease_limits import duration, longest_lease, may_lease
 from bonobofs.policy.pattern import Pattern, parse
 
 _ASKING_WHY: Final = """\
@@ -99,6 +100,9 @@ def callable_words(policy: Policy, role: str) -> dict[str, list[str]]:
 def _callable(policy: Policy, role: str) -> Iterable[str]:
     for family, called in callable_words(policy, role).items():
         yield f"{_FAMILIES[family]}: {_code(called) if called else 'none, for this role'}."
+    longest = duration(longest_lease(policy))
+    terms = f"at most {longest} long" if may_lease(policy, role) else "none, for this role"
+    yield f"Leases of this workspace: {terms}."
 
 
 def _refused(policy: Policy, role: str) -> Iterable[str]:

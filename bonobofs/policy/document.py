@@ -30,6 +30,7 @@ from bonobofs.policy import pattern
 from bonobofs.policy.beads import HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.families import FAMILIES
+from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
 from bonobofs.policy.lines import Place, positions
 from bonobofs.policy.words import BUILT_IN_RULES
 
@@ -39,6 +40,7 @@ LARGEST: Final = 2**63 - 1
 _NOT_BUILT: Final = frozenset({"ask"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LONGEST_LEASE: Final = 366 * 86_400
 _BEADS_WORD: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
 
@@ -174,6 +176,13 @@ def _mail_name(text: str) -> str:
     return text
 
 
+def _duration(value: object) -> object:
+    seconds = value if isinstance(value, int) and not isinstance(value, bool) else seconds_of(str(value))
+    if seconds is None or not 0 < seconds <= _LONGEST_LEASE:
+        raise _refuse('a duration is a text such as "10m", "24h" or "7d", and at most "366d"')
+    return seconds
+
+
 def _beads_word(text: str) -> str:
     if not _BEADS_WORD.fullmatch(text):
         raise _refuse(f"{text!a} can be no such word: small letters, digits, - and _, at most 32, a letter first")
@@ -195,6 +204,7 @@ MessagePattern = Annotated[str, AfterValidator(_message_pattern)]
 Email = Annotated[str, AfterValidator(_email)]
 Sign = Annotated[str, AfterValidator(_sign)]
 MailName = Annotated[str, AfterValidator(_mail_name)]
+Duration = Annotated[int, BeforeValidator(_duration)]
 BeadsWord = Annotated[str, AfterValidator(_beads_word)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
 
@@ -244,6 +254,16 @@ class Role(_Table):
     beads: list[Annotated[str, _word("beads")]] = []
 
 
+class Leases(_Table):
+    """[leases]: how long a lease of a session may last, and which roles may acquire one.
+
+    `max` is in seconds. `who` None: every role that writes somewhere.
+    """
+
+    max: Duration = DEFAULT_MAX
+    who: list[Name] | None = None
+
+
 class Beads(_Table):
     """[beads]: what issues may be like. A label is one of the prefixes, a colon and a name."""
 
@@ -289,6 +309,7 @@ class PolicyDocument(_Table):
     rule: list[Rule] = []
     role: dict[Name, Role] = {}
     git: Git = Git()
+    leases: Leases = Leases()
     beads: Beads = Beads()
     agent_mail: AgentMail | None = None
 
@@ -303,6 +324,9 @@ class PolicyDocument(_Table):
             seen.add(rule.name)
         if self.default_role != DEFAULT_ROLE and self.default_role not in self.role:
             raise _refuse(f"the role {self.default_role!a} is not defined; add [role.NAME]", ("default_role",))
+        for index, role in enumerate(self.leases.who or ()):
+            if role != DEFAULT_ROLE and role not in self.role:
+                raise _refuse(f"the role {role!a} is not defined; add [role.NAME]", ("leases", "who", index))
         return self
 
 

@@ -167,7 +167,10 @@ NOBODYS: Final = {
 }
 """The refusals of what no role can have, by its family."""
 
-BUILT_IN_RULES: Final = frozenset({"default", "device", "hardlink", "hidden", "outside", "temporary", NO_ROLE_RULE})
+LEASES_RULE: Final = "leases"
+BUILT_IN_RULES: Final = frozenset(
+    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "temporary", NO_ROLE_RULE}
+)
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
 
 

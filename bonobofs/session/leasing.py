@@ -32,9 +32,8 @@ __all__ = [
     "known",
     "list_leases",
     "release",
+    "workspace_around",
 ]
-
-Told = Callable[[list[Present]], None]
 
 
 class Whose(NamedTuple):
@@ -53,11 +52,11 @@ class Terms(NamedTuple):
     workspace: Path | None = None
 
 
-def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms, told: Told | None = None) -> Lease:
+def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms) -> Lease:
     """Acquire a lease and return when it binds every live session; an agent that is new is registered.
 
-    `told` is called with the sessions that are waited for. UsageError, ForbiddenError, StateError; where it is
-    interrupted while it waits, or the database goes away then, the lease is granted all the same, and that is said.
+    UsageError, ForbiddenError, StateError. Where it is interrupted while it waits, or the database goes away then, the
+    lease is granted all the same, and the message says so.
     """
     for pattern in patterns:
         try:
@@ -71,29 +70,42 @@ def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms
         holder = _holder(database, whose)
         wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
         granted = leases.acquire(database, wanted, patterns_meet)
-        _wait(database, granted, told)
-        return granted.lease
+        return _followed(database, granted, "granted")
 
 
-def _wait(database: Database, granted: Granted, told: Told | None) -> None:
+def workspace_around(home: Path, directory: Path) -> Path:
+    """Return the source of the session whose mount or source a directory lies in, the innermost one. UsageError."""
+    roots = {
+        Path(root): Path(one.source)
+        for one in load_all(home)
+        for root in (one.source, one.mountpoint if lives(one) else None)
+        if root is not None
+    }
+    for place in (directory, *directory.parents):
+        if place in roots:
+            return roots[place]
+    raise UsageError(f"{directory} lies in no workspace that was mounted before; name one: --workspace DIR")
+
+
+def _followed(database: Database, granted: Granted, done: str) -> Lease:
+    """Return the lease once every live session follows the change."""
     waited_for: list[Present] = []
 
     def keep(present: list[Present]) -> None:
         waited_for[:] = present
-        if told is not None:
-            told(present)
 
     try:
         leases.wait(database, granted.generation, told=keep)
     except (StateError, KeyboardInterrupt) as error:
         those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
         stands = (
-            f"the lease {granted.lease.id} is granted, but these may not be bound by it yet: {those or 'not known'}; "
-            "release it, or acquire again to wait for them"
+            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not known'}; "
+            "bonobofs status shows which of them do not know the leases"
         )
         if isinstance(error, KeyboardInterrupt):
             raise InterruptedWaitError(stands) from None
         raise StateError(f"{error}; {stands}") from error
+    return granted.lease
 
 
 def _source(home: Path, named: Path) -> str:
@@ -115,13 +127,27 @@ def _source(home: Path, named: Path) -> str:
 
 
 def extend(home: Path, whose: Whose | Holder, lease: str | None, seconds: float) -> Lease:
-    """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own."""
-    return _change(home, whose, lease, lambda database, one, by: leases.extend(database, one, seconds, by=by))
+    """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own.
+
+    Like `acquire`, it returns when every live session follows the change.
+    """
+
+    def change(database: Database, one: str, by: Holder | None) -> Granted:
+        return leases.extend(database, one, seconds, by=by)
+
+    return _change(home, whose, lease, change, "extended")
 
 
 def release(home: Path, whose: Whose | Holder, lease: str | None) -> Lease:
-    """End a lease: the one that is named, by the operator, else the holder's own."""
-    return _change(home, whose, lease, lambda database, one, by: leases.release(database, one, by=by))
+    """End a lease: the one that is named, by the operator, else the holder's own.
+
+    Like `acquire`, it returns when every live session follows the change.
+    """
+
+    def change(database: Database, one: str, by: Holder | None) -> Granted:
+        return leases.release(database, one, by=by)
+
+    return _change(home, whose, lease, change, "released")
 
 
 def list_leases(home: Path) -> list[Lease]:
@@ -141,12 +167,12 @@ def known(home: Path, session: Session) -> Leases:
     return compile_leases(plain(one, key) for one in found if one.workspace in (None, session.source))
 
 
-def import_locks(home: Path, locks: list[Lock]) -> tuple[list[Lease], list[str]]:
+def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
     """Acquire what was locked elsewhere, each by its chain; gives the leases, and why others could not be kept."""
     made, lost = [], []
     before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
     for lock in locks:
-        terms = Terms(seconds=lock.seconds, reason=lock.reason)
+        terms = Terms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
         try:
             made.append(acquire(home, Whose(lock.agent, lock.chain), lock.patterns, terms))
         except BonobofsError as error:
@@ -159,17 +185,21 @@ def import_locks(home: Path, locks: list[Lock]) -> tuple[list[Lease], list[str]]
 
 
 def _change(
-    home: Path, whose: Whose | Holder, lease: str | None, change: Callable[[Database, str, Holder | None], Granted]
+    home: Path,
+    whose: Whose | Holder,
+    lease: str | None,
+    change: Callable[[Database, str, Holder | None], Granted],
+    done: str,
 ) -> Lease:
     with Database.open(home) as database:
         if lease is not None:
             by = None if whose == Whose() else _holder(database, whose)
-            return change(database, lease, by).lease
+            return _followed(database, change(database, lease, by), done)
         holder = _holder(database, whose)
         own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
         if not own:
             raise UsageError(f"{holder} holds no lease; bonobofs lease list shows who does")
-        return change(database, own[0].id, holder).lease
+        return _followed(database, change(database, own[0].id, holder), done)
 
 
 def as_document(one: Lease) -> dict[str, Any]:

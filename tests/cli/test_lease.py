@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bonobofs import session
+from bonobofs.session import leasing
 from tests.fuse.waiting import until
 from tests.watch.looking import stopped
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
@@ -29,7 +30,19 @@ def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
     """Acquired, listed, refused to others, extended, released by its holder."""
     assert bonobofs("lease", "list").stdout == "nothing is leased\n"
     made = bonobofs(
-        "lease", "acquire", "--chain", "C1", "--agent", "ann", "--for", "2h", "--reason", "it", "src/**", "a"
+        "lease",
+        "acquire",
+        "--all-workspaces",
+        "--chain",
+        "C1",
+        "--agent",
+        "ann",
+        "--for",
+        "2h",
+        "--reason",
+        "it",
+        "src/**",
+        "a",
     )
     assert made.returncode == 0, made.stderr
     (lease,) = listed()
@@ -46,7 +59,7 @@ def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
     assert until - acquired == timedelta(hours=2)
     assert "chain C1 (ann)  exclusive  a, src/**" in bonobofs("lease", "list").stdout
 
-    refused = bonobofs("lease", "acquire", "--agent", "bob", "--shared", "**/*.py")
+    refused = bonobofs("lease", "acquire", "--all-workspaces", "--agent", "bob", "--shared", "**/*.py")
     assert (refused.returncode, refused.stderr.count("\n")) == (77, 1)
     assert "**/*.py overlaps with src/**, held by chain C1 (ann) until" in refused.stderr
 
@@ -60,7 +73,7 @@ def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
 
 def test_the_operator_ends_anybodys(home: Path) -> None:
     """By its UUID, and without a name of their own."""
-    bonobofs("lease", "acquire", "--agent", "ann", "docs/**")
+    bonobofs("lease", "acquire", "--all-workspaces", "--agent", "ann", "docs/**")
     (lease,) = listed()
     assert bonobofs("lease", "extend", str(lease["id"])).returncode == 0
     assert bonobofs("lease", "release", str(lease["id"])).returncode == 0
@@ -73,14 +86,16 @@ def test_the_operator_ends_anybodys(home: Path) -> None:
     [(), ("/docs",), ("docs", "--for", "soon"), ("docs", "--for", "0s"), ("docs", "--chain", "a/b"), ("!docs",)],
 )
 def test_what_cannot_be_meant_is_usage(arguments: tuple[str, ...], home: Path) -> None:
-    wrong = bonobofs("lease", "acquire", *arguments)
+    wrong = bonobofs("lease", "acquire", "--all-workspaces", *arguments)
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 
 def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, home: Path) -> None:
     """`why` and the mount itself name who holds it and until when."""
     world = mounted(policy=ALLOW_ALL, agent="ann")
-    assert bonobofs("lease", "acquire", "--chain", "C1", "--agent", "bob", "docs/**").returncode == 0
+    assert (
+        bonobofs("lease", "acquire", "--all-workspaces", "--chain", "C1", "--agent", "bob", "docs/**").returncode == 0
+    )
     (world.path / "docs").mkdir()
     with pytest.raises(PermissionError):
         (world.path / "docs/a.md").touch()
@@ -130,7 +145,17 @@ def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mo
     """The lease is granted, to nobody else either; who is not bound by it yet is named."""
     world = mounted(policy=ALLOW_ALL, agent="ann")
     with stopped(world.pid):
-        command = [sys.executable, "-m", "bonobofs", "lease", "acquire", "--agent", "bob", "docs/**"]
+        command = [
+            sys.executable,
+            "-m",
+            "bonobofs",
+            "lease",
+            "acquire",
+            "--all-workspaces",
+            "--agent",
+            "bob",
+            "docs/**",
+        ]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as acquiring:
             (lease,) = until(listed, "it is granted")
             # Granted a moment ago, it waits from now on.
@@ -138,7 +163,7 @@ def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mo
             acquiring.send_signal(signal.SIGINT)
             _, said = acquiring.communicate(timeout=30)
     assert acquiring.returncode == 130
-    assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these may not be bound by it yet: ")
+    assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these may not follow that yet: ")
     assert f"ann on {os.uname().nodename} in {world.source}" in said
     assert listed() == [lease]
 
@@ -165,7 +190,7 @@ def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
     }
     file = tmp_path / "locks.json"
     file.write_text(json.dumps(locks, indent=1))
-    done = bonobofs("lease", "import", file)
+    done = bonobofs("lease", "import", "--all-workspaces", file)
     assert done.returncode == 1
     (lease,) = listed()
     assert done.stderr == (
@@ -176,7 +201,7 @@ def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
     del locks["chains"]["CHAIN-002"]
     locks["chains"]["CHAIN-001"]["files"] = ["docs/**"]
     file.write_text(json.dumps(locks, indent=1))
-    again = bonobofs("lease", "import", file)
+    again = bonobofs("lease", "import", "--all-workspaces", file)
     assert (again.returncode, again.stderr) == (
         1,
         f"bonobofs: {file}: line 4: CHAIN-001 held src/** here, and does no more\n",
@@ -201,7 +226,7 @@ def test_a_label_that_is_used_again_inherits_nothing(mounted: Mounted, home: Pat
     assert bonobofs("agent", "add", "bob", "--team", "red", "--role", "agent").returncode == 0
     world = mounted(policy=ALLOW_ALL, agent="bob")
     (world.path / "a.md").write_text("text")
-    assert bonobofs("lease", "acquire", "--agent", "bob", "docs/**").returncode == 0
+    assert bonobofs("lease", "acquire", "--all-workspaces", "--agent", "bob", "docs/**").returncode == 0
     refused = bonobofs("agent", "remove", "bob")
     assert (refused.returncode, "live session" in refused.stderr) == (1, True)
     world.umount()
@@ -229,7 +254,77 @@ def test_a_label_that_is_used_again_inherits_nothing(mounted: Mounted, home: Pat
 def test_an_agent_is_named_by_its_uuid_too(home: Path) -> None:
     assert bonobofs("agent", "add", "ann").returncode == 0
     (ann,) = json.loads(bonobofs("agent", "list", "--json").stdout)
-    assert bonobofs("lease", "acquire", "--agent", ann["id"], "docs/**").returncode == 0
+    assert bonobofs("lease", "acquire", "--all-workspaces", "--agent", ann["id"], "docs/**").returncode == 0
     (lease,) = listed()
     assert (lease["agent"], lease["agent_id"], lease["holder"]) == ("ann", ann["id"], f"agent:{ann['id']}")
     assert bonobofs("lease", "release", "--agent", "ann").returncode == 0
+
+
+def test_the_scope_is_the_workspace_around_the_working_directory(mounted: Mounted, tmp_path: Path) -> None:
+    """In a source or a mount, that source; elsewhere a lease needs a workspace, or all of them."""
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    (world.path / "docs").mkdir()
+    for directory in (world.source / "docs", world.path, world.source):
+        made = bonobofs("lease", "acquire", "--agent", "ann", "docs/**", cwd=directory)
+        assert (made.returncode, made.stderr) == (0, "")
+        assert [one["workspace"] for one in listed()] == [str(world.source)]
+    elsewhere = bonobofs("lease", "acquire", "--agent", "ann", "docs/**", cwd=tmp_path)
+    assert (elsewhere.returncode, "name one: --workspace DIR" in elsewhere.stderr) == (2, True)
+    both = bonobofs("lease", "acquire", "--all-workspaces", "--workspace", tmp_path, "docs/**")
+    assert (both.returncode, "mutually exclusive" in both.stderr) == (2, True)
+    assert bonobofs("lease", "acquire", "--agent", "ann", "--all-workspaces", "docs/**").returncode == 0
+    assert [one["workspace"] for one in listed()] == [None]
+
+
+def test_the_policy_bounds_the_leases_of_a_session(mounted: Mounted) -> None:
+    """`max` and `who` bind a session; the operator, who names an agent, acquires for longer."""
+    text = ALLOW_ALL + '[leases]\nmax = "2h"\nwho = ["agent"]\n[role.other]\nwrite = ["**"]\n'
+    world = mounted(policy=text, agent="ann")
+    long = bonobofs("lease", "acquire", "docs/**", "--for", "3h", cwd=world.path)
+    assert (long.returncode, "limits a lease to 2h" in long.stderr) == (77, True)
+    assert bonobofs("lease", "acquire", "docs/**", "--for", "2h", cwd=world.path).returncode == 0
+    assert bonobofs("lease", "extend", "--for", "3h", cwd=world.path).returncode == 77
+    assert bonobofs("lease", "extend", "--for", "1h", cwd=world.path).returncode == 0
+    everywhere = bonobofs("lease", "acquire", "--all-workspaces", "lib/**", cwd=world.path)
+    assert (everywhere.returncode, "in its own workspace" in everywhere.stderr) == (77, True)
+    assert "Leases of this workspace: at most 2h long." in (world.path / ".bonobofs/policy.md").read_text()
+    operator = bonobofs("lease", "acquire", "--agent", "ann", "lib/**", "--for", "9h", cwd=world.path)
+    assert operator.returncode == 0, operator.stderr
+    denials = [json.loads(line) for line in (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
+    assert {(one["code"], one["rule"]) for one in denials} == {("ROLE", "leases")}
+
+
+@pytest.mark.parametrize(
+    ("leases", "role", "code"),
+    [
+        ("", "nowhere", 77),
+        ("", "agent", 0),
+        ('[leases]\nwho = ["nowhere"]\n', "nowhere", 0),
+        ('[leases]\nwho = ["nowhere"]\n', "agent", 77),
+    ],
+)
+def test_a_role_that_writes_nowhere_leases_by_the_policys_word_alone(
+    mounted: Mounted, leases: str, role: str, code: int
+) -> None:
+    """By default a role keeps nobody from writing where it writes nothing itself."""
+    world = mounted(policy=ALLOW_ALL + leases + "[role.nowhere]\nwrite = []\n", agent="ann", role=role)
+    made = bonobofs("lease", "acquire", "docs/**", cwd=world.path)
+    assert (made.returncode, f"The role {role} may not acquire leases" in made.stderr) == (code, code == 77)
+
+
+def test_a_release_is_followed_when_it_returns(mounted: Mounted, home: Path) -> None:
+    """50 times in a row the next write succeeds at once; so it does after a lease is made shorter than it was."""
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    file = world.path / "a"
+    file.touch()
+    for turn in range(50):
+        leasing.acquire(home, leasing.Whose("bob"), ["**"], leasing.Terms())
+        with pytest.raises(PermissionError):
+            file.write_text("refused")
+        leasing.release(home, leasing.Whose("bob"), None)
+        file.write_text(str(turn))
+    leasing.acquire(home, leasing.Whose("bob"), ["**"], leasing.Terms())
+    lease = leasing.extend(home, leasing.Whose("bob"), None, 0.001)
+    assert lease.until is not None
+    assert leasing.list_leases(home) == []
+    file.write_text("over")

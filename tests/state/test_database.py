@@ -324,7 +324,7 @@ def test_what_is_kept_is_the_operators_alone(mounted: Mounted, home: Path) -> No
     try:
         world = mounted(policy=ALLOW_ALL)
         assert bonobofs("db", "backup").returncode == 0
-        assert bonobofs("lease", "acquire", "x").returncode == 0
+        assert bonobofs("lease", "acquire", "--all-workspaces", "x").returncode == 0
         world.umount()
     finally:
         os.umask(before)
