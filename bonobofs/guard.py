@@ -15,6 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
@@ -535,7 +536,8 @@ class Guard:
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
-        self.denials.append(as_document(denied, denied.path, denied.operation))
+        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.denials.append({"timestamp": timestamp, **as_document(denied, denied.path, denied.operation)})
         self.denials_seen += 1
         return Refused(denied)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -134,5 +135,8 @@ def _tell(mounted: session.Mounted) -> None:
     origin = "the packaged default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
     say(f"{made.source} on {made.mountpoint} for {made.agent}, role {made.role}")
     say(f"policy {origin}, transport {made.transport}, session {made.session}")
+    where = shlex.quote(made.mountpoint or "")
+    say(f"work there: cd {where}, or bonobofs shell {where} for git, issues and leases")
+    say(f"rules: {where}/.bonobofs/policy.md; of one path: bonobofs why PATH; end: bonobofs umount {where}")
     for text in mounted.notes:
         note(text)

@@ -19,11 +19,14 @@ from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.scratch import Beside
 from bonobofs.fuse.scratching import Scratching, inode_number
-from bonobofs.request import Kind, Operation, Request
+from bonobofs.request import Facts, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
 """The extended attribute that says whether a path may be written, and if not, why."""
+_WHY_NAME: Final = WHY + b"."
+"""Prefix of the attribute of a directory that answers for a name in it, which need not exist."""
+_NEW_FILE: Final = Facts(size=0, mode=0o644)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
@@ -331,6 +334,8 @@ class Reading(Scratching):
         if header.node_id >= virtual.FIRST_ID:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
         node = self._dressed(self._node(header.node_id))
+        if name.startswith(_WHY_NAME):
+            return _sized(self._why_name(header, name[len(_WHY_NAME) :]), size)
         if node.fresh and name == _CAPABILITY:
             raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
         value = self._why(node) if name == WHY else node.layer.get_xattr(node, name)
@@ -347,6 +352,28 @@ class Reading(Scratching):
             facts = self._with_links(node, st, operation, facts._replace(size=st.st_size, size_before=st.st_size))
         decision = self._guard.decide(Request(operation, path, kind), facts)
         return json.dumps(as_document(decision, path, operation)).encode()
+
+    def _why_name(self, header: Header, name: bytes) -> bytes:
+        """The decision about writing NAME in the directory of the request, or about making it there.
+
+        ENOTDIR where the request is for no directory, EINVAL for what cannot be a name, ENAMETOOLONG.
+        """
+        parent = self._node(header.node_id)
+        if not parent.is_dir:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if name in (b"", *_DOTS) or b"/" in name:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        entry = self._lookup(header, memoryview(name + b"\0"))
+        assert isinstance(entry, bytes)
+        found = p.ENTRY_OUT.unpack_from(entry)[0]
+        if 0 < found < virtual.FIRST_ID:
+            try:
+                return self._why(self._node(found))
+            finally:
+                self._forget_node(found, 1)
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        decision = self._guard.decide(request, _NEW_FILE)
+        return json.dumps(as_document(decision, request.path, request.operation)).encode()
 
     def _listxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)

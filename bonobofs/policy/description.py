@@ -11,12 +11,28 @@ from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.lease_limits import duration, longest_lease, may_lease
 from bonobofs.policy.pattern import Pattern, parse
 
+_WORKING_HERE: Final = """\
+## Git, issues and leases
+
+- `bonobofs shell MOUNTPOINT` starts a shell in the mount. In it, `git` and `bd` are the session's own programs;
+  `bonobofs shell MOUNTPOINT -- COMMAND` runs one command in the same way.
+- git: reading commands are the real git's. The session's gate judges each file of a commit, and makes the commit in the
+  name of the agent. Nothing else writes `.git`.
+- Issues: `bd` in that shell reads and changes issues under the rules of the policy. Nothing else writes `.beads`.
+- Leases: `bonobofs lease acquire 'docs/**'` keeps other agents from changing what matches, `bonobofs lease list` shows
+  who holds what, `bonobofs lease release` ends the session's own. A change under another holder's lease is refused with
+  the code LEASED.
+- Programs: the socket that `.bonobofs/whoami.json` names, `$BONOBOFS_SOCKET` in that shell, takes one JSON call a line,
+  such as `{"call": "why", "path": "docs/plan.md"}`."""
+
 _ASKING_WHY: Final = """\
 ## When something is refused
 
-- `bonobofs why PATH` and the extended attribute `user.bonobofs.why` of a path say whether it may be written, and what
-  may be done instead.
-- `.bonobofs/denials.jsonl` holds the last refusals, each with its code, its reason and what to do instead.
+- `bonobofs why PATH` says whether a path may be written and, if not, what may be done instead. `--op OPERATION` asks
+  about another operation than writing.
+- The extended attribute `user.bonobofs.why` of a path gives the same answer as JSON, `user.bonobofs.why.NAME` of a
+  directory that of NAME in it, which need not exist.
+- `.bonobofs/denials.jsonl` holds the last refusals, each with its time, its code, its reason and what to do instead.
 - The policy cannot be changed from here. Ask the operator."""
 
 
@@ -62,7 +78,7 @@ def describe(policy: Policy, role: str) -> str:
             told += ["## Allowed, and kept apart", _KEPT_APART, _bullets(_kept_apart(policy))]
         told += ["## Refused", _bullets(_refused(policy, role))]
         told += ["## Tools and gates", _bullets(_callable(policy, role))]
-    return "\n\n".join(["# What may be written here", intro, *told, _ASKING_WHY]) + "\n"
+    return "\n\n".join(["# What may be written here", intro, *told, _WORKING_HERE, _ASKING_WHY]) + "\n"
 
 
 def _allowed(policy: Policy, role: str) -> Iterable[str]:

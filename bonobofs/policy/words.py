@@ -48,10 +48,10 @@ def size(count: int) -> str:
     return f"{count:,} byte{'' if count == 1 else 's'}"
 
 
-def listed(words: Sequence[str], last: str = "or") -> str:
-    """`a, b or c`; long lists end in how many more there are."""
-    if len(words) > _SHOWN:
-        return f"{', '.join(words[:_SHOWN])} {last} {len(words) - _SHOWN} more"
+def listed(words: Sequence[str], last: str = "or", most: int = _SHOWN) -> str:
+    """`a, b or c`; lists longer than `most` end in how many more there are."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} {last} {len(words) - most} more"
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
@@ -71,7 +71,7 @@ def shortened(pattern: str) -> str:
 
 def offer(rule: Offer) -> str:
     """`a .md file of at most 1 MB below docs/`."""
-    kind = f"a {listed(rule.suffixes)} file" if rule.suffixes is not None else "a file"
+    kind = f"a {listed(rule.suffixes, most=len(rule.suffixes))} file" if rule.suffixes is not None else "a file"
     limit = f" of at most {size(rule.max_size)}" if rule.max_size is not None else ""
     return f"{kind}{limit} {places(rule.patterns)}"
 
@@ -230,7 +230,8 @@ def unknown_role(defined: Sequence[str]) -> Refusal:
 def role_denies(name: str, pattern: Pattern, write: Sequence[Pattern]) -> Refusal:
     """The refusal of one pattern of a role's `deny`."""
     reason = f"The role {name} may not change this path."
-    return Refusal(Code.ROLE, f"role:{name}:{pattern.text}", reason, _role_instead(name, write))
+    instead = f"The role is denied {pattern.text}. {_role_instead(name, write)}"
+    return Refusal(Code.ROLE, f"role:{name}:{pattern.text}", reason, instead)
 
 
 def role_writes_elsewhere(name: str, write: Sequence[Pattern]) -> Refusal:
@@ -267,7 +268,8 @@ def default(rules: Sequence[Offer]) -> Refusal:
 
 
 def suffix(rule: Offer) -> Refusal:
-    reason = f"Only {listed(rule.suffixes or ())} files may be written here."
+    suffixes = rule.suffixes or ()
+    reason = f"Only {listed(suffixes, most=len(suffixes))} files may be written here."
     return Refusal(Code.SUFFIX, rule.name, reason, f"Write {offer(rule)}.")
 
 

@@ -34,6 +34,34 @@ KEYS: Final = {"allowed", "code", "rule", "reason", "instead", "path", "operatio
 WHY: Final = "user.bonobofs.why"
 
 
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_a_directory_answers_for_a_name(place: MakePlace, transport: str) -> None:
+    """`user.bonobofs.why.NAME` says what making or writing NAME would meet; it is never listed or set."""
+    world = place(policy=POLICY, transport=transport)
+    world.does(os.mkdir, world.source / "notes")
+    (world.source / "notes/there.txt").touch()
+    for name, code, operation in (
+        ("new.md", None, "create_file"),
+        ("new.txt", "SUFFIX", "create_file"),
+        ("there.txt", "SUFFIX", "write_file"),
+        ("a" * 230 + ".md", None, "create_file"),
+    ):
+        answer = json.loads(world.does(os.getxattr, world.path / "notes", f"{WHY}.{name}"))
+        assert (answer["code"], answer["operation"], answer["path"]) == (code, operation, f"notes/{name}")
+    reserved = json.loads(world.does(os.getxattr, world.path, f"{WHY}..bonobofs"))
+    assert reserved["code"] == "PROTECTED"
+    for path, name, number in (
+        ("notes", "a/b", errno.EINVAL),
+        ("notes", "", errno.EINVAL),
+        ("notes", "..", errno.EINVAL),
+        ("notes", "a" * 300, errno.ERANGE),
+        ("notes/there.txt", "x", errno.ENOTDIR),
+    ):
+        assert world.does(outcome, os.getxattr, world.path / path, f"{WHY}.{name}") == number
+    assert world.does(outcome, os.setxattr, world.path / "notes", f"{WHY}.new.md", b"x") == errno.EPERM
+    assert world.does(os.listxattr, world.path / "notes") == []
+
+
 def _denials(world: Place) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
 

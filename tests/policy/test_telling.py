@@ -152,3 +152,25 @@ def test_long_lists_end_in_how_many_more_there_are() -> None:
     assert words.listed(["a", "b", "c"]) == "a, b or c"
     assert words.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
     assert words.listed([]) == ""
+
+
+def test_advice_is_complete() -> None:
+    """A refusal lists every suffix, and names the path that the role is denied."""
+    suffixes = [f".{letter}" for letter in "abcdefghi"]
+    document = {
+        "rule": [{"name": "all", "paths": ["docs/"], "suffixes": suffixes}],
+        "role": {"agent": {"write": ["**"], "deny": ["docs/private/"]}},
+    }
+    policy, agent = compile_policy(document), Agent("", "", "agent")
+    wrong = decide(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath("docs/x.zip")))
+    told = as_document(wrong, "", Operation.CREATE_FILE)
+    assert [suffix for suffix in suffixes if suffix not in told["reason"] or suffix not in told["instead"]] == []
+    denied = decide(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath("docs/private/x.a")))
+    assert "docs/private/" in as_document(denied, "", Operation.CREATE_FILE)["instead"]
+
+
+def test_the_description_says_how_to_work_here() -> None:
+    """It names the shell, git, issues, leases, the socket, the attribute of a name, and the times of refusals."""
+    text = describe(compile_policy(DOCUMENT), "writer")
+    for word in ("`bonobofs shell", "`bd`", "lease acquire", "$BONOBOFS_SOCKET", "user.bonobofs.why.NAME", "its time"):
+        assert word in text
