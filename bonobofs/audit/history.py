@@ -21,6 +21,7 @@ from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from bonobofs.audit.log import CLOSE
 from bonobofs.audit.record import FIELDS, AuditEntry, instant
+from bonobofs.audit.trail_file import open_trail
 from bonobofs.errors import TrailError, UsageError
 
 LONGEST_LINE: Final = 16 * 1024 * 1024
@@ -35,7 +36,7 @@ bytes were copied from."""
 EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 _BLOCK = 64 * 1024
-_TOGETHER = 64
+_TOGETHER = 256
 """Entries that are read from a trail at once."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 # C0, DEL and C1; line and paragraph separators; what turns the direction of writing; lone surrogates; the backslash,
@@ -45,8 +46,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def trails_in(directory: Path) -> list[Path]:
-    """Give the trails of a state directory, by name."""
-    return sorted(directory.glob("*.jsonl"))
+    """Give the trails of a state directory, by name; those that are compressed under the name of their plain form."""
+    return sorted({*directory.glob("*.jsonl"), *(path.with_suffix("") for path in directory.glob("*.jsonl.gz"))})
 
 
 def read(trail: Path) -> Iterator[AuditEntry]:
@@ -58,7 +59,7 @@ def read(trail: Path) -> Iterator[AuditEntry]:
     place, moment, found = 0, EPOCH, _TOGETHER
     while found == _TOGETHER:
         try:
-            with trail.open("rb") as stream:
+            with open_trail(trail) as stream:
                 stream.seek(place)
                 entries = list(islice(_entries(stream, trail.stem, moment), _TOGETHER))
                 place = stream.tell()
@@ -93,7 +94,7 @@ def last(trail: Path, count: int) -> list[AuditEntry]:
     if count <= 0:
         return []
     try:
-        with trail.open("rb") as stream:
+        with open_trail(trail) as stream:
             start = stream.seek(0, os.SEEK_END)
             newlines = 0
             while start > 0 and newlines <= count:
@@ -125,7 +126,7 @@ class Follower:
         """Give the entries since the last time, by time. New trails are read from their beginning."""
         found: list[AuditEntry] = []
         for trail in trails_in(self._directory):
-            with trail.open("rb") as stream:
+            with open_trail(trail) as stream:
                 place = stream.seek(self._places.get(trail, 0))
                 for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
                     if not line.endswith(b"\n"):
@@ -239,7 +240,7 @@ def _began(trail: Path) -> datetime:
 
 def _whole_lines_end(trail: Path) -> int:
     """Give the offset after the last newline of a file, in bytes."""
-    with trail.open("rb") as stream:
+    with open_trail(trail) as stream:
         start = stream.seek(0, os.SEEK_END)
         while start > 0:
             step = min(_BLOCK, start)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
 from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.trail_file import open_trail, size_of, stat_trail
 from bonobofs.state.index import By, Count, Cursor, Tables, Wanted, text_of
 
 __all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
@@ -76,7 +77,7 @@ class Index:
                         redone.append(path.stem)
                         cursor = None
                     cursor = cursor or self._tables.enter_trail(self._name, path.stem)
-                    count, cursor = self._follow(path, cursor, look.size, goes_on)
+                    count, cursor = self._follow(path, cursor, size_of(path), goes_on)
                 except FileNotFoundError:
                     gone.append(path.stem)  # it has gone this moment
                 except OSError as error:
@@ -122,7 +123,7 @@ class Index:
 
     def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
         """Enter the next entries after the cursor, and give how many and the cursor after them."""
-        with path.open("rb") as stream:
+        with open_trail(path) as stream:
             batch = _Batch(cursor)
             count = batch.take(stream)
             after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
@@ -219,13 +220,13 @@ class _Look(NamedTuple):
 
 
 def _look(path: Path) -> _Look:
-    found = path.stat()
+    found = stat_trail(path)
     return _Look(found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def _is_the_same(path: Path, cursor: Cursor) -> bool:
     """Whether what had been read still ends where it ended. What was changed before that is for `audit.verify`."""
-    with path.open("rb") as stream:
+    with open_trail(path) as stream:
         return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
 
 

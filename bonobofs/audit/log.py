@@ -22,6 +22,7 @@ from time import time_ns
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.record import ZERO, AuditEntry, body_of, object_of
+from bonobofs.audit.trail_file import sync_directory
 from bonobofs.decision import Denied
 from bonobofs.errors import TrailError
 
@@ -53,19 +54,21 @@ class Trail:
     Entries may be made in one thread while another calls `sync`; entries from several threads are taken one by one.
     """
 
-    def __init__(self, descriptor: int, head_descriptor: int, identity: Identity, path: Path) -> None:
-        """Take two descriptors, both new and empty; `create` makes them."""
+    def __init__(
+        self, descriptor: int, head_descriptor: int, identity: Identity, path: Path, end: End = (0, ZERO, 0)
+    ) -> None:
+        """Take two descriptors, both new and empty unless `end` says where the trail ends; `create` makes them."""
         self.path: Final = path
         self.identity: Final = identity
         self._descriptor = descriptor
         self._head_descriptor = head_descriptor
-        self._end: End = (0, ZERO, 0)
+        self._end: End = end
         self._synced = -1
         self._failing = False
         self._refusal = ""
         """Why nothing can be entered any more; "" while all is well."""
         self._queued: Final[list[str]] = []
-        self._last: tuple[int, str] = (0, ZERO)
+        self._last: tuple[int, str] = end[:2]
         """Number and hash of the last entry that is on the disk or queued."""
         # Lock order: _syncing, then _writing. fdatasync runs under _syncing alone, so that nobody who changes a file
         # waits for a disk that another asked to be synced.
@@ -93,7 +96,7 @@ class Trail:
             trail._write_head(trail._end)
             os.fsync(made[head_path])
             for directory in {path.parent, head_path.parent}:
-                _sync_directory(directory)
+                sync_directory(directory)
         except (OSError, TrailError) as error:
             for name, descriptor in made.items():
                 os.close(descriptor)
@@ -267,13 +270,13 @@ class Trail:
         with self._syncing:
             self._settle(())
 
-    def close(self) -> None:
-        """Enter the clean end, sync, and let go of the files. A second call does nothing."""
+    def close(self, *, final: bool = True) -> None:
+        """Enter the clean end if it is `final`, sync, and let go of the files. A second call does nothing."""
         with self._syncing:
             if self._descriptor < 0:
                 return
             try:
-                self._settle((body_of(self._entry("event", CLOSE, "file", None)),))
+                self._settle((body_of(self._entry("event", CLOSE, "file", None)),) if final else ())
             finally:
                 with self._writing:
                     self._refusal = self._refusal or "it is closed"
@@ -439,14 +442,6 @@ def _refused(entry: AuditEntry, denied: Denied) -> AuditEntry:
     if denied.instead:
         entry.details = {**entry.details, "instead": denied.instead}
     return entry
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _said(error: Exception) -> str:

@@ -20,6 +20,7 @@ from bonobofs.audit.history import is_closed, last, merged
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, BY, TOUCHES, AuditEntry, instant
 from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.trail_file import stat_trail
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import TrailError
 from bonobofs.request import Operation
@@ -362,4 +363,4 @@ def _whole_until(trail: Path, head: Path) -> float:
         if settled is not None:
             return settled.timestamp()
     entries = last(trail, 1)
-    return entries[0].timestamp.timestamp() if entries else trail.stat().st_mtime
+    return entries[0].timestamp.timestamp() if entries else stat_trail(trail).st_mtime

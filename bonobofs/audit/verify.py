@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.below import directory_below
-from bonobofs.audit.history import LONGEST_LINE, OTHER_NAMES
+from bonobofs.audit.history import LONGEST_LINE, OTHER_NAMES, trails_in
 from bonobofs.audit.log import CLOSE, HEAD_SIZE
 from bonobofs.audit.record import APART, HASH_KEY, HASH_TAIL, ZERO
 from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.trail_file import open_trail
 from bonobofs.errors import TrailError
 
 OPEN_INTENTS: Final = 100_000
@@ -133,7 +134,7 @@ def verify(
     `live` says whether the process of a session runs; `look` gives the sight of a session's source; `expected` are
     sessions that are known to have had a trail.
     """
-    found = {path.stem for pattern in ("*.jsonl", "*.head") for path in directory.glob(pattern)}
+    found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
     for session in sorted(found.union(expected)):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
@@ -149,7 +150,7 @@ def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = Fal
     # The head first: a living trail may only have more than the head said, never less.
     head = _judged_head(head_path, report)
     try:
-        with trail.open("rb") as stream:
+        with open_trail(trail) as stream:
             walk.head = head
             for raw in iter(lambda: stream.readline(LONGEST_LINE), b""):
                 walk.take(raw)

@@ -11,12 +11,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.trail_file import open_trail, stat_trail
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.guards.beads.lock import is_held, lock_path
 from bonobofs.guards.git.busy import was_at_work
@@ -181,10 +183,12 @@ class _Records:
 
         One that ends in `/` is all below it.
         """
-        with os.scandir(self._home / "trails") as trails:
-            for entry in trails:
-                if entry.name.endswith(".jsonl") and entry.name != self._own:
-                    self._look(entry, since)
+        directory = self._home / "trails"
+        names = {name.removesuffix(".gz") for name in os.listdir(directory)}
+        for name in sorted(names - {self._own}):
+            if name.endswith(".jsonl"):
+                with suppress(FileNotFoundError):  # it was pruned
+                    self._look(directory / name, since)
         self._ended = {path: ended for path, ended in self._ended.items() if ended + _SLACK >= since}
         self._moves = {move: ended for move, ended in self._moves.items() if ended + _SLACK >= since}
         found = {*self._ended, *(path for paths in self._open.values() for path in paths)}
@@ -193,24 +197,24 @@ class _Records:
         above = self._source + "/"
         return {path.removeprefix(above) for path in found if path.startswith(above)}
 
-    def _look(self, entry: os.DirEntry[str], since: float) -> None:
+    def _look(self, trail: Path, since: float) -> None:
         """Take in what was recorded since the last look."""
-        name = entry.name
+        name = trail.name
         session = self._session_of(name)
         if session is None:
             return
         over = not lives(session)
-        if not over or entry.stat().st_mtime >= since:
-            self._read(name, session.source, entry.path)
+        if not over or stat_trail(trail).st_mtime >= since:
+            self._read(name, session.source, trail)
         if over:
             self._sessions[name] = None
             for key in [key for key in self._open if key[0] == name]:
                 for path in self._open.pop(key):
-                    self._ended[path] = entry.stat().st_mtime
+                    self._ended[path] = stat_trail(trail).st_mtime
 
-    def _read(self, name: str, source: str, trail: str) -> None:
+    def _read(self, name: str, source: str, trail: Path) -> None:
         try:
-            with open(trail, "rb") as stream:
+            with open_trail(trail) as stream:
                 end = stream.seek(0, os.SEEK_END)
                 place = self._places.get(name, 0)
                 if end - place > _MOST_READ:

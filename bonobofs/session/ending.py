@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bonobofs.errors import MountError
 from bonobofs.session import launch
 from bonobofs.session.listing import was_closed
+from bonobofs.session.retention import compress_ended
 from bonobofs.state import mounts, processes, scratch
 from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends
 
@@ -61,6 +62,7 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     dead = take_off(path)
     _note_ends(home, path)
     scratch.remove_left_overs(home)
+    compress_ended(home)
     return Ended(live, dead, closed, copies)
 
 

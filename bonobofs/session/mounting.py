@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from bonobofs.audit import strays
+from bonobofs.audit.history import trails_in
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, MountError
 from bonobofs.policy.engine import Policy
@@ -22,6 +23,7 @@ from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
 from bonobofs.session.guest import find_guest, let_inside, open_way
 from bonobofs.session.listing import was_closed
+from bonobofs.session.retention import compress_ended
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, inside_directory, session_directory, trail_path
@@ -80,6 +82,7 @@ def start(home: Path, order: Order) -> Mounted:
         except BaseException:
             _undo(home, session, covered, served=served)
             raise
+        compress_ended(home)
         return Mounted(session, notes)
 
 
@@ -212,7 +215,8 @@ def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], lis
     differences: list[dict[str, Any]] = []
     if any(one.boot_id != boot and not was_closed(home, one) for one in over):
         trails = [(trail_path(home, one.session), head_path(home, one.session)) for one in sessions]
-        known = [pair for pair in trails if pair[0].exists()]
+        kept = {*trails_in(home / "trails")}
+        known = [pair for pair in trails if pair[0] in kept]
         for path, what, _ in islice(compare(source, known), _MOST_DIFFERENCES):
             protected = bool(policy.protect.find(path.split("/")))
             differences.append({"path": path, "what": what, "protected": protected})

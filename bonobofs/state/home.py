@@ -5,7 +5,8 @@ home.id                 the UUID of this directory, among those that share a dat
 backups/                copies of the database, from `db backup` and before every `db upgrade`
 sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
 sessions/UUID/inside/   guard.sock; bin; what the user of `mount --user` reaches
-trails/UUID.jsonl       the record of one session; UUID.head beside it holds its last number and hash
+trails/UUID.jsonl       the record of one session, UUID.jsonl.gz once it has ended; UUID.head beside it holds its last
+                        number and hash
 worktrees/UUID/         a worktree that an agent was given (`worktrees`); kept/UUID: what its removal kept
 policy.toml             the operator's policy, where there is one
 bonobofs.log            what went wrong in a command, with the traceback

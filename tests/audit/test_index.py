@@ -25,6 +25,7 @@ from bonobofs.audit.history import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.index import By, Index, Wanted, microseconds
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.trail_file import compress
 from bonobofs.decision import Code, Denied
 from bonobofs.errors import StateError
 from bonobofs.request import Operation, WorkspacePath
@@ -554,3 +555,17 @@ def test_two_state_directories_share_an_index_and_each_keeps_its_own(
     assert sorted(paths(index)) == sorted(paths(other)) == ["one", "two"]
     assert len(trails_in(there / "trails")) == 1
     assert json.loads(two.path.read_bytes().splitlines()[0])["path"] == "two"
+
+
+def test_the_cursor_survives_the_compression_of_a_trail(index: Index, home: Path, create: Create) -> None:
+    trail = create(home / "trails")
+    for number in range(300):
+        change(trail, f"{number}.md")
+    trail.flush()
+    assert index.catch_up().entries == 600
+    trail.close()
+    compress(trail.path)
+    assert index.catch_up() == (1, (), ())
+    assert index.catch_up() == (0, (), ())
+    assert index.rebuild().entries == 601
+    assert len(paths(index, operation="create_file")) == 300

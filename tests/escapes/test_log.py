@@ -21,7 +21,7 @@ from bonobofs.cli.audit import verify_
 from tests.escapes.conftest import build
 from tests.fuse.people import tell
 from tests.posix.calls import append, make
-from tests.worlds import Mounted, World, bonobofs
+from tests.worlds import Mounted, World, bonobofs, plain
 
 Lines = list[bytes]
 
@@ -148,7 +148,7 @@ def test_whatever_is_done_to_a_record_is_found(
     home = tmp_path / "spoilt"
     shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
     assert _verify(home, capsys, monkeypatch) == (0, [])
-    trail = home / "trails" / f"{kept.session}.jsonl"
+    trail = plain(home / "trails" / f"{kept.session}.jsonl")
     trail.write_bytes(b"".join(spoil(trail.read_bytes().splitlines(keepends=True))))
     code, found = _verify(home, capsys, monkeypatch)
     assert code == 1
@@ -166,6 +166,7 @@ def test_a_record_that_is_gone_is_missed(
     """The session is known, so its record is asked for."""
     home = tmp_path / "spoilt"
     shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
+    plain(home / "trails" / f"{kept.session}.jsonl")
     for suffix in gone:
         (home / "trails" / f"{kept.session}.{suffix}").unlink()
     code, found = _verify(home, capsys, monkeypatch)

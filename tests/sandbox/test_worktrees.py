@@ -14,7 +14,8 @@ import pygit2
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import read
+from bonobofs.audit.history import read, trails_in
+from bonobofs.audit.trail_file import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
 from bonobofs.guards.git import linked
 from bonobofs.session import worktrees
@@ -165,7 +166,7 @@ def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mo
     assert list(out_of_band(world)) == ["sign"]
     found = [
         (one.kind, one.operation, one.action, one.guard, one.result, one.agent == "alice")
-        for path in sorted((home / "trails").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        for path in sorted(trails_in(home / "trails"), key=lambda path: stat_trail(path).st_mtime)
         for one in read(path)
         if one.operation.endswith("worktree")
     ]

@@ -19,6 +19,7 @@ from bonobofs.audit.agent_mail.letters import MOST_ENTRIES, Letter, Posted, post
 from bonobofs.audit.agent_mail.mailbox import Mailbox, Sent
 from bonobofs.audit.history import EPOCH, LONGEST_LINE, entry_of
 from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.trail_file import open_trail, size_of
 from bonobofs.errors import MailError
 from bonobofs.state.carried import Carried
 
@@ -226,7 +227,7 @@ class _Pile:
 
     def gather(self) -> str:
         """Take in what the trail has since the last time, until the letter is full, and say what is wrong with it."""
-        size = self._trail.stat().st_size
+        size = size_of(self._trail)
         letter = self.letter
         if size < self.place:
             return f"the trail of session {letter.session} is shorter than what was carried of it"
@@ -258,7 +259,7 @@ class _Pile:
 def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
     """The whole lines of a trail from a place on."""
     moment = EPOCH
-    with trail.open("rb") as stream:
+    with open_trail(trail) as stream:
         stream.seek(place)
         for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
             if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
