@@ -27,7 +27,7 @@ from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
-from bonobofs.errors import TrailError
+from bonobofs.errors import BonobofsError, TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.policy.leases import UNKNOWN, Leases
@@ -39,6 +39,8 @@ SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
 
 _MOST_TOPS: Final = 4096
+_LONGEST_REASON: Final = 500
+"""Characters of a reason that are entered."""
 
 ACTIONS: Final[dict[Operation, str]] = {
     Operation.CREATE_FILE: "create",
@@ -151,12 +153,14 @@ class Outcome(NamedTuple):
     written: int
     details: dict[str, Any] | None
     guard: str = "file"
+    reason: str = ""
+    """Why it failed; "": the errno says so."""
 
 
 class Admission:
     """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
 
-    __slots__ = ("_action", "_end", "_guard", "_request", "details", "leave", "seq", "written")
+    __slots__ = ("_action", "_end", "_guard", "_request", "details", "leave", "reason", "seq", "written")
 
     def __init__(
         self, end: Callable[[Outcome], None], request: Request, leave: Allowed, seq: int, action: str, guard: str
@@ -169,6 +173,7 @@ class Admission:
         self.leave = leave
         self.written = 0
         self.details: dict[str, Any] | None = None
+        self.reason = ""
 
     def __enter__(self) -> Allowed:
         return self.leave
@@ -178,12 +183,35 @@ class Admission:
     ) -> None:
         failed = 0
         if error is not None:
-            failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
+            failed = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
+            self.reason = reason_of_exception(error)
+            mark_entered(error)
         self.end(failed)
 
     def end(self, error: int) -> None:
         """Enter the outcome; `error` is an errno, 0 where the change was made."""
-        self._end(Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard))
+        self._end(
+            Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard, self.reason)
+        )
+
+
+def reason_of_exception(error: BaseException) -> str:
+    """Why a call failed, for the record; "" for an OSError with a number, which says so by itself."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return ""
+    text = str(error)[:_LONGEST_REASON]
+    return text if isinstance(error, BonobofsError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def mark_entered(error: BaseException) -> None:
+    """Say that the record has an entry of this error, so that no caller of the callers enters it again."""
+    with suppress(AttributeError):
+        error.is_in_trail = True  # type: ignore[attr-defined]
+
+
+def is_entered(error: BaseException) -> bool:
+    """Whether the record has an entry of this error."""
+    return getattr(error, "is_in_trail", False)
 
 
 class Door(Protocol):
@@ -214,7 +242,7 @@ class Door(Protocol):
     ) -> Admission:
         """Leave for a change of the source, as of `Guard.admit`; raises Refused as that does."""
 
-    def note(
+    def note(  # noqa: PLR0913 - as for `admit`
         self,
         request: Request,
         facts: Facts = NO_FACTS,
@@ -224,6 +252,7 @@ class Door(Protocol):
         details: dict[str, Any] | None = None,
         size: int = 0,
         error: int = 0,
+        reason: str = "",
     ) -> None:
         """Enter a call that changed nothing, as `Guard.note`; raises Refused as that does."""
 
@@ -368,7 +397,7 @@ class Guard:
         seq = self._intend(request, leave, caller, details, size, action, guard)
         return Admission(self._end, request, leave, seq, action, guard)
 
-    def note(
+    def note(  # noqa: PLR0913 - as for `admit`
         self,
         request: Request,
         facts: Facts = NO_FACTS,
@@ -378,26 +407,29 @@ class Guard:
         details: dict[str, Any] | None = None,
         size: int = 0,
         error: int = 0,
+        reason: str = "",
     ) -> None:
         """Enter, in one entry, a call that changed nothing; `size` is the bytes that it is to give, `error` an errno.
 
-        Whoever asked gets nothing before this has returned. Raises Refused, once the refusal is entered, when the
-        engine denies the call or the trail cannot be written.
+        A call that failed is entered without being judged, with `reason`. The caller must give nothing before this has
+        returned. Raises Refused, once the refusal is entered, when the engine denies the call or the trail cannot be
+        written.
         """
-        leave = self._judged(request, facts)
+        leave = None if error else self._judged(request, facts)
         if isinstance(leave, Denied):
             raise self.refuse(leave, caller, guard=guard)
         try:
             self.trail.called(
                 request.operation,
                 request.path,
-                leave.rule,
+                leave.rule if leave is not None else "",
                 guard=guard,
                 tool=caller.tool,
                 bytes=size,
                 lock=self._seen_lock(request.path),
                 details={**caller.details, **(details or {})},
                 error=error,
+                reason=reason,
             )
         except TrailError as failure:
             raise self.refuse(unrecorded(request), caller, guard=guard) from failure
@@ -468,7 +500,7 @@ class Guard:
         self._ended.clear()
 
     def _enter(self, outcome: Outcome) -> None:
-        seq, request, action, error, written, details, guard = outcome
+        seq, request, action, error, written, details, guard, reason = outcome
         self.trail.outcome(
             seq,
             request.operation,
@@ -476,6 +508,7 @@ class Guard:
             guard=guard,
             action=action,
             error=error,
+            reason=reason,
             bytes=written,
             details=details,
         )

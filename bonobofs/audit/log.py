@@ -161,10 +161,14 @@ class Trail:
         guard: str = "file",
         action: str = "",
         error: int = 0,
+        reason: str = "",
         bytes: int = 0,  # noqa: A002 - the record's name for it
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Queue how the intent `seq` ended; `error` is an errno, 0 when it succeeded. Never raises."""
+        """Queue how the intent `seq` ended; `error` is an errno, 0 when it succeeded. Never raises.
+
+        `reason` says why it failed; "": the name and the meaning of the errno.
+        """
         micros = time_ns() // 1000
         second = micros // 1000000
         known, clock = self._clock
@@ -173,7 +177,9 @@ class Trail:
         begin = self._begins.get((guard, operation)) or self._begin(guard, operation)
         end = self._ends.get((action, "none", "")) or self._ending(action, "none", "")
         more = f",{object_of(details)[1:]}" if details else "}"
-        ended = f',"result":"error","reason":{quoted(reason_of(error))}{self._failed}' if error else self._done
+        ended = (
+            f',"result":"error","reason":{quoted(reason or reason_of(error))}{self._failed}' if error else self._done
+        )
         body = (
             f'{clock}{micros - second * 1000000:06d}{begin}{{"intent":{seq}{more}{ended}{quoted(path)}'
             f'{end}{bytes},"seq":'
@@ -193,15 +199,16 @@ class Trail:
         lock: str = "none",
         details: dict[str, Any] | None = None,
         error: int = 0,
+        reason: str = "",
     ) -> int:
-        """Enter a call that changed nothing, and give its `seq`; `error` is an errno, 0 when it succeeded.
+        """Enter a call that changed nothing, and give its `seq`; `error` and `reason` as for `outcome`.
 
         TrailError: it could not be entered.
         """
         entry = self._entry("event", operation, guard, details, path=path, tool=tool)
         entry.rule, entry.lock, entry.bytes = rule, lock, bytes
         if error:
-            entry.result, entry.reason = "error", reason_of(error)
+            entry.result, entry.reason = "error", reason or reason_of(error)
         return self._append(body_of(entry))
 
     def denied(

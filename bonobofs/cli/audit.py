@@ -60,8 +60,7 @@ def tail(
     trails = home / "trails"
     follower = history.Follower(trails) if follow else None
     wanted = _Wanted(denied=denied, alerts=alerts, outcomes=json)
-    found = wanted.of(_last(trails, 2 * lines, filtered=denied or alerts))
-    _print(deque(found, maxlen=lines), json=json)
+    _print(_last(trails, lines, wanted), json=json)
     while follower is not None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         _print(wanted.of(follower.poll()), json=json)
@@ -325,12 +324,18 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _last(trails: Path, lines: int, *, filtered: bool) -> Iterable[AuditEntry]:
-    paths = history.trails_in(trails)
-    if filtered:
-        return history.merged(paths)
-    found = itertools.chain.from_iterable(history.last(path, lines) for path in paths)
-    return sorted(found, key=lambda entry: entry.timestamp)
+def _last(trails: Path, lines: int, wanted: _Wanted) -> list[AuditEntry]:
+    """Give the last `lines` entries that are wanted, oldest first."""
+    found = itertools.chain.from_iterable(_last_of(trail, lines, wanted) for trail in history.trails_in(trails))
+    return sorted(found, key=lambda entry: entry.timestamp)[-lines:] if lines else []
+
+
+def _last_of(trail: Path, lines: int, wanted: _Wanted) -> Iterable[AuditEntry]:
+    reach = 2 * lines
+    entries = history.last(trail, reach)
+    found = deque(wanted.of(entries), maxlen=lines)
+    # Only then is the whole trail read, entry by entry.
+    return found if len(found) == lines or len(entries) < reach else deque(wanted.of(history.read(trail)), maxlen=lines)
 
 
 class _Wanted(NamedTuple):
@@ -369,7 +374,6 @@ def _line(entry: AuditEntry, result: str) -> str:
     """One line for a person: when, who, what, where, and why not."""
     moment = entry.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     kind = entry.kind if entry.kind in ("alert", "event") else result
-    others = [f"-> {path}" for path in history.paths_of(entry)[1:]]
     why = [f"{entry.code}:"] if entry.code else []
     why += [text for text in (entry.reason, entry.details.get("about")) if isinstance(text, str) and text]
     count = entry.details.get("count")
@@ -377,10 +381,24 @@ def _line(entry: AuditEntry, result: str) -> str:
     counts = entry.details.get(COUNTS)
     if isinstance(counts, dict) and counts:
         times = [f"(in scratch: {', '.join(f'{number} {what}' for what, number in counts.items() if number)})"]
-    what = entry.path or (_issue(entry) if entry.guard == "beads" else "")
-    return "  ".join(
-        filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *others, *times, " ".join(why)))
+    what = _moved(entry) or (
+        _issue(entry) if entry.guard == "beads" else _commit(entry) if entry.guard == "git" else ""
     )
+    return "  ".join(filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *times, " ".join(why))))
+
+
+def _moved(entry: AuditEntry) -> str:
+    """The path; of a rename, a link or a copy where it came from and where it went."""
+    came, went = (entry.details.get(key) for key in ("from", "to"))
+    return " -> ".join(path for path in (came, entry.path, went) if isinstance(path, str) and path)
+
+
+def _commit(entry: AuditEntry) -> str:
+    """The path that was denied, the branches and tags that it is about, and the first line of the message."""
+    named = [entry.details.get(key) for key in ("source", "from", "branch", "new", "tag", "target")]
+    names = " -> ".join(dict.fromkeys(name for name in named if isinstance(name, str) and name))
+    message = entry.details.get("message")
+    return " ".join(filter(None, (entry.path, names, *(message.splitlines()[:1] if isinstance(message, str) else ()))))
 
 
 def _issue(entry: AuditEntry) -> str:

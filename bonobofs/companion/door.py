@@ -84,7 +84,7 @@ class RemoteDoor:
             raise Refused(leave)
         return Admission(self._ended, request, leave, number, action, guard)
 
-    def note(
+    def note(  # noqa: PLR0913 - as for `Door.note`
         self,
         request: Request,
         facts: Facts = NO_FACTS,
@@ -94,6 +94,7 @@ class RemoteDoor:
         details: dict[str, Any] | None = None,
         size: int = 0,
         error: int = 0,
+        reason: str = "",
     ) -> None:
         """As `Door.note`."""
         document = {
@@ -102,6 +103,7 @@ class RemoteDoor:
             "details": details,
             "size": size,
             "error": error,
+            "reason": reason,
             "guard": guard,
         }
         _, answer = self._ask(Kind.NOTE, document)
@@ -135,6 +137,7 @@ class RemoteDoor:
         document = {
             "admission": outcome.seq,
             "error": outcome.error,
+            "reason": outcome.reason,
             "written": outcome.written,
             "details": outcome.details,
         }

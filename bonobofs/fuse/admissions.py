@@ -188,6 +188,7 @@ class Admissions:
     def _end(self, asked: dict[str, Any], tell: Tell) -> None:
         one = self._open.pop(asked["admission"])
         one.admission.written, one.admission.details = asked["written"], asked["details"]
+        one.admission.reason = asked["reason"]
         one.admission.end(asked["error"])
         with suppress(TrailError):  # it stays queued, and the next change is refused if it cannot be written then
             self._guard.enter_outcomes()

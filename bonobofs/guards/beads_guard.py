@@ -22,8 +22,25 @@ from typing import Any, Final
 from bonobofs.guards.answers import GuardedSession, ValidationResult, told
 from bonobofs.guards.beads import Beads, BeadsIssue, find_beads
 from bonobofs.guards.beads.acting import Acting
+from bonobofs.guards.failures import recorded
+from bonobofs.request import Operation
 
 
+@recorded(
+    "beads",
+    validate_create=Operation.CREATE_ISSUE,
+    validate_update=Operation.UPDATE_ISSUE,
+    validate_dependency=Operation.ADD_DEPENDENCY,
+    guarded_create=Operation.CREATE_ISSUE,
+    guarded_update=Operation.UPDATE_ISSUE,
+    guarded_label=Operation.LABEL_ISSUE,
+    guarded_close=Operation.CLOSE_ISSUE,
+    guarded_reopen=Operation.REOPEN_ISSUE,
+    guarded_dependency=Operation.ADD_DEPENDENCY,
+    guarded_remove_dependency=Operation.REMOVE_DEPENDENCY,
+    guarded_comment=Operation.COMMENT_ISSUE,
+    begin_work=Operation.UPDATE_ISSUE,
+)
 class BeadsGuard:
     """The guarded issues of one workspace, for the agent of one session. May be used by several threads.
 
@@ -38,6 +55,7 @@ class BeadsGuard:
         """
         if beads is None:
             beads = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
+        self._session: Final = session
         self._acting: Final = Acting(session, beads)
 
     def validate_create(

@@ -36,6 +36,7 @@ from bonobofs.guards.answers import (
 from bonobofs.guards.beneath import Place, Workspace
 from bonobofs.guards.closing import Closing
 from bonobofs.guards.content import MODE, put
+from bonobofs.guards.failures import recorded
 from bonobofs.policy.engine import allowed_directories
 from bonobofs.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 
@@ -65,12 +66,20 @@ _MADE: Final = {
 }
 
 
+@recorded(
+    "file",
+    validate_path=Operation.CALL,
+    write_file=Operation.WRITE_FILE,
+    delete_file=Operation.DELETE_FILE,
+    list_allowed_directories=Operation.CALL,
+)
 class FileGuard(Closing):
     """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
         """Stand on an open session. `tool`: the role must have the tools by which it is asked, too."""
         self._plain: Final = Facts(tool=tool)
+        self._session: Final = session
         self.audit: Final = session.log
         self._guard: Final[Door] = session.guard
         self._workspace: Final = Workspace(Path(session.session.source), session.place)

@@ -13,12 +13,11 @@ locked, one that is not there) is GitError, by both. Conflicts are a result of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 from bonobofs.decision import Refused
-from bonobofs.errors import GitError
 from bonobofs.guard import Caller
 from bonobofs.guards.answers import (
     GuardedSession,
@@ -30,6 +29,7 @@ from bonobofs.guards.answers import (
     told,
 )
 from bonobofs.guards.closing import Closing
+from bonobofs.guards.failures import recorded
 from bonobofs.guards.file_guard import PathLike
 from bonobofs.guards.git import rules
 from bonobofs.guards.git.gate import GitGate
@@ -55,6 +55,7 @@ _DENIALS: Final = {
     "checked-out": rules.CHECKED_OUT,
 }
 """What is fatal to git and a rule here."""
+_DENYING: Final = (Operation.CREATE_BRANCH, Operation.CHECKOUT_BRANCH, Operation.MERGE)
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,23 @@ class MergeResult:
     """The target was only moved along; there is no commit of the merge itself."""
 
 
+@recorded(
+    "git",
+    create_branch=Operation.CREATE_BRANCH,
+    checkout_branch=Operation.CHECKOUT_BRANCH,
+    commit=Operation.COMMIT,
+    merge=Operation.MERGE,
+    get_status=Operation.CALL,
+    get_diff=Operation.CALL,
+)
 class GitGuard(Closing):
     """The guarded repository of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, *, issue: str | None = None) -> None:
         """Stand on an open session; `issue` is what the session works on, if it works on one."""
+        self._session: Final = session
         self.audit: Final[Log] = session.log
-        self._gate: Final = GitGate(session, issue)
+        self._gate: Final = GitGate(session, issue, _denial)
         self._door: Final = session.guard
         self._turn: Final = session.turn
 
@@ -95,11 +106,7 @@ class GitGuard(Closing):
         """`create_branch`, with Refused (a PermissionError) on denial."""
         caller = Caller("create_branch", {"branch": branch_name, "base": base})
         self._demand(agent, Operation.CREATE_BRANCH, caller)
-        try:
-            self._gate.create_branch(branch_name, base)
-        except GitError as error:
-            denials = {**_DENIALS, "not-found": rules.BASE, "name": rules.BASE}
-            self._deny(error, Operation.CREATE_BRANCH, caller, denials)
+        self._gate.create_branch(branch_name, base)
         return branch_name
 
     def checkout_branch(self, branch_name: str, agent: str) -> ValidationResult | None:
@@ -114,10 +121,7 @@ class GitGuard(Closing):
         """`checkout_branch`, with Refused (a PermissionError) on denial."""
         caller = Caller("checkout_branch", {"branch": branch_name})
         self._demand(agent, Operation.CHECKOUT_BRANCH, caller)
-        try:
-            self._gate.switch(branch_name, clean=True)
-        except GitError as error:
-            self._deny(error, Operation.CHECKOUT_BRANCH, caller)
+        self._gate.switch(branch_name, clean=True)
 
     def commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str | ValidationResult:
         """Commit these files as they are now, and give the commit's hash; on denial the ValidationResult.
@@ -152,16 +156,13 @@ class GitGuard(Closing):
         """`merge`, with Refused (a PermissionError) on denial."""
         caller = Caller("merge", {"source": source, "target": target, "strategy": strategy})
         self._demand(agent, Operation.MERGE, caller)
-        try:
-            merged = self._gate.merge(source, target=target, strategy=strategy)
-        except GitError as error:
-            self._deny(error, Operation.MERGE, caller)
+        merged = self._gate.merge(source, target=target, strategy=strategy)
         conflicts = list(merged.conflicts)
         return MergeResult(not conflicts, merged.hash, conflicts, strategy, merged.fast_forward)
 
     def get_status(self, agent: str) -> GitStatus:
         """What is staged, modified and untracked. Refused: the agent is not the session's."""
-        self._demand(agent, None, Caller("get_status"))
+        self._demand(agent, Operation.CALL, Caller("get_status"))
         return self._gate.status()
 
     def get_diff(self, path: PathLike | None = None) -> str:
@@ -172,22 +173,16 @@ class GitGuard(Closing):
         """The path below the workspace's root; what lies elsewhere keeps its slash, and is refused."""
         return str(self._gate.named(path))
 
-    def _demand(self, agent: str, operation: Operation | None, caller: Caller) -> None:
+    def _demand(self, agent: str, operation: Operation, caller: Caller) -> None:
         """Refused, once entered, if the agent is not who it says it is."""
         if is_of_the_session(agent, self._door.agent):
             return
-        denied = not_the_agent(WorkspacePath(""), operation or Operation.COMMIT)
+        denied = not_the_agent(WorkspacePath(""), operation)
         with self._turn:
             raise self._door.refuse(denied, claiming(caller, agent), guard="git")
 
-    def _deny(
-        self, error: GitError, operation: Operation, caller: Caller, denials: Mapping[str, Refusal] = _DENIALS
-    ) -> NoReturn:
-        """Raise the denial that an error is by the rules of this guard, or the error."""
-        refusal = denials.get(error.kind)
-        if refusal is None:
-            raise error
-        more = {"paths": list(error.paths)[:1000]} if error.paths else {}
-        with self._turn:
-            told_more = caller._replace(details={**caller.details, **more})
-            raise self._door.refuse(refusal.of(operation), told_more, guard="git") from error
+
+def _denial(kind: str, operation: Operation) -> Refusal | None:
+    if operation is Operation.CREATE_BRANCH and kind in ("not-found", "name"):
+        return rules.BASE
+    return _DENIALS.get(kind) if operation in _DENYING else None

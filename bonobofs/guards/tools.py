@@ -20,17 +20,16 @@ No file, no tree and no expression holds up the caller for long: what is given i
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bonobofs.decision import Denied, Refused
-from bonobofs.errors import BonobofsError
 from bonobofs.guard import Caller, Door
 from bonobofs.guards.answers import GuardedSession, ValidationResult, led_out, told
 from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.closing import Closing
+from bonobofs.guards.failures import enter_failure, recorded
 from bonobofs.guards.file_guard import FileGuard, PathLike
 from bonobofs.guards.reading import FileList, FileMatches, FileText, LedOutError, Read, Reading
 from bonobofs.request import Operation, Request, WorkspacePath
@@ -42,11 +41,19 @@ _Given = TypeVar("_Given")
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
+@recorded(
+    "file",
+    read_file=Operation.READ_FILE,
+    write_file=Operation.WRITE_FILE,
+    list_files=Operation.LIST_FILES,
+    search_files=Operation.SEARCH_FILES,
+)
 class FileTools(Closing):
     """The tools of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession) -> None:
         """Stand on an open session."""
+        self._session: Final = session
         self._door: Final[Door] = session.guard
         self._turn: Final = session.turn
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
@@ -153,8 +160,7 @@ class FileTools(Closing):
             with self._turn:
                 raise self._door.refuse(led_out(request.path, operation), caller) from None
         except Exception as error:
-            with self._turn:
-                self._door.note(request, caller=caller, error=_errno_of(error))
+            enter_failure(self._session, request, error, caller, details={})
             raise
         with self._turn:
             self._door.note(request._replace(path=found.path), caller=caller, size=found.size)
@@ -166,10 +172,6 @@ def _or_denied(call: Callable[[], _Given]) -> _Given | ValidationResult:
         return call()
     except Refused as refused:
         return told(refused.decision)
-
-
-def _errno_of(error: Exception) -> int:
-    return (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
 
 
 def _short(value: object) -> object:

@@ -44,6 +44,30 @@ def test_tail_shows_what_just_happened(world: World) -> None:
     assert last.count("\n") == 1
 
 
+def test_tail_shows_where_names_went_and_gives_as_many_lines_as_asked(mounted: Mounted) -> None:
+    """Arrows point to the new name. `-n` counts lines that are shown, however many entries lie between them."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "a").write_text("a")
+    (world.path / "a").rename(world.path / "b")
+    os.link(world.path / "b", world.path / "c")
+    said = bonobofs("audit", "tail").stdout
+    assert "rename  a -> b" in said
+    assert "link  b -> c" in said
+    for count in (1, 2, 3):
+        assert len(bonobofs("audit", "tail", "-n", str(count)).stdout.splitlines()) == count
+    with open_session(world.source, agent="bob") as opened:
+        trail = opened.guard.trail
+        trail.event("note")
+        for _ in range(40):
+            trail.outcome(trail.intent("mkdir", "d", "create", ""), "mkdir", "d")
+    shown = bonobofs("audit", "tail", "-n", "41").stdout.splitlines()
+    assert len(shown) == 41
+    details = {"branch": "aidlc/x", "message": "[gt-1] Add the plan\n\nMore."}
+    with open_session(world.source, agent="bob") as opened:
+        opened.guard.trail.intent("commit", "", "modify", "", guard="git", details=details)
+        assert "commit  aidlc/x [gt-1] Add the plan\n" in bonobofs("audit", "tail", "-n", "1").stdout
+
+
 def test_tail_in_json_is_one_object_a_line(world: World) -> None:
     """The lines are those of the trail, unchanged."""
     shown = bonobofs("audit", "tail", "--json").stdout

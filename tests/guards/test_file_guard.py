@@ -378,8 +378,8 @@ def test_unforeseen_errors_are_recorded_and_raised(alice: Guarded) -> None:
         "EEXIST: File exists",
         "ENOTDIR: Not a directory",
         "ENAMETOOLONG: File name too long",
-        "EIO: Input/output error",
-        "EIO: Input/output error",
+        "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed",
+        "TypeError: descriptor 'encode' for 'str' objects doesn't apply to a 'bytes' object",
     ]
     assert {entry.result for entry in ends} == {"error"}
     assert [entry.details.get("error") for entry in ends[-2:]] == ["UnicodeEncodeError", "TypeError"]

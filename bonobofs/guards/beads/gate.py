@@ -11,14 +11,13 @@ over, and the session's turn is held for the change itself: nobody's files wait 
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Allowed, Decision, Denied, Refused
+from bonobofs.decision import Allowed, Decision, Denied
 from bonobofs.errors import BeadsError, BonobofsError
 from bonobofs.guard import Admission, Caller, Part
 from bonobofs.guards.answers import GuardedSession, claiming, is_of_the_session, not_the_agent
@@ -27,6 +26,7 @@ from bonobofs.guards.beads.issue import Issues
 from bonobofs.guards.beads.keeping import Who
 from bonobofs.guards.beads.refusals import Fault
 from bonobofs.guards.beads.turn import Turn
+from bonobofs.guards.failures import enter_failure
 from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
 
@@ -160,7 +160,8 @@ class Gate:
                 yield call
         except Exception as error:
             if call is None or not call.is_entered:
-                self._fail(asked, error)
+                request = _request(asked.operation)
+                enter_failure(self._session, request, error, asked.caller, guard=GUARD, details=_told_of(error))
             raise
 
     def _enter(self, asked: Asked, agent: str, fault: Fault | None) -> None:
@@ -176,14 +177,6 @@ class Gate:
         if fault is not None:
             with self._session.turn:
                 raise guard.refuse(denied(fault, asked.operation), asked.caller, guard=GUARD)
-
-    def _fail(self, asked: Asked, error: Exception) -> None:
-        failed = (error.errno if isinstance(error, OSError) else None) or errno.EIO
-        # It is the error that the caller is to see, also where it cannot be recorded.
-        with suppress(Refused), self._session.turn:
-            self._session.guard.note(
-                _request(asked.operation), caller=asked.caller, guard=GUARD, details=_told_of(error), error=failed
-            )
 
 
 def denied(fault: Fault, operation: Operation) -> Denied:

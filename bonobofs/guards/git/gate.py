@@ -12,37 +12,50 @@ changed. May be used by several threads; operations on one repository wait for e
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bonobofs.decision import Refused
-from bonobofs.errors import UsageError
+from bonobofs.errors import GitError, UsageError
 from bonobofs.guard import Part
 from bonobofs.guards.answers import GuardedSession
 from bonobofs.guards.beneath import Workspace
+from bonobofs.guards.failures import enter_failure
 from bonobofs.guards.git import branches, looking, merging, staging, stash, switching
 from bonobofs.guards.git.commit import Committed, Wanted, commit
 from bonobofs.guards.git.identity import COMMITTER
 from bonobofs.guards.git.looking import GitStatus
 from bonobofs.guards.git.merging import Merged, Wish
 from bonobofs.guards.git.reading import diff_of, status_of
-from bonobofs.guards.git.rules import bad_message
+from bonobofs.guards.git.rules import Refusal, bad_message
 from bonobofs.guards.git.switching import Switched, To
 from bonobofs.guards.git.transaction import Transaction
-from bonobofs.guards.git.work import Work
+from bonobofs.guards.git.work import GUARD, Work
 from bonobofs.request import Operation, Request, WorkspacePath
 
 Pairs = Sequence[tuple[str, str]]
 Paths = Sequence[str]
 
+_LISTED: Final = 1000
+"""Paths of an error that its entry lists."""
+
 
 class GitGate:
     """What the shim, the command line and GitGuard ask."""
 
-    def __init__(self, session: GuardedSession, issue: str | None = None) -> None:
-        """Stand on an open session; `issue` is what its commits are for."""
+    def __init__(
+        self,
+        session: GuardedSession,
+        issue: str | None = None,
+        denials: Callable[[str, Operation], Refusal | None] = lambda *_: None,
+    ) -> None:
+        """Stand on an open session; `issue` is what its commits are for.
+
+        `denials` gives the rule that a GitError of a kind breaks by the caller's rules, None if it breaks none.
+        """
+        self._session: Final = session
+        self._denials: Final = denials
         self._door: Final = session.guard
         self._turn: Final = session.turn
         self._name: Final = str(getattr(session.session, "session", ""))
@@ -70,11 +83,20 @@ class GitGate:
             work = Work(self._door, self._turn, transaction, operation, tool)
             try:
                 yield work
-            except Refused:
-                raise
             except Exception as error:
-                work.failed(error)
+                self._fail(work, error)
                 raise
+
+    def _fail(self, work: Work, error: Exception) -> None:
+        """Enter the failure; Refused, once entered, where the rules of the caller have it as a denial."""
+        details: dict[str, Any] | None = None
+        if isinstance(error, GitError):
+            paths = list(error.paths)[:_LISTED]
+            details = {"error": error.kind, "message": str(error), "paths": paths}
+            if not work.is_entered and (denial := self._denials(error.kind, work.operation)) is not None:
+                work.demand(denial, **details)
+        if not work.is_entered:
+            enter_failure(self._session, work.request, error, work.caller, guard=GUARD, details=details)
 
     def add(self, paths: Paths, *, update_only: bool = False) -> None:
         """Stage files as they are now; one that is gone is staged as deleted. All or none."""

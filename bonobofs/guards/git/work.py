@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -92,16 +91,6 @@ class Work:
         """Enter what came of an operation that changed nothing."""
         with self._turn:
             self.door.note(self.request, guard=GUARD, caller=self.caller, details=details, error=error)
-
-    def failed(self, error: Exception) -> None:
-        """Enter that the operation failed before it was admitted; Refused where that cannot be entered."""
-        if self.is_entered:
-            return
-        details: dict[str, Any] = {"error": str(error)}
-        code = error.errno if isinstance(error, OSError | GitError) else None
-        if isinstance(error, GitError):
-            details = {"error": error.kind, "message": str(error), "paths": list(error.paths)[:_LISTED]}
-        self.note(details, error=code or errno.EIO)
 
     def demand_paths(self, paths: Iterable[bytes], operation: Operation = Operation.WRITE_FILE) -> None:
         """Refused where the rules for files speak against a path itself: nothing is looked up under it."""
