@@ -344,7 +344,6 @@ class Backing(Descriptors):
         """Keep the descriptor of `create`: until FORGET where the file's mode would not let it be opened again."""
         self._keep(node, fd, R | W)
         node.checked = self.now
-        node.generation = -1
         if not self.privileged and mode & 0o600 != 0o600:
             self.hold(node)
 

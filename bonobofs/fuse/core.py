@@ -149,8 +149,20 @@ class Core:
         if node.told != told:
             if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not made:
                 self.noticing.unheard_of(node, parent, name, st)
+            node = self._in_this_life(node, parent, name, st)
             self._see(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
+
+    def _in_this_life(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node, its handle noted; another one where its number was freed and is used by another file."""
+        if node.fd >= 0 or node.pin >= 0:
+            return node
+        layer = parent.layer
+        handle = layer.handle(layer.directory(parent), name)
+        if node.handle and node.handle != handle:
+            node = self._inodes.succeed(node, parent, name, st)
+        node.handle = handle
+        return node
 
     def _see(self, node: Node, st: os.stat_result) -> None:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""

@@ -36,6 +36,9 @@ _RELIEVED: Final = 64
 _LONG_PATH: Final = 3800
 """Paths beyond this many bytes are walked in parts: PATH_MAX is 4096."""
 
+_NO_HANDLE: Final = b"none"
+"""The handle of what was gone when its handle was read. It is shorter than those of file systems, and equals none."""
+
 Opener = Callable[[int], int]
 
 
@@ -59,6 +62,7 @@ class Descriptors:
         self.root: Final = root
         self.device: Final = os.fstat(root).st_dev
         self.privileged: Final = os.geteuid() == 0
+        self._handle_flags: Final = system.handle_flags(root)
         self.now = 0.0
         self._inodes: Final = inodes
         self._cache: Final = cache
@@ -127,6 +131,9 @@ class Descriptors:
             if node.covered:
                 return st
             raise self._stale(node)
+        # A new inode has a new change time: one that the kernel was told of is the old inode.
+        if node.told != st.st_size << 62 | st.st_ctime_ns and self.has_ended(node):
+            raise self._ended(node)
         node.checked = self.now
         return st
 
@@ -241,8 +248,7 @@ class Descriptors:
             if above != self.root:
                 os.close(above)
         node.position = 0
-        # An O_PATH descriptor does not tell the generation.
-        return self._keep(node, self._compared(node, fd) if access else self._same_number(node, fd), access)
+        return self._keep(node, self._compared(node, fd), access)
 
     def listed(self, node: Node) -> int:
         """A descriptor of the directory that can be read. PermissionError: the serving user may not."""
@@ -339,13 +345,35 @@ class Descriptors:
 
     def _compared(self, node: Node, fd: int) -> int:
         """`fd`, if it is the node in this life of its inode number; else it is closed and ESTALE raised."""
-        fd = self._same_number(node, fd)
-        if node.generation >= 0 and system.generation(fd) != node.generation:
+        if not self._is(node, os.fstat(fd)):
             os.close(fd)
-            self._inodes.cut_off(node)
             raise self._stale(node)
+        if node.handle and self.handle(fd) != node.handle:
+            os.close(fd)
+            raise self._ended(node)
         node.checked = self.now
         return fd
+
+    def handle(self, fd: int, name: bytes = b"") -> bytes:
+        """The file handle of `fd`, or of `name` in it; empty: the file system has none."""
+        if self._handle_flags < 0:
+            return b""
+        try:
+            return system.file_handle(fd, name, self._handle_flags)
+        except OSError:
+            return _NO_HANDLE
+
+    def has_ended(self, node: Node) -> bool:
+        """Whether the node's inode was removed, and its number is used by another file under its name. OSError."""
+        if node.fd >= 0 or not node.handle or node.parent is None:
+            return False  # a number is not used again while a descriptor holds it
+        return self.handle(self.directory(node.parent), node.name) != node.handle
+
+    def _ended(self, node: Node) -> OSError:
+        """The node's inode was removed, and its number is used by another file."""
+        error = self._stale(node)
+        self._inodes.cut_off(node)
+        return error
 
     def _handle(self, node: Node) -> int:
         """Any descriptor of exactly this inode, O_PATH ones included."""
@@ -357,7 +385,7 @@ class Descriptors:
             if node.parent is None:
                 raise stale()
             fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
-            return self._keep(node, self._same_number(node, fd), 0)
+            return self._keep(node, self._compared(node, fd), 0)
         node.used = self._request
         if node.parent is not None and self.now - node.checked >= RECHECK:
             self._recheck(node)
@@ -371,13 +399,6 @@ class Descriptors:
     def _inode_path(self, node: Node) -> bytes:
         """A path by which the kernel reaches exactly this inode: by name, chmod and xattrs would follow a symlink."""
         return b"/proc/self/fd/%d" % self._handle(node)
-
-    def _same_number(self, node: Node, fd: int) -> int:
-        """`fd`, if its device and inode number are the node's; else it is closed and ESTALE raised."""
-        if not self._is(node, os.fstat(fd)):
-            os.close(fd)
-            raise self._stale(node)
-        return fd
 
     def _is(self, node: Node, st: os.stat_result) -> bool:
         return st.st_ino + self.numbers == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
@@ -409,8 +430,8 @@ class Descriptors:
     def _drop(self, node: Node) -> None:
         self._open.pop(node.id, None)
         if node.fd >= 0 and not node.held:
-            if node.generation < 0 and node.access:
-                node.generation = system.generation(node.fd)
+            if not node.handle:
+                node.handle = self.handle(node.fd)
             os.close(node.fd)
             node.fd = -1
             node.access = 0
@@ -503,7 +524,7 @@ class Descriptors:
             self.hold(node)
             node.pin = node.fd
             return
-        node.pin = self._same_number(node, self._open_name(directory, name, os.O_PATH))
+        node.pin = self._compared(node, self._open_name(directory, name, os.O_PATH))
         self._pinned.add(node.id)
 
     def hold_nameless(self, node: Node, fd: int, access: int) -> None:

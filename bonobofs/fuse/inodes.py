@@ -1,8 +1,8 @@
 """The nodes that the kernel knows, and where each lies in the source.
 
-A node is what lies below as (device, inode number, generation): a number that is used again is another node. The
-device is the source's for every node, and the generation is read when a descriptor is let go, so the table is keyed by
-the inode number, and an old node whose generation turns out to differ is cut off. Node ids are never reused.
+A node is what lies below as (device, file handle): an inode number that is used again is another node. The device is
+the source's for every node, so the table is keyed by the inode number. The handle is read when a node is first shown
+and compared whenever it is opened, and a node whose number has another handle is cut off. Node ids are never reused.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Node:
     `fresh` is a file made through this mount that has been given no attribute since.
     `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are, and `layer` what
     reaches them there; `ino` is its inode number, moved to a range of the layer's own.
+    `handle` is its file handle (`system.file_handle`); empty: not known, and compared with none.
     `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
     """
 
@@ -55,7 +56,7 @@ class Node:
         "doubted",
         "fd",
         "fresh",
-        "generation",
+        "handle",
         "held",
         "id",
         "ino",
@@ -91,7 +92,7 @@ class Node:
         self.fresh = False
         self.doubted = False
         self.covered = False
-        self.generation = -1
+        self.handle = b""
         self.path: WorkspacePath | None = None
         self.path_epoch = -1
         self.position = 0
@@ -186,10 +187,20 @@ class Inodes:
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
         node.ino = number
-        node.generation = node.told = -1
+        node.handle = b""
+        node.told = -1
         node.layer = layer
         node.apart = layer.apart
         self._by_ino[number] = node
+
+    def succeed(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for `name`, which `reference` took for `old`: its number is used by another file now."""
+        old.lookups -= 1
+        node = self._replace(old, parent, name, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            self.note_link(node.ino, parent, name)
+        node.lookups += 1
+        return node
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         if old.parent is not None:

@@ -230,9 +230,20 @@ class Noticing:
 
     def _remember(self, node: Node | None, st: os.stat_result) -> None:
         if node is not None:
-            node.told = told_by(st)
+            self._retell(node, st)
         else:
             self.lately.note_told(st.st_ino, told_by(st))
+
+    def _retell(self, node: Node, st: os.stat_result) -> None:
+        """The kernel is told of the node anew; of one whose inode number another file has, that it is gone."""
+        try:
+            ended = node.layer.has_ended(node)
+        except OSError:
+            ended = False  # found when it is asked for
+        if ended:
+            self._inodes.cut_off(node)
+        else:
+            node.told = told_by(st)
 
     def _leads_elsewhere(
         self, directory: Node | None, path: bytes, name: bytes, kinds: int, st: os.stat_result | None
@@ -247,7 +258,7 @@ class Noticing:
     def _directory_differs(self, node: Node, told: int, st: os.stat_result, path: str, kinds: int) -> None:
         if told != UNTOLD:
             self._notices.inode(node.id, 0, 0)
-            node.told = told_by(st)
+            self._retell(node, st)
         if kinds & MODIFIED and not self.lately.has_attributes(st):
             self._suspect(path, MODIFIED, st)
 
@@ -303,7 +314,7 @@ class Noticing:
             if st is None or st.st_ino != node.ino:
                 self._suspect(path, GONE if st is None else MADE, st)
             elif node.told not in (UNTOLD, told_by(st), once_moved(st)):
-                node.told = told_by(st)
+                self._retell(node, st)
                 if not node.is_dir:
                     self._suspect(path, MODIFIED, st)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
 import resource
@@ -25,7 +24,6 @@ FALLOC_ZERO_RANGE: Final = 16
 UTIME_NOW: Final = (1 << 30) - 1
 UTIME_OMIT: Final = (1 << 30) - 2
 _AT_FDCWD: Final = -100
-_FS_IOC_GETVERSION: Final = 0x80087601
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
@@ -87,14 +85,42 @@ def utimens(path: bytes, access: tuple[int, int], modification: tuple[int, int])
     _check(_utimensat(_AT_FDCWD, path, ctypes.byref(times), 0))
 
 
-def generation(fd: int) -> int:
-    """The inode's generation, in which two uses of one inode number differ; 0 where the file system has none."""
-    try:
-        return int.from_bytes(fcntl.ioctl(fd, _FS_IOC_GETVERSION, b"\0\0\0\0"), "little")
-    except OSError as error:
-        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.ENOSYS):
-            return 0
-        raise
+class _FileHandle(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint32), ("type", ctypes.c_int32), ("content", ctypes.c_ubyte * 128))
+
+
+_AT_EMPTY_PATH: Final = 0x1000
+_AT_HANDLE_FID: Final = 0x200
+"""Linux 6.6: also of file systems whose handles cannot be opened."""
+_handle: Final = _FileHandle()
+_handle_pointer: Final = ctypes.byref(_handle)
+_handle_content: Final = memoryview(_handle.content).cast("B")
+_mount_id_pointer: Final = ctypes.byref(ctypes.c_int())
+_name_to_handle_at: Final = _libc.name_to_handle_at
+_name_to_handle_at.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+
+def file_handle(fd: int, name: bytes = b"", flags: int = 0) -> bytes:
+    """What names an inode for its whole life: the file system's handle, in which two uses of a number differ.
+
+    Of `name` in the directory `fd`, which is not followed, or of `fd` itself. For one thread. OSError.
+    """
+    _handle.size = len(_handle_content)
+    if _name_to_handle_at(fd, name, _handle_pointer, _mount_id_pointer, flags if name else flags | _AT_EMPTY_PATH):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return bytes(_handle_content[: _handle.size])
+
+
+def handle_flags(fd: int) -> int:
+    """The flags with which `file_handle` works on the file system of `fd`; -1: it has no handles."""
+    for flags in (_AT_HANDLE_FID, 0):
+        try:
+            file_handle(fd, flags=flags)
+        except OSError:
+            continue
+        return flags
+    return -1
 
 
 class _OpenHow(ctypes.Structure):

@@ -1,0 +1,36 @@
+"""File systems of the tests' own, for attacks that need one that is small, or that uses inode numbers again at once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MakeFileSystem = Callable[..., Path]
+"""file_system("ext4", reserved=20) mounts a new one of 16 MiB; `reserved` is the percentage of blocks for root."""
+
+
+@pytest.fixture
+def file_system(tmp_path: Path) -> Iterator[MakeFileSystem]:
+    """Only root may use it."""
+    places: list[Path] = []
+
+    def make(kind: str, *, reserved: int = 0) -> Path:
+        place = tmp_path / f"{kind}-{len(places)}"
+        place.mkdir()
+        if kind == "ext4":
+            image = place.with_suffix(".image")
+            with image.open("wb") as stream:
+                stream.truncate(16 << 20)
+            subprocess.run(["mkfs.ext4", "-q", "-m", str(reserved), image], check=True)
+            subprocess.run(["mount", "-o", "loop", image, place], check=True)
+        else:
+            subprocess.run(["mount", "-t", kind, "none", place], check=True)
+        places.append(place)
+        return place
+
+    yield make
+    for place in places:
+        subprocess.run(["umount", place], check=True)
