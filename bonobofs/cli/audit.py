@@ -23,7 +23,11 @@ from bonobofs.audit import report as reports
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
 from bonobofs.audit.record import COUNTS, AuditEntry
 from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
+from bonobofs.cli.nearest import nearest
 from bonobofs.cli.output import document, note, say, waiting
+from bonobofs.errors import UsageError
+from bonobofs.policy.words import BUILT_IN_RULES
+from bonobofs.request import Operation
 
 app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
 
@@ -104,6 +108,7 @@ def query(
     asked = _asked(home, agent, of_session, path, since, until)
     wanted = dataclasses.replace(asked, operation=operation, rule=rule, result=result)
     with _index(home) as (index, progress):
+        _check_filters(home, index, wanted)
         if count is not None:
             _tell_counts(index.count(wanted, count), count, json=json)
         elif json:
@@ -137,6 +142,7 @@ def report(
     wanted = _asked(home, agent, of_session, path, since, until)
     found = reports.Report(session.about_sessions(home))
     with _index(home) as (index, progress):
+        _check_filters(home, index, wanted)
         found.add(index.changes(wanted))
     if json:
         document(found.document())
@@ -237,6 +243,24 @@ def export(
     # RFC 4180 ends its lines itself.
     with open(sys.stdout.fileno(), "w", newline="", encoding="utf-8", closefd=False) as out:
         history.export_csv(entries, out)
+
+
+def _check_filters(home: Path, index: Index, wanted: Wanted) -> None:
+    """Refuse a filter whose value no entry has and bonobofs does not know. UsageError, with the nearest values."""
+    known: dict[By, Iterable[str]] = {
+        By.RESULT: ("allowed", "denied", "error"),
+        By.OPERATION: [each.value for each in Operation],
+        By.RULE: (*BUILT_IN_RULES, *session.rules_of_sessions(home)),
+        By.SESSION: [one.session.session for one in session.statuses(home, ended=True)],
+        By.AGENT: session.agents_of(home),
+    }
+    for by, values in known.items():
+        value = getattr(wanted, by.value)
+        alone = Wanted(**{by.value: value}, agent_id=wanted.agent_id if by is By.AGENT else None)
+        if value is None or value in values or next(iter(index.changes(alone)), None) is not None:
+            continue
+        recorded = [name for one in index.count(Wanted(), by) for name in (one.value, one.label) if name]
+        raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
 
 
 def _asked(

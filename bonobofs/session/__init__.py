@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bonobofs.session.mail import Testimony, ask_witnesses
     from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
     from bonobofs.session.python import OpenSession, open_session
-    from bonobofs.session.record import about_sessions, open_index, rebuild_index
+    from bonobofs.session.record import about_sessions, agents_of, open_index, rebuild_index, rules_of_sessions
     from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
     from bonobofs.session.shell import enter_shell
     from bonobofs.session.showing import InForce, in_force
@@ -53,6 +53,7 @@ __all__ = [
     "Status",
     "Testimony",
     "about_sessions",
+    "agents_of",
     "around",
     "ask",
     "ask_witnesses",
@@ -68,6 +69,7 @@ __all__ = [
     "open_session",
     "prepare_foreground",
     "rebuild_index",
+    "rules_of_sessions",
     "settle",
     "start",
     "statuses",
@@ -82,7 +84,7 @@ _PARTS: Final = {
     "bonobofs.session.mail": "Testimony ask_witnesses",
     "bonobofs.session.mounting": "Mounted Order prepare_foreground start",
     "bonobofs.session.python": "OpenSession open_session",
-    "bonobofs.session.record": "about_sessions open_index rebuild_index",
+    "bonobofs.session.record": "about_sessions agents_of open_index rebuild_index rules_of_sessions",
     "bonobofs.session.setup": "ChosenPolicy choose_policy identity_of",
     "bonobofs.session.shell": "enter_shell",
     "bonobofs.session.sockets": "callable_around",

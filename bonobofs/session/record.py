@@ -11,7 +11,7 @@ from bonobofs.audit.report import About
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import StateError, TrailError
 from bonobofs.state import presence
-from bonobofs.state.home import head_path
+from bonobofs.state.home import head_path, read_document, session_directory
 from bonobofs.state.sessions import load_all
 
 
@@ -61,3 +61,22 @@ def _head(home: Path, session: str) -> tuple[int, str]:
     except (FileNotFoundError, TrailError):
         return 0, ""
     return head.seq, head.hash
+
+
+def rules_of_sessions(home: Path) -> set[str]:
+    """The names of the [[rule]] tables of all sessions' policies."""
+    found: set[str] = set()
+    for session in load_all(home):
+        with contextlib.suppress(OSError, StateError):
+            policy = read_document(session_directory(home, session.session) / "policy.json")
+            found.update(rule["name"] for rule in policy.get("rule", ()))
+    return found
+
+
+def agents_of(home: Path) -> set[str]:
+    """The labels and UUIDs of the agents of the register, and of those that were removed from it."""
+    from bonobofs.state import registry  # noqa: PLC0415 - as above
+    from bonobofs.state.database import Database  # noqa: PLC0415 - as above
+
+    with Database.open(home) as database:
+        return {name for one in registry.list_agents(database, removed=True) for name in (one.label, one.id)}

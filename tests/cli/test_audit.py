@@ -288,3 +288,22 @@ def test_hosts_that_share_a_database_share_their_history(
             (str(source), "here.txt"),
             (str(source), "there.txt"),
         ]
+
+
+@pytest.mark.parametrize("command", ["query", "report"])
+def test_a_filter_with_an_unknown_value_is_usage_and_names_the_nearest(mounted: Mounted, command: str) -> None:
+    """A mistyped value is told from one that only found nothing."""
+    world = mounted(policy=ALLOW_ALL, agent="alice")
+    (world.path / "a").write_text("text")
+    wrong = {"agent": ("alcie", "did you mean alice?"), "session": ("7", world.session.session)}
+    found = [["--agent", "alice"], ["--session", world.session.session]]
+    if command == "query":
+        wrong |= {"result": ("denid", "denied"), "operation": ("writefile", "write_file"), "rule": ("hiden", "hidden")}
+        found += [["--result", "error"], ["--operation", "symlink"], ["--rule", "hidden"], ["--operation", "mount"]]
+    for name, (value, said) in wrong.items():
+        failed = bonobofs("audit", command, f"--{name}", value)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert f"--{name}: no entry has '{value}'" in failed.stderr
+        assert said in failed.stderr
+    for arguments in found:
+        assert bonobofs("audit", command, *arguments).returncode == 0
