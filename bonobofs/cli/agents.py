@@ -1,4 +1,4 @@
-"""`bonobofs agent add|list|remove` and `bonobofs team add|list|remove`."""
+"""`bonobofs agent add|change|list|remove` and `bonobofs team add|list|remove`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
-from bonobofs.cli.output import document, say, table
+from bonobofs.cli.output import document, note, say, table
+from bonobofs.errors import UsageError
 from bonobofs.state import registry
 from bonobofs.state.database import Database
 
@@ -55,6 +56,33 @@ def list_agents(removed: Removed = False, json: Json = False) -> None:
         for one in found
     ]
     table(("AGENT", "TEAM", "ROLE", "MAY MOUNT AS", "IDENTITY", "REMOVED"), rows)
+
+
+@agent_app.command("change")
+def change_agent(
+    agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")],
+    team: Annotated[str | None, typer.Option(metavar="T", help="The team it belongs to from now on.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="R", help="A role it may mount with, in place of those before; the first is its own."),
+    ] = None,
+) -> None:
+    """Change the team or the roles of an agent.
+
+    \b
+    Example:
+      bonobofs agent change alice --role control --role impl
+    """
+    if team is None and not role:
+        raise UsageError("name what to change: --team T, --role R")
+    home = session.home()
+    with Database.open(home) as database:
+        made = registry.change(database, agent, team=team, roles=role or ())
+    say(f"{made.label}: team {made.team or '-'}, may mount as {', '.join(made.roles) or 'every role'}")
+    for one in session.statuses(home):
+        if one.state in session.SERVED and one.session.agent_id == made.id and role:
+            where = one.session.mountpoint or one.session.source
+            note(f"the session in {where} keeps the role {one.session.role} until it ends")
 
 
 @agent_app.command("remove")

@@ -81,7 +81,7 @@ def register(database: Database, label: str, role: str | None = None) -> Registe
     if role is not None and known.roles and role not in known.roles:
         raise ForbiddenError(
             f"{known.label} may not mount as {role}, but as {', '.join(known.roles)}; "
-            "to change that, remove the agent and add it with other roles"
+            f"to change that: bonobofs agent change {known.label} --role R"
         )
     return Registered(known.label, known.id, known.role, known.team, new=False)
 
@@ -95,10 +95,32 @@ def add(database: Database, label: str, *, team: str | None = None, roles: Itera
     wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
     with database.change() as connection:
         if _agent(connection, label) is not None:
-            raise UsageError(f"there is an agent {label} already; remove it first, or use another name")
+            raise UsageError(
+                f"there is an agent {label} already; change it: bonobofs agent change {label} --role R, or use another "
+                "name"
+            )
         home = None if team is None else _living_team(connection, team)
         _enter_agent(connection, label, home, wanted[0] if wanted else None, wanted)
         return _living_agent(connection, label)
+
+
+def change(database: Database, agent: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
+    """Replace the team or the roles of an agent, by label or UUID. What is not named stays. UsageError as from `add`.
+
+    Live sessions keep their role.
+    """
+    wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
+    with database.change() as connection:
+        found = _living_agent(connection, agent)
+        where = agents.c.id == found.id
+        if team is not None:
+            connection.execute(update(agents).where(where).values(team=_living_team(connection, team)))
+        if wanted:
+            connection.execute(update(agents).where(where).values(role=wanted[0]))
+            connection.execute(delete(agent_roles).where(agent_roles.c.agent == found.id))
+            for each in wanted:
+                connection.execute(insert(agent_roles).values(agent=found.id, role=each))
+        return _living_agent(connection, found.id)
 
 
 def remove(database: Database, agent: str) -> Agent:

@@ -225,7 +225,7 @@ def test_a_report_says_what_came_of_it(world: World) -> None:
     assert json.loads(world.head.read_bytes())["hash"] == session["hash"]
     assert (session["source"], session["role"]) == (str(world.source), world.session.role)
     assert [one["path"] for one in document["changed"]] == ["aidlc-docs", "aidlc-docs/plan.md"]
-    assert json.loads(bonobofs("audit", "report", "--agent", "nobody", "--json").stdout)["sessions"] == []
+    assert json.loads(bonobofs("audit", "report", "--path", "nowhere", "--json").stdout)["sessions"] == []
 
 
 def test_the_index_can_be_built_anew(world: World) -> None:

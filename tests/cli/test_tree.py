@@ -22,6 +22,7 @@ ACTING: Final = {
     "shell",
     "audit index",
     "agent add",
+    "agent change",
     "agent remove",
     "team add",
     "team remove",

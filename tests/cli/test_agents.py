@@ -1,0 +1,25 @@
+"""Agents on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+
+
+def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> None:
+    """The next mount obeys; a session that serves keeps its role, and its mountpoint is named."""
+    assert bonobofs("agent", "add", "alice", "--role", "impl").returncode == 0
+    again = bonobofs("agent", "add", "alice", "--role", "control")
+    assert (again.returncode, "bonobofs agent change alice --role R" in again.stderr) == (2, True)
+    world = mounted(policy=ALLOW_ALL + '[role.impl]\nwrite = ["**"]\n', agent="alice")
+    assert bonobofs("team", "add", "red").returncode == 0
+    changed = bonobofs("agent", "change", "alice", "--team", "red", "--role", "control", "--role", "impl")
+    assert (changed.returncode, changed.stdout) == (0, "alice: team red, may mount as control, impl\n")
+    assert f"the session in {world.path} keeps the role impl until it ends" in changed.stderr
+    (one,) = json.loads(bonobofs("agent", "list", "--json").stdout)
+    assert (one["team"], one["role"], one["roles"]) == ("red", "control", ["control", "impl"])
+    assert one["id"] == world.session.agent_id
+    assert bonobofs("agent", "change", "alice").returncode == 2
+    assert bonobofs("agent", "change", "bob", "--role", "impl").returncode == 2
