@@ -30,6 +30,7 @@ class Code(enum.StrEnum):
     GIT = "GIT"
     BEADS = "BEADS"
     UNRECORDED = "UNRECORDED"
+    ELSEWHERE = "ELSEWHERE"
 
 
 @at_hand
@@ -74,6 +75,7 @@ ERRNO: Final[dict[Code, int]] = {
     Code.GIT: errno.EACCES,
     Code.BEADS: errno.EACCES,
     Code.UNRECORDED: errno.EIO,
+    Code.ELSEWHERE: errno.EXDEV,
 }
 
 

@@ -569,10 +569,14 @@ class Guard:
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
+        self.show_denial(denied)
+        return Refused(denied)
+
+    def show_denial(self, denied: Denied) -> None:
+        """Add a refusal to `denials.jsonl`. The trail has it only where `refuse` enters it."""
         timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.denials.append({"timestamp": timestamp, **as_document(denied, denied.path, denied.operation)})
         self.denials_seen += 1
-        return Refused(denied)
 
     def _intend(
         self,

@@ -24,6 +24,9 @@ def why(
         Operation | None,
         typer.Option(metavar="OPERATION", help="What is to be done there. Default: what writing there takes."),
     ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The new path, with --op rename or link: both are judged.")
+    ] = None,
     size: Annotated[
         str | None, typer.Option(metavar="N", help="How large the file will be: 700000, 700KB, 1MiB.")
     ] = None,
@@ -48,9 +51,10 @@ def why(
       bonobofs why docs/plan.txt
       bonobofs why docs/report.md --size 2MB
       bonobofs why README.md --op delete_file --role reviewer
+      bonobofs why docs --op rename --to src/docs
       bonobofs why . --op merge --role worker
     """
-    answer = session.ask(session.home(), path, operation=op, size=_bytes(size), role=role, workspace=workspace)
+    answer = session.ask(session.home(), path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
     if json:
         document(answer)
     else:

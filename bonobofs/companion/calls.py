@@ -104,11 +104,13 @@ def _whoami(session: CalledSession, arguments: Arguments) -> Any:
 def _why(session: CalledSession, arguments: Arguments) -> Any:
     path = _path(session, arguments)
     word, size = _may(arguments, "operation", str), _may(arguments, "size", int)
+    new_path = _may(arguments, "to", str)
+    to = None if new_path is None else _path(session, {"path": new_path})
     _done(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
     asking = import_module("bonobofs.session.asking")
-    return asking.ask_in(root, path, operation, size, session.guard.decide_in_mount)
+    return asking.ask_in(root, path, operation, to, size, session.guard.decide_in_mount)
 
 
 def _show(session: CalledSession, arguments: Arguments) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from bonobofs.decision import Apart
+from bonobofs.decision import Apart, Code, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
@@ -14,6 +14,7 @@ from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratching import Scratching
 from bonobofs.guard import Elsewhere, Part
+from bonobofs.policy.words import ELSEWHERE
 from bonobofs.request import Facts, Kind, Operation, Request
 
 
@@ -187,6 +188,14 @@ class Names(Scratching):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         source = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
+        try:
+            return self._rename_ends(header, source, target, flags)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._guard.show_denial(Denied(Code.ELSEWHERE, *ELSEWHERE, source.path, Operation.RENAME))
+            raise
+
+    def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Reply:
         if self._held.directories and self._rename_held(header, source, target, flags):
             return NOTHING
         if source.st is None:

@@ -121,6 +121,12 @@ HARDLINK: Final = Refusal(
     "The file has other names that are not known and allowed; a change here would change it there too.",
     "Copy the file to a new name and rename the copy over this one.",
 )
+ELSEWHERE: Final = (
+    "scratch",
+    "Scratch files and the rest of the workspace lie on different layers, so nothing is renamed or linked across.",
+    "Copy it and remove the old name, as mv does.",
+)
+"""Rule, reason and advice of a rename or link between scratch and the rest."""
 LEASED: Final = Refusal(
     Code.LEASED,
     "lease",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import Apart, Code, Decision, as_document
+from bonobofs.decision import Allowed, Apart, Code, Decision, Denied, as_document
 from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.policy import words
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.session.leasing import known
@@ -62,11 +63,14 @@ def ask(
     path: str,
     *,
     operation: Operation | None = None,
+    to: str | None = None,
     size: int | None = None,
     role: str | None = None,
     workspace: Path | None = None,
 ) -> dict[str, Any]:
     """The decision on a change of `path`, in the schema of decisions. `size` is in bytes, after the change.
+
+    `to` is the new name of a rename or link. Both names are judged, and of a directory all below it.
 
     Without a workspace, a path is one of the mount, or of the source of a session, that it lies in, else of the working
     directory. The session's own policy and role hold in it, elsewhere the policy that `mount` would choose. An
@@ -77,38 +81,50 @@ def ask(
     named = Path(os.path.normpath(base / path))
     check_served(home, named)
     if role is None and ".." not in path.split("/"):
-        answer = _ask_the_session(home, named, (os.path.join(base, path), operation, size))
+        answer = _ask_the_session(home, named, (os.path.join(base, path), operation, _absolute(base, to), size))
         if answer is not None:
             return answer
     foreign = _foreign_mount(home, named)
     if foreign is not None:
-        return _ask_the_mount(named, foreign, plain=operation is None and size is None and role is None)
+        return _ask_the_mount(named, foreign, plain=not (operation or to or size or role))
     if role is None and workspace is None and SOCKET_VARIABLE in os.environ and around(home, named) is None:
-        here: dict[str, Any] = call(None, "why", path=path, operation=operation, size=size)
+        here: dict[str, Any] = call(None, "why", path=path, operation=operation, to=to, size=size)
         return here
     place = _place(home, named, base if workspace is not None else None, role)
-    return _ask(place, base, path, operation, size)
+    return _ask(place, base, path, operation, to, size)
 
 
-def ask_in(root: Path, path: str, operation: Operation | None, size: int | None, decide: Decide) -> dict[str, Any]:
+def ask_in(
+    root: Path, path: str, operation: Operation | None, to: str | None, size: int | None, decide: Decide
+) -> dict[str, Any]:
     """The decision on a change of `path`, from the root of the mount or absolute, as `decide` has it."""
-    return _ask(_Place(root, decide, mounted=True), root, path, operation, size)
+    return _ask(_Place(root, decide, mounted=True), root, path, operation, to, size)
 
 
-def _ask_the_session(home: Path, named: Path, asked: tuple[str, Operation | None, int | None]) -> dict[str, Any] | None:
+def _absolute(base: Path, path: str | None) -> str | None:
+    return None if path is None else os.path.join(base, path)
+
+
+def _ask_the_session(
+    home: Path, named: Path, asked: tuple[str, Operation | None, str | None, int | None]
+) -> dict[str, Any] | None:
     """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
     session = callable_around(home, named)
     if session is None or str(session.mountpoint) == session.source:
         return None
-    path, operation, size = asked
+    path, operation, to, size = asked
     try:
-        answer: dict[str, Any] = call(session.directory, "why", path=path, operation=operation, size=size)
+        answer: dict[str, Any] = call(session.directory, "why", path=path, operation=operation, to=to, size=size)
     except (BonobofsError, OSError):
         return None  # what is known of it here has to do
     return answer
 
 
-def _ask(place: _Place, base: Path, path: str, operation: Operation | None, size: int | None) -> dict[str, Any]:
+def _ask(
+    place: _Place, base: Path, path: str, operation: Operation | None, to: str | None, size: int | None
+) -> dict[str, Any]:
+    if to is not None and operation not in (Operation.RENAME, Operation.LINK):
+        raise UsageError("--to names the new path of a rename or link; add --op rename or --op link")
     relative, found = _locate(place.root, base, path, operation)
     chosen = operation or _usual(path, found)
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
@@ -116,7 +132,55 @@ def _ask(place: _Place, base: Path, path: str, operation: Operation | None, size
     facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
     facts = facts._replace(in_source=_in_source(place, relative, found))
     decision = place.decide(Request(chosen, WorkspacePath(relative), kind), facts)
+    if chosen is Operation.RENAME or to is not None:
+        target = None if to is None else _locate(place.root, base, to, chosen)[0]
+        decision = _judge_move(place, (relative, kind, found), chosen, target, decision)
     return as_document(decision, relative, chosen)
+
+
+def _judge_move(
+    place: _Place,
+    origin: tuple[str, Kind, os.stat_result | None],
+    operation: Operation,
+    target: str | None,
+    leaving: Decision,
+) -> Decision:
+    """The first refusal of what leaves the old path and appears at the new one, for all below a directory too."""
+    relative, kind, found = origin
+    below = _below(place.root / relative) if found is not None and kind is Kind.DIRECTORY else ()
+    decisions = [leaving]
+    for path, each, st in (("", kind, found), *below):
+        old, new = relative + path, None if target is None else target + path
+        if path and operation is Operation.RENAME:
+            decisions.append(place.decide(Request(operation, WorkspacePath(old), each), Facts(leaves=True)))
+        if new is not None:
+            decisions.append(place.decide(Request(operation, WorkspacePath(new), each), _appearing(each, st)))
+    denied = next((one for one in decisions if isinstance(one, Denied)), None)
+    if denied is not None:
+        return denied
+    layers = {one.apart for one in decisions if isinstance(one, Allowed)}
+    return leaving if Apart.SCRATCH not in layers or len(layers) == 1 else _crosses(relative, operation)
+
+
+def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
+    """What lies below a directory: `/` and the path from there, its kind, and what lstat says."""
+    for top, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = os.path.join(top, name)
+            st = _lstat(Path(path))
+            if st is not None:
+                yield path[len(str(directory)) :], _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE), st
+
+
+def _appearing(kind: Kind, found: os.stat_result | None) -> Facts:
+    if kind is not Kind.FILE or found is None:
+        return Facts(in_source=found is not None)
+    return Facts(size=found.st_size, mode=stat.S_IMODE(found.st_mode), in_source=True)
+
+
+def _crosses(path: str, operation: Operation) -> Decision:
+    """The answer to a rename or link between scratch and the rest of the workspace."""
+    return Denied(Code.ELSEWHERE, *words.ELSEWHERE, WorkspacePath(path), operation)
 
 
 def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Place:

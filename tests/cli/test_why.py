@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bonobofs.decision import ERRNO, Code
 from bonobofs.state.home import inside_directory
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
@@ -158,3 +159,58 @@ def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted,
     asked = bonobofs("why", world.path / "aidlc-docs" / "new.md", env=agents)
     assert asked.returncode == 2
     assert f"{world.path}/.bonobofs/policy.md" in asked.stderr
+
+
+RENAMES = """
+default = "allow"
+[[keep]]
+paths = ["docs/index.md"]
+[[scratch]]
+paths = ["out/"]
+[role.agent]
+write = ["**"]
+deny = ["closed/"]
+"""
+
+
+def test_a_rename_is_judged_by_both_names_and_all_below(mounted: Mounted, source: Path) -> None:
+    """`why --op rename` and the mount agree; a rename across the layers has an entry in denials.jsonl."""
+    (source / "closed").mkdir()
+    world = mounted(policy=RENAMES)
+    for name in ("docs", "free", "out"):
+        (world.path / name).mkdir()
+    for name in ("docs/index.md", "free/a.txt", "out/a.txt"):
+        (world.path / name).touch()
+    for old, new, code in (
+        ("docs", "moved", "KEEP"),
+        ("free", "closed", "ROLE"),
+        ("free/a.txt", "closed/a.txt", "ROLE"),
+        ("free/a.txt", "out/b.txt", "ELSEWHERE"),
+        ("out/a.txt", "free/b.txt", "ELSEWHERE"),
+    ):
+        answer = _why(old, "--op", "rename", "--to", new, code=77, cwd=world.path)
+        assert answer["code"] == code
+        with pytest.raises(OSError, match=os.strerror(ERRNO[Code(code)])):
+            (world.path / old).rename(world.path / new)
+        *_, last = (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()
+        assert (json.loads(last)["code"], json.loads(last)["operation"]) == (code, "rename")
+    assert _why("docs", "--op", "rename", code=77, cwd=world.path)["code"] == "KEEP"
+    _why("free", "--op", "rename", "--to", "moved", code=0, cwd=world.path)
+    (world.path / "free").rename(world.path / "moved")
+    asked = bonobofs("why", "moved", "--to", "free", cwd=world.path)
+    assert (asked.returncode, "add --op rename" in asked.stderr) == (2, True)
+
+
+def test_a_dead_mount_is_named(mounted: Mounted) -> None:
+    """The answer is how to mount again or unmount, for an own state directory and for another."""
+    world = mounted(policy=ALLOW_ALL)
+    world.kill()
+    for env, advice in (
+        ({}, f"bonobofs umount {world.path}"),
+        ({"BONOBOFS_HOME": f"{world.home}2"}, "ask the operator"),
+    ):
+        asked = bonobofs("why", world.path / "x", env=env)
+        assert asked.returncode == 1
+        assert f"the server of the mount on {world.path} is gone" in asked.stderr
+        assert advice in asked.stderr
+    assert "is gone" in bonobofs("shell", world.path, "--", "true").stderr
