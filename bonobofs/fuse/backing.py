@@ -26,6 +26,8 @@ from bonobofs.state import scratch as layers
 
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
+_ROOM_IS_TRUE: Final = 1.0
+"""Seconds."""
 _MOST_SENT: Final = 1 << 30
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,6 +57,9 @@ class Backing(Descriptors):
         self.top.held = True
         os.umask(0)
         self._umask = 0
+        self._room = 0
+        """Bytes that callers other than root may still allocate, as read at the time `_room_read`."""
+        self._room_read = 0.0
         self._entries: Final = ctypes.create_string_buffer(65536)
         self._caller: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 
@@ -168,6 +173,23 @@ class Backing(Descriptors):
     def list_xattrs(self, node: Node) -> list[str]:
         """The names of the extended attributes."""
         return os.listxattr(self._object(node))
+
+    def check_reserve(self, needed: int) -> None:
+        """Raise ENOSPC if allocating `needed` bytes would take blocks that the file system keeps for root.
+
+        The server may be root while its caller is not. The free space is read again after a second, or once the bytes
+        that it had room for are allocated.
+        """
+        if not self.privileged or needed <= 0:
+            return
+        self._room -= needed
+        if self._room >= 0 and self.now - self._room_read < _ROOM_IS_TRUE:
+            return
+        v = os.statvfs(self.root)
+        self._room = v.f_bavail * v.f_frsize - needed
+        self._room_read = self.now
+        if self._room < 0 and v.f_bavail < v.f_bfree:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def statvfs(self) -> os.statvfs_result:
         """The file system of the source."""

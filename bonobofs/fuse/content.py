@@ -60,7 +60,9 @@ class Content(Scratching):
             if self._raise(header, node) is None:
                 raise
             return self._write(header, body)  # of the layer by now
-        written = self._put(node, fd, data, -1 if appends else at, run.leave)
+        # The kernel writes the pages of a mapping in no caller's name.
+        needed = _allocated(st, at, size) if header.uid or write_flags & p.WRITE_CACHE else 0
+        written = self._put(node, fd, data, -1 if appends else at, needed, run.leave)
         self._count(run, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
@@ -72,9 +74,10 @@ class Content(Scratching):
         node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
-    def _put(self, node: Node, fd: int, data: memoryview, at: int, leave: Allowed) -> int:
+    def _put(self, node: Node, fd: int, data: memoryview, at: int, needed: int, leave: Allowed) -> int:
         """Write at an offset, or at the end where that is -1; bytes written."""
         try:
+            node.layer.check_reserve(needed)
             return node.layer.append(fd, data, leave) if at < 0 else node.layer.write(fd, data, at, leave)
         except BaseException as error:
             self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
@@ -180,6 +183,8 @@ class Content(Scratching):
             if mode & system.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
         with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
+            if header.uid and not mode & system.FALLOC_PUNCH_HOLE:
+                node.layer.check_reserve(_allocated(st, offset, length))
             node.layer.allocate(fd, mode, offset, length, leave)
             self._resized(node, request.path)
             if header.uid and st.st_mode & SET_IDS:
@@ -232,6 +237,8 @@ class Content(Scratching):
             apart=target.apart,
         )
         with admission as leave:
+            if header.uid:
+                target.layer.check_reserve(_allocated(st, target_offset, length))
             copied = target.layer.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
             admission.written = copied
             self._resized(target, request.path)
@@ -296,6 +303,12 @@ def is_member(header: Header, gid: int) -> bool:
     except (OSError, StopIteration):
         return False
     return str(gid).encode() in groups.split()
+
+
+def _allocated(st: os.stat_result, offset: int, length: int) -> int:
+    """Return how many bytes a change of `length` bytes at `offset` may allocate; a file with holes may fill them."""
+    has = st.st_blocks * 512
+    return offset + length - has if has >= st.st_size else length
 
 
 def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:
