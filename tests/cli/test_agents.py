@@ -23,3 +23,16 @@ def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> N
     assert one["id"] == world.session.agent_id
     assert bonobofs("agent", "change", "alice").returncode == 2
     assert bonobofs("agent", "change", "bob", "--role", "impl").returncode == 2
+
+
+def test_a_misspelled_agent_is_not_registered(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """The nearest name is shown; `--new` registers the name as it is."""
+    mounted(policy=ALLOW_ALL, agent="alice")
+    mountpoint = tmp_path / "second"
+    mountpoint.mkdir()
+    wrong = bonobofs("mount", source, mountpoint, "--agent", "alcie")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "bonobofs: no agent is named alcie; did you mean alice? to register it: --new\n"
+    made = bonobofs("mount", source, mountpoint, "--agent", "alcie", "--new")
+    assert made.returncode == 0, made.stderr
+    assert bonobofs("umount", mountpoint).returncode == 0
