@@ -13,6 +13,7 @@ import pytest
 from bonobofs.cli.app import tree
 from tests.worlds import ROOT, bonobofs, environment
 
+IDENTITY = ["-c", "user.name=alice", "-c", "user.email=alice@example.invalid"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -74,6 +75,21 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     exec(compile(found[1], "README.md", "exec"), {})
     assert (tmp_path / "project" / "aidlc-docs" / "plan.md").read_text() == "# The plan\n"
+
+
+def test_the_file_and_git_examples_run_alone_and_show_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example imports what it uses. What the policy refuses raises PermissionError."""
+    found = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in ("init -q -b main", "commit -q --allow-empty -m Begin"):
+        subprocess.run(["git", *IDENTITY, "-C", "project", *command.split()], check=True)
+    for example in found[:3]:
+        exec(compile(example, "README.md", "exec"), {})
+    log = ["git", "-C", "project", "log", "-1", "--format=%s", "aidlc/gt-17"]
+    assert subprocess.run(log, capture_output=True, text=True, check=True).stdout == "[gt-17] Add the plan\n"
+    with pytest.raises(PermissionError, match=r"Only \.md files"):
+        exec(compile(found[0].replace("plan.md", "plan.sh"), "README.md", "exec"), {})
 
 
 def test_every_refusal_code_is_in_the_security_document() -> None:
