@@ -543,7 +543,13 @@ class Guard:
         self.trail.sync()
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """Enter a refusal, or count it where it repeats, and give the exception to raise."""
+        """Enter a refusal, or count it where it repeats, and give the exception to raise.
+
+        A refused lock that git does without is shown in `denials.jsonl` and not entered: `git status` asks for it.
+        """
+        if denied.operation is Operation.CREATE_FILE and _is_optional_lock(denied.path):
+            self.show_denial(denied)
+            return Refused(denied)
         now = monotonic()
         # At a gate the path tells nothing: that the same was asked, of the same issue, the details say.
         asked = "" if guard == "file" else object_of(caller.details)
@@ -678,7 +684,8 @@ def unrecorded(request: Request) -> Denied:
 
 def _is_done_without(path: str) -> bool:
     """Whether a program only tried what it can do without: git at every `git status`, an editor whenever it saves."""
-    name = path.rpartition("/")[2]
-    if is_never_held(name):
-        return True
-    return ("/.git/" in path or path.startswith(".git/")) and name in _OPTIONAL_LOCKS
+    return is_never_held(path.rpartition("/")[2]) or _is_optional_lock(path)
+
+
+def _is_optional_lock(path: str) -> bool:
+    return f"/{path}".rpartition("/")[2] in _OPTIONAL_LOCKS and "/.git/" in f"/{path}"

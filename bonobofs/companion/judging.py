@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
 from bonobofs.audit.trail_file import open_trail, stat_trail
+from bonobofs.companion.index_refresh import IndexRefresh
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.guards.beads.lock import is_held, lock_path
 from bonobofs.guards.git.busy import was_at_work
@@ -57,6 +58,8 @@ class Judging:
         self._git: Final = "" if is_view(home, mountpoint) else ".git"
         """Where the repository is, below the source."""
         self._records: Final = _Records(home, session, source)
+        self._index: Final = f"{self._git}/index" if self._git else "index"
+        self._refresh: Final = IndexRefresh(source / self._index)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
         self._began_at = 0.0
@@ -84,6 +87,8 @@ class Judging:
         suspects, self._suspects = self._suspects, {}
         # What came and went has changed nothing.
         left = {path: one for path, one in suspects.items() if not (one.kinds & BEGAN and one.size == -2)}
+        if self._index in left and self._refresh.is_refresh():
+            del left[self._index]
         if not left:
             return
         try:

@@ -1,0 +1,50 @@
+"""Reading git raises no refusal and no alert, in the mount and in the source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.watch.looking import until
+from tests.worlds import Mounted, World
+
+
+def _git(at: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=o", "-c", "user.email=o@example.com", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", "-C", at, *who, *arguments], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def _false_lines(world: World) -> list[str]:
+    return [
+        f"{entry.operation} {entry.path}"
+        for entry in world.entries()
+        if entry.kind == "alert" or entry.result == "denied" or entry.operation == "out_of_band"
+    ]
+
+
+def test_git_status_is_no_refusal_and_its_refresh_is_no_alert(mounted: Mounted, source: Path) -> None:
+    """In the mount, where the index cannot be written, and by the operator in the source, where it is rewritten.
+
+    `git add` in the source changes the index, and is an alert as before.
+    """
+    _git(source, "init", "-q")
+    (source / "a.md").write_text("a")
+    _git(source, "add", "a.md")
+    _git(source, "commit", "-qm", "a")
+    world = mounted(policy='default = "allow"\n[[protect]]\npaths = [".git/"]\n')
+    before = (source / ".git" / "index").read_bytes()
+    for number in range(1, 4):
+        os.utime(source / "a.md", (number, number))
+        _git(world.path, "status")
+        _git(world.path, "diff")
+        _git(source, "status")
+    assert (source / ".git" / "index").read_bytes() != before
+    (source / "b.md").write_text("b")
+    _git(source, "add", "b.md")
+    until(lambda: any(line.startswith("out_of_band .git") for line in _false_lines(world)), "the added file")
+    assert "denied" not in [entry.result for entry in world.entries() if entry.kind == "intent"]
+    told = [entry for entry in world.entries() if entry.kind == "event" and entry.operation == "out_of_band"]
+    assert not [entry for entry in told if entry.path == ".git/index" and entry.timestamp < told[0].timestamp]
+    assert len([entry for entry in world.entries() if entry.kind == "alert"]) == 1
