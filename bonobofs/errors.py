@@ -25,6 +25,8 @@ class PolicyError(BonobofsError):
     """A policy that cannot be enforced as written. The message names the file, the line and the key."""
 
     errno = errno.EINVAL
+    problems: tuple[str, ...] = ()
+    """One line for each mistake of a file that is TOML; the message has the first."""
 
 
 class TrailError(BonobofsError):

@@ -16,6 +16,7 @@ import pytest
 from bonobofs import session
 from bonobofs.state import mounts
 from bonobofs.state.database import Database
+from bonobofs.state.project_policies import store_preset
 from tests.postgres import Postgres
 from tests.worlds import Mounted, OrdinaryUser, World
 from tests.worlds.issues import find_bd
@@ -87,10 +88,11 @@ def kept_database(home: Path, new_database: Path) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """An empty directory to be guarded."""
+def source(home: Path, tmp_path: Path) -> Path:
+    """An empty directory to be guarded. An earlier session of it took the preset `aidlc`."""
     path = tmp_path / "source"
     path.mkdir()
+    store_preset(home, path.resolve(), "aidlc")
     return path
 
 
@@ -108,7 +110,10 @@ def ordinary_user() -> Iterator[OrdinaryUser]:
 
 @pytest.fixture
 def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> Iterator[Mounted]:
-    """Mount `source`, or another directory, as `mount` does; everything is unmounted after the test."""
+    """Mount `source`, or another directory, as `mount` does; everything is unmounted after the test.
+
+    If there is no policy, an earlier session of the source took the preset `aidlc`.
+    """
     worlds: list[World] = []
     numbers = itertools.count()
 
@@ -123,6 +128,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
         allow_other: bool = False,
     ) -> World:
         number = next(numbers)
+        store_preset(home, source.resolve(), "aidlc")
         if isinstance(policy, str):
             file = tmp_path / f"policy-{number}.toml"
             file.write_text(policy, encoding="utf-8")
@@ -131,7 +137,13 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
             mountpoint = tmp_path / f"mount-{number}"
             mountpoint.mkdir()
         order = session.Order(
-            source, mountpoint, agent=agent, role=role, policy=policy, transport=transport, allow_other=allow_other
+            source,
+            mountpoint,
+            agent=agent,
+            role=role,
+            policy=policy,
+            transport=transport,
+            allow_other=allow_other,
         )
         world = World(home, session.start(home, order).session)
         worlds.append(world)

@@ -74,6 +74,8 @@ def test_whoami_is_the_session_that_is_registered(mounted: Mounted) -> None:
         "session": made.session,
         "source": made.source,
         "policy": made.policy.digest,
+        "policy_origin": "preset:aidlc",
+        "socket": str(world.home / "sessions" / made.session / "inside/guard.sock"),
         "tools": ["read_file", "write_file", "list_files", "search_files"],
         "git": ["add", "commit", "rm", "mv", "restore"],
         "beads": ["create", "update", "close", "label", "comment"],

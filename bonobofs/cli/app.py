@@ -14,6 +14,7 @@ from bonobofs.errors import UsageError
 _COMMANDS: Final = {
     "mount": "mount.mount",
     "umount": "mount.umount",
+    "init": "init.init",
     "shell": "shell.shell",
     "status": "status.status",
     "why": "why.why",

@@ -69,7 +69,9 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
     from bonobofs.guards.beads.acting import Acting  # noqa: PLC0415
     from bonobofs.guards.beads.steps import act  # noqa: PLC0415
 
-    with session.open_session(_top(here), agent=whose.agent, role=whose.role, policy=whose.policy) as opened:
+    with session.open_session(
+        _top(here), agent=whose.agent, role=whose.role, policy=whose.policy, preset=None
+    ) as opened:
         agent = opened.guard.agent
         acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
         yield lambda step: showing.as_document(act(acting, agent, step, f"beads {step.name}"))

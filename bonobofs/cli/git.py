@@ -51,7 +51,7 @@ def _gate(whose: _Whose, issue: str | None = None) -> Iterator[Any]:
     from bonobofs.guards.git.gate import GitGate  # noqa: PLC0415 - libgit2 is loaded where it is asked for
 
     top = _top(Path.cwd())
-    with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy) as opened:
+    with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
         gate = GitGate(opened, issue)
         try:
             yield gate

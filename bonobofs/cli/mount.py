@@ -13,7 +13,7 @@ from bonobofs import session
 from bonobofs.cli.nearest import close_names
 from bonobofs.cli.output import note, say, waiting
 from bonobofs.errors import UsageError
-from bonobofs.policy.packaged import packaged_default
+from bonobofs.policy.packaged import PRESETS
 
 _NAMED: Final = 5
 
@@ -40,7 +40,9 @@ def mount(
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="The policy file. Default: policy.toml in the state directory, else the packaged one."
+            metavar="FILE",
+            help="The policy file, or the name of a preset. Default: the project's, else policy.toml in the state "
+            "directory, else the preset that the first mount took.",
         ),
     ] = None,
     transport: Annotated[
@@ -83,7 +85,7 @@ def mount(
         mountpoint=Path(os.path.abspath(mountpoint)),
         agent=agent,
         role=role,
-        policy=Path(os.path.abspath(policy)) if policy is not None else None,
+        policy=Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
         transport=transport,
         allow_other=allow_other,
         keep_scratch=keep_scratch,
@@ -152,9 +154,8 @@ def umount(
 
 def _tell(mounted: session.Mounted) -> None:
     made = mounted.session
-    origin = "the packaged default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
     say(f"{made.source} on {made.mountpoint} for {made.agent}, role {made.role}")
-    say(f"policy {origin}, transport {made.transport}, session {made.session}")
+    say(f"policy {made.policy.origin} ({mounted.why}), transport {made.transport}, session {made.session}")
     where = shlex.quote(made.mountpoint or "")
     say(f"work there: cd {where}, or bonobofs shell {where} for git, issues and leases")
     say(f"rules: {where}/.bonobofs/policy.md; of one path: bonobofs why PATH; end: bonobofs umount {where}")

@@ -12,53 +12,66 @@ from bonobofs.cli.output import document, note, say
 from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
-from bonobofs.policy.document import load, parse
-from bonobofs.policy.engine import compile_policy, describe
+from bonobofs.policy.document import load, located, parse
+from bonobofs.policy.engine import describe
+from bonobofs.policy.packaged import PRESETS, preset_file
+from bonobofs.policy.risks import warnings
 
 app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
 
 
+FileOrPreset = Annotated[str, typer.Argument(metavar="FILE", help="The policy file, or the name of a preset.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+
+def _file_of(named: str) -> Path:
+    return preset_file(named) if named in PRESETS else Path(named)
+
+
 @app.command("check")
-def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy file.")],
-    json: Annotated[bool, typer.Option("--json", help="The result as one JSON document.")] = False,
-) -> int:
-    """Say whether a policy can be enforced as it is written; else where and why not.
+def check(file: FileOrPreset, json: JsonOption = False) -> int:
+    """Say whether a policy can be enforced, with every mistake and its line, and what it leaves open.
+
+    Exit 1 if there is a mistake. A warning is none.
 
     \b
-    Example:
+    Examples:
       bonobofs policy check ./policy.toml
+      bonobofs policy check project         a preset
     """
+    path, mistakes, told, rules = _file_of(file), list[str](), list[str](), 0
     try:
-        plain = load(file).model_dump(mode="json")
-        compile_policy(plain)
+        plain = load(path).model_dump(mode="json")
+        rules = len(plain["rule"])
+        text = path.read_text(encoding="utf-8")
+        told = [f"{path}:{line}: warning: {problem}" for line, problem in located(text, warnings(plain))]
     except PolicyError as error:
-        if not json:
-            raise
-        document({"file": str(file), "rules": None, "errors": [str(error)]})
-        return error.exit_code
-    rules = len(plain["rule"])
+        mistakes = list(error.problems or (str(error),))
     if json:
-        document({"file": str(file), "rules": rules, "errors": []})
-    else:
-        say(f"{file}: in order, {rules} rule{'' if rules == 1 else 's'}")
-    return 0
+        document({"file": str(path), "rules": None if mistakes else rules, "errors": mistakes, "warnings": told})
+        return 1 if mistakes else 0
+    for line in mistakes or told:
+        note(line)
+    if not mistakes:
+        say(f"{path}: in order, {rules} rule{'' if rules == 1 else 's'}")
+    return 1 if mistakes else 0
 
 
 @app.command("test")
 def test(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The policy file. Default: the one that is in force.")
+        str | None,
+        typer.Argument(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> int:
-    """Try the examples that the rules carry; exit 1 when one does not hold.
+    """Try the examples of a policy, of its rules and of its roles; exit 1 when one does not hold.
 
     \b
     Example:
       bonobofs policy test ./policy.toml
     """
-    origin = file if file is not None else session.choose_policy(session.home(), None).origin
+    origin = _file_of(file) if file is not None else session.choose_policy(session.home(), None).file
     plain = load(origin).model_dump(mode="json")
     failures, tried = examples.failures(plain), examples.count(plain)
     if json:
@@ -94,7 +107,8 @@ def import_(
 def show(
     role: Annotated[str | None, typer.Option(metavar="R", help="For whom. Default: the policy's default_role.")] = None,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The policy file. Default: the one that is in force.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The policy itself, as one JSON document.")] = False,
 ) -> None:
@@ -112,6 +126,7 @@ def show(
         document(
             {
                 "origin": shown.origin,
+                "why": shown.why,
                 "digest": compiled.digest,
                 "generation": compiled.generation,
                 "session": shown.session,
@@ -120,7 +135,7 @@ def show(
             }
         )
         return
-    say(f"{shown.origin}")
+    say(f"{shown.origin}" + (f" ({shown.why})" if shown.why else ""))
     say(f"digest {compiled.digest}, generation {compiled.generation}")
     say(f"roles {', '.join(sorted(compiled.roles, key=str.lower))}")
     if shown.session is not None:

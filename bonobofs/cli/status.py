@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table
-from bonobofs.policy.packaged import packaged_default
 from bonobofs.session import State
 
 _STYLES = {
@@ -103,9 +101,17 @@ def _remedy(one: session.Status) -> str:
 
 def _row(one: session.Status) -> tuple[str, ...]:
     made = one.session
-    origin = "default" if Path(made.policy.origin) == packaged_default() else made.policy.origin
     pid = str(made.pid) if made.pid is not None and one.state in {*session.SERVED, State.ENDING} else "-"
-    return one.state, made.mountpoint or "-", made.source, made.agent, made.role, pid, made.transport, origin
+    return (
+        one.state,
+        made.mountpoint or "-",
+        made.source,
+        made.agent,
+        made.role,
+        pid,
+        made.transport,
+        made.policy.origin,
+    )
 
 
 def _plain(one: session.Status) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table, waiting
+from bonobofs.policy.packaged import PRESETS
 from bonobofs.session import worktrees
 
 app = typer.Typer(help="Give agents a work tree and a branch of their own for an issue.", rich_markup_mode=None)
@@ -53,7 +54,7 @@ def add(
         issue,
         agent,
         role,
-        Path(os.path.abspath(policy)) if policy is not None else None,
+        Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
         base,
         depends_on or [],
     )

@@ -25,6 +25,8 @@ from bonobofs.guards.file_guard import operation_of
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
 from bonobofs.request import Operation, WorkspacePath
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import read_live
 
 Arguments = dict[str, Any]
 Call = Callable[[CalledSession, Arguments], Any]
@@ -98,7 +100,9 @@ def _path(session: CalledSession, arguments: Arguments, default: str | None = No
 def _whoami(session: CalledSession, arguments: Arguments) -> Any:
     _done(arguments)
     policy = session.guard.policy
-    return {**session.who.plain(), "policy": policy.digest, **callable_words(policy, session.who.role)}
+    live = read_live(session_directory(session.home, session.who.session))
+    in_force = {"policy": policy.digest, "policy_origin": "" if live is None else live.policy.origin}
+    return {**session.who.plain(), **in_force, **callable_words(policy, session.who.role)}
 
 
 def _why(session: CalledSession, arguments: Arguments) -> Any:

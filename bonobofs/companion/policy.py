@@ -71,9 +71,8 @@ class PolicyFile:
         if always or self._broken or plain != self._in_force:
             self._in_force = plain
             write_document(self._kept, plain)
-            self._line.tell(
-                Kind.POLICY, {"origin": str(chosen.origin), "policy": plain, "file": _evidence(chosen.origin)}
-            )
+            evidence = _evidence(Path(os.path.realpath(self._file)))
+            self._line.tell(Kind.POLICY, {"origin": chosen.origin, "policy": plain, "file": evidence})
         self._broken = False
 
     def _look(self) -> Mark:

@@ -92,6 +92,11 @@ class Hearing:
         """The policy in force, as plain data."""
         return self._plain
 
+    @property
+    def policy_origin(self) -> str:
+        """`preset:NAME` or the file of the policy in force."""
+        return self._origin
+
     def give_up(self, deaths: int) -> None:
         """There will be no companion any more. TrailError: that is not entered."""
         self._is_restarted = False

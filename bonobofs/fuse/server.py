@@ -165,7 +165,8 @@ class Server:
         who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
         may_call = callable_words(policy, agent.role)
         socket = os.path.join(self._config["session_dir"], INSIDE, GUARD_SOCKET)
-        who = {"agent": agent.label, "agent_id": agent.id, **who, "policy": policy.digest, "socket": socket, **may_call}
+        in_force = {"policy": policy.digest, "policy_origin": self._hearing.policy_origin, "socket": socket}
+        who = {"agent": agent.label, "agent_id": agent.id, **who, **in_force, **may_call}
         return json.dumps(who, indent=2).encode() + b"\n"
 
     def _denials(self) -> bytes:

@@ -29,6 +29,8 @@ from bonobofs.policy.pattern import (
 from bonobofs.request import Operation, WorkspacePath
 
 EVERYTHING: Final = "**"
+ALWAYS_PROTECTED: Final = ("**/.git/", "**/.beads/")
+"""Protected by every policy, also one without [[protect]]. No source contains the state directory (`state.places`)."""
 DEFAULT_ROLE: Final = "agent"
 """The role that exists unless the policy defines it. It writes everywhere."""
 _ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
@@ -45,6 +47,8 @@ class Rule:
     """The suffixes without their dots."""
     max_size: int | None
     executable: bool
+    refusal: words.Refusal | None
+    """Of a rule with `refuse`: it refuses every change, also one that another rule admits."""
     leave: Allowed
     offer: words.Offer
     wrong_suffix: words.Refusal
@@ -234,7 +238,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
     scratch = _scratch(document.get("scratch", ()))
     keep = [parse(text) for table in document.get("keep", ()) for text in table["paths"]]
     rules = _rules(document.get("rule", ()))
-    offers = tuple(rule.offer for rule in sorted(rules, key=lambda rule: rule.order))
+    offers = tuple(rule.offer for rule in sorted(rules, key=lambda rule: rule.order) if rule.refusal is None)
     roles = defined_roles(document)
     return Policy(
         document=document,
@@ -263,8 +267,14 @@ def defined_roles(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, words.Refusal]]:
-    patterns = [parse(text) for table in document.get("protect", ()) for text in table["paths"]]
+    patterns = [parse(text) for text in protected_paths(document)]
     return [(parse(".bonobofs/"), words.RESERVED), *((one, words.protected(one)) for one in patterns)]
+
+
+def protected_paths(document: Mapping[str, Any]) -> list[str]:
+    """Every pattern that the policy protects, the built-in ones included; each once."""
+    listed = [text for table in document.get("protect", ()) for text in table["paths"]]
+    return list(dict.fromkeys([*listed, *ALWAYS_PROTECTED]))
 
 
 def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch]]:
@@ -324,7 +334,7 @@ def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     # From the widest on, so that the first rule to admit a change is the one whose verdict extends furthest: none that
     # also admits it goes to a greater size, nor to the same size with executable content.
     widest = sorted(range(len(offers)), key=lambda index: _narrowness(offers[index]))
-    return [_rule(offers[order], order, rank) for rank, order in enumerate(widest)]
+    return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]
 
 
 def _narrowness(offer: words.Offer) -> tuple[bool, int, bool, str]:
@@ -343,13 +353,14 @@ def _offer(table: Mapping[str, Any]) -> words.Offer:
     )
 
 
-def _rule(offer: words.Offer, order: int, rank: int) -> Rule:
+def _rule(offer: words.Offer, order: int, rank: int, refuse: str | None) -> Rule:
     return Rule(
         order=order,
         rank=rank,
         extensions=None if offer.suffixes is None else frozenset(suffix[1:] for suffix in offer.suffixes),
         max_size=offer.max_size,
         executable=offer.executable,
+        refusal=None if refuse is None else words.rule_refuses(offer.name, refuse),
         leave=Allowed(offer.name, offer.max_size, not offer.executable),
         offer=offer,
         wrong_suffix=words.suffix(offer),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bonobofs.policy import words
-from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet
+from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet, protected_paths
 from bonobofs.policy.families import FAMILIES
 from bonobofs.policy.lease_limits import duration, longest_lease, may_lease
 from bonobofs.policy.pattern import Pattern, parse
@@ -123,10 +123,12 @@ def _callable(policy: Policy, role: str) -> Iterable[str]:
 
 def _refused(policy: Policy, role: str) -> Iterable[str]:
     document = policy.document
-    protect = [text for table in document.get("protect", ()) for text in table["paths"]]
     keep = [text for table in document.get("keep", ()) for text in table["paths"]]
     deny = document.get("role", {}).get(role, {}).get("deny", ())
-    yield f"Any change of {_code([*protect, '.bonobofs/'])}."
+    yield f"Any change of {_code([*protected_paths(document), '.bonobofs/'])}."
+    for rule in document.get("rule", ()):
+        if rule.get("refuse") is not None:
+            yield f"Any change of {_code(rule['paths'])}: {rule['refuse']} (rule `{rule['name']}`)"
     if deny:
         yield f"Any change of {_code(deny)}, for this role."
     if not policy.hidden.everything:

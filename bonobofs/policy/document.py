@@ -6,9 +6,10 @@ nothing. Every error is one line with the file, the line and the key.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -30,8 +31,11 @@ from bonobofs.policy import pattern
 from bonobofs.policy.beads import HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.families import FAMILIES
+from bonobofs.policy.inheritance import merge
+from bonobofs.policy.inheritance import problems as problems_between
 from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
 from bonobofs.policy.lines import Place, positions
+from bonobofs.policy.packaged import PRESETS, preset_file
 from bonobofs.policy.words import BUILT_IN_RULES
 
 LARGEST: Final = 2**63 - 1
@@ -43,6 +47,7 @@ _MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST_LEASE: Final = 366 * 86_400
 _BEADS_WORD: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
+_LONGEST_SENTENCE: Final = 200
 
 
 def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
@@ -109,6 +114,12 @@ def _example(path: str) -> str:
     if not path:
         raise _refuse("an example is a path from the workspace's root")
     return path
+
+
+def _sentence(text: str) -> str:
+    if not text.isprintable() or text != text.strip() or not 0 < len(text) <= _LONGEST_SENTENCE:
+        raise _refuse(f"write the reason as one printable sentence of at most {_LONGEST_SENTENCE} characters")
+    return text
 
 
 def _word(family: str) -> AfterValidator:
@@ -207,6 +218,7 @@ MailName = Annotated[str, AfterValidator(_mail_name)]
 Duration = Annotated[int, BeforeValidator(_duration)]
 BeadsWord = Annotated[str, AfterValidator(_beads_word)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
+Sentence = Annotated[str, AfterValidator(_sentence)]
 
 
 class _Table(BaseModel):
@@ -234,14 +246,27 @@ class Examples(_Table):
 
 
 class Rule(_Table):
-    """[[rule]]: changes of matching paths that it admits. What it leaves out, it does not limit."""
+    """[[rule]]: changes of matching paths that it admits, or refuses with a reason. An absent key sets no limit."""
 
     name: RuleName
     paths: list[PathPattern] = Field(min_length=1)
     suffixes: list[Suffix] | None = Field(default=None, min_length=1)
     max_size: Size | None = None
     executable: bool = True
+    refuse: Sentence | None = None
     examples: Examples = Examples()
+
+    @model_validator(mode="after")
+    def _refuses_all(self) -> Rule:
+        limits = {
+            "suffixes": self.suffixes,
+            "max_size": self.max_size,
+            "executable": None if self.executable else False,
+        }
+        for key, limit in limits.items():
+            if self.refuse is not None and limit is not None:
+                raise _refuse("a rule with refuse refuses every change; remove this key", (key,))
+        return self
 
 
 class Role(_Table):
@@ -252,6 +277,7 @@ class Role(_Table):
     tools: list[Annotated[str, _word("tools")]] = []
     git: list[Annotated[str, _word("git")]] = []
     beads: list[Annotated[str, _word("beads")]] = []
+    examples: Examples = Examples()
 
 
 class Leases(_Table):
@@ -295,8 +321,10 @@ class AgentMail(_Table):
 
 
 class PolicyDocument(_Table):
-    """A whole policy. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
+    """A whole policy, its preset included. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
 
+    extends: Literal["project", "aidlc", "docs", "read-only"] | None = Field(default=None, exclude=True)
+    replace: list[str] = Field(default=[], exclude=True)
     default: Literal["deny", "allow"] = "deny"
     default_role: Name = DEFAULT_ROLE
     hidden: list[HiddenPattern] = []
@@ -312,22 +340,7 @@ class PolicyDocument(_Table):
     leases: Leases = Leases()
     beads: Beads = Beads()
     agent_mail: AgentMail | None = None
-
-    @model_validator(mode="after")
-    def _names_are_clear(self) -> PolicyDocument:
-        counted = Counter(rule.name for rule in self.rule)
-        seen: set[str] = set()
-        for index, rule in enumerate(self.rule):
-            if rule.name in seen:
-                problem = f"{rule.name!a} names {counted[rule.name]} rules; records could not tell which decided"
-                raise _refuse(problem, ("rule", index, "name"))
-            seen.add(rule.name)
-        if self.default_role != DEFAULT_ROLE and self.default_role not in self.role:
-            raise _refuse(f"the role {self.default_role!a} is not defined; add [role.NAME]", ("default_role",))
-        for index, role in enumerate(self.leases.who or ()):
-            if role != DEFAULT_ROLE and role not in self.role:
-                raise _refuse(f"the role {role!a} is not defined; add [role.NAME]", ("leases", "who", index))
-        return self
+    examples: Examples = Examples()
 
 
 def load(path: Path) -> PolicyDocument:
@@ -347,17 +360,68 @@ def load(path: Path) -> PolicyDocument:
 
 
 def parse(text: str, origin: str) -> PolicyDocument:
-    """Read a policy from TOML text; `origin` is what errors call it. PolicyError as from `load`."""
+    """Read a policy from TOML text; `origin` is what errors call it. PolicyError as from `load`.
+
+    The message of the error has the first mistake in the file, and the attribute `problems` one line for each.
+    """
     try:
         raw = tomllib.loads(text)
     except RecursionError:
         raise PolicyError(f"{_shown(origin)}:1: the values are nested too deeply") from None
     except ValueError as error:
         raise PolicyError(f"{_shown(origin)}:{_syntax_error(text, error)}") from None
+    mistakes: list[tuple[Place, str]] = []
+    base = _preset_of(raw, origin, mistakes)
+    inherited = None if base is None else base.model_dump(mode="json")
+    own = None
     try:
-        return PolicyDocument.model_validate(raw)
+        own = PolicyDocument.model_validate(raw)
     except ValidationError as error:
-        raise PolicyError(f"{_shown(origin)}:{_first_problem(text, error)}") from None
+        mistakes += map(_problem, error.errors(include_url=False, include_input=False))
+    mistakes += problems_between(raw, inherited)
+    if own is None or mistakes:
+        raise _mistaken(text, origin, mistakes)
+    if inherited is None:
+        return own
+    plain = own.model_dump(mode="json", exclude_unset=True)
+    return PolicyDocument.model_validate(merge(inherited, plain, own.replace))
+
+
+def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[Place, str]]) -> PolicyDocument | None:
+    """The preset that a policy extends; None if it extends none."""
+    name = raw.get("extends")
+    if not isinstance(name, str) or name not in PRESETS:
+        return None
+    file = preset_file(name)
+    if os.path.realpath(origin) == os.path.realpath(file):
+        mistakes.append((("extends",), f"this file is the preset {name}, and cannot extend itself"))
+        return None
+    return load(file)
+
+
+def located(text: str, remarks: Iterable[tuple[Place, str]]) -> list[tuple[int, str]]:
+    """Remarks with their lines, counted from 1. One about a role that the text inherits is left out."""
+    lines = positions(text)
+    return sorted(
+        (_line(lines, place), remark) for place, remark in remarks if place[0] != "role" or place[:2] in lines
+    )
+
+
+def _line(lines: dict[Place, int], place: Place) -> int:
+    return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), 1)
+
+
+def _mistaken(text: str, origin: str, mistakes: list[tuple[Place, str]]) -> PolicyError:
+    try:
+        lines = positions(text)
+    except RecursionError:
+        lines = {}
+    located = sorted((_line(lines, place), _key(place), _shown(message)) for place, message in mistakes)
+    told = [f"{_shown(origin)}:{line}: {key}: {message}" for line, key, message in located]
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    error = PolicyError(told[0] + more)
+    error.problems = tuple(told)
+    return error
 
 
 def _syntax_error(text: str, error: ValueError) -> str:
@@ -371,31 +435,14 @@ def _syntax_error(text: str, error: ValueError) -> str:
     return f"1: not TOML: {_shown(message)}"
 
 
-def _first_problem(text: str, error: ValidationError) -> str:
-    """`LINE: KEY: what is wrong` for the problem that comes first in the file, and how many more there are."""
-    try:
-        lines = positions(text)
-    except RecursionError:
-        lines = {}
-    problems = sorted(_problem(lines, details) for details in error.errors(include_url=False, include_input=False))
-    line, key, message = problems[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{line}: {key}: {message}{more}"
-
-
-def _problem(lines: dict[Place, int], details: ErrorDetails) -> tuple[int, str, str]:
+def _problem(details: ErrorDetails) -> tuple[Place, str]:
     context: dict[str, Any] = details.get("ctx", {})
     place: Place = (*details["loc"], *context.get("place", ()))
     if place[-1:] == ("[key]",):
         place = place[:-1]
     if details["type"] == "extra_forbidden":
-        message = _unknown_key(place)
-    elif details["type"] == "missing":
-        message = "is missing"
-    else:
-        message = details["msg"]
-    known = next((place[:depth] for depth in range(len(place), 0, -1) if place[:depth] in lines), ())
-    return lines.get(known, 1), _key(place), _shown(message)
+        return place, _unknown_key(place)
+    return place, "is missing" if details["type"] == "missing" else details["msg"]
 
 
 def _unknown_key(place: Place) -> str:

@@ -261,6 +261,9 @@ def _first_scratch(found: list[Refusal | Scratch]) -> Allowed:
 
 def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | Refusal:
     """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
+    for rule in matched:
+        if rule.refusal is not None:
+            return rule.refusal
     if len(matched) > 1:
         matched.sort(key=_rank)
     if kind is _DIRECTORY:

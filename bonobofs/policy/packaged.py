@@ -1,14 +1,20 @@
-"""Where the policy lies that bonobofs ships."""
+"""The presets: the policies that bonobofs ships."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Final
 
 from bonobofs.errors import PolicyError
 
+PRESETS: Final = ("project", "aidlc", "docs", "read-only")
+PRESET: Final = "preset:"
+"""How the origin of a preset begins; the origin of any other policy is its file."""
+
 
 def packaged_default() -> Path:
-    """The default policy that bonobofs ships: in the wheel inside the package, in a checkout at its top."""
+    """The file of the preset `aidlc`: in a wheel inside the package, in a checkout at its top."""
     package = Path(__file__).resolve().parent.parent
     inside, top = package / "policy.toml", package.parent / "policy.toml"
     if inside.is_file():
@@ -17,3 +23,22 @@ def packaged_default() -> Path:
     if top.is_file() and (package.parent / "pyproject.toml").is_file():
         return top
     raise PolicyError(f"{inside}: the default policy is missing; install bonobofs again")
+
+
+def preset_file(name: str) -> Path:
+    """The file of a preset. PolicyError if the installation lacks it."""
+    if name == "aidlc":
+        return packaged_default()
+    file = Path(__file__).resolve().parent / "presets" / f"{name}.toml"
+    if not file.is_file():
+        raise PolicyError(f"{file}: the preset {name} is missing; install bonobofs again")
+    return file
+
+
+def origin_of(file: Path) -> str:
+    """`preset:NAME` for the file of a preset, else the file without symlinks."""
+    path = os.path.realpath(file)
+    for name in PRESETS:
+        if path == str(preset_file(name)):
+            return f"{PRESET}{name}"
+    return path

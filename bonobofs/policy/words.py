@@ -193,6 +193,12 @@ def protected(pattern: Pattern) -> Refusal:
     )
 
 
+def rule_refuses(name: str, reason: str) -> Refusal:
+    """The refusal of a [[rule]] with `refuse`."""
+    instead = "Leave the file as it is, and tell the operator which change it needs."
+    return Refusal(Code.PROTECTED, name, reason, instead)
+
+
 def kept(pattern: Pattern) -> Refusal:
     """The refusal of one [[keep]] pattern."""
     reason = "The policy keeps this file: it is never deleted or renamed away."

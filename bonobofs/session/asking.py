@@ -189,9 +189,9 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
         bound = policy.bound_by(known(home, session)).with_tracked(of_session(home, session.session))
         return _Place(workspace or root, _by(bound, role or session.role), mounted)
-    chosen = choose_policy(home, None)
-    by = _by(chosen.compiled, role or chosen.document.default_role)
-    return _Place(workspace or Path.cwd(), by, mounted=False)
+    root = workspace or Path.cwd()
+    chosen = choose_policy(home, None, root)
+    return _Place(root, _by(chosen.compiled, role or chosen.document.default_role), mounted=False)
 
 
 def _by(policy: Policy, role: str) -> Decide:

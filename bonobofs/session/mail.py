@@ -85,8 +85,10 @@ def ask_witnesses(home: Path) -> Testimony:
     mine = home_id(home)
     sessions = load_all(home)
     named = {session.session: settings_of(home, mine, session) for session in sessions}
-    policy = choose_policy(home, None).plain
-    found = [settings_in(policy, mine, source) for source in {session.source for session in sessions} or {""}]
+    found = [
+        settings_in(choose_policy(home, None, Path(source)).plain, mine, source)
+        for source in {session.source for session in sessions} or {str(Path.cwd())}
+    ]
     witnesses = {one.name: one for one in (*named.values(), *found) if one is not None}
     if not witnesses:
         raise UsageError("no policy names a witness; give the server of Agent Mail in [agent_mail]")

@@ -51,6 +51,8 @@ class Order(NamedTuple):
     """Name or number of a user beside root who may use the mount and call the session."""
     issue: str | None = None
     """What the work there is for; commits of the session name it."""
+    policy_of: Path | None = None
+    """The source whose policy applies, such as the repository of a worktree; None: `source`."""
 
 
 class Mounted(NamedTuple):
@@ -58,6 +60,8 @@ class Mounted(NamedTuple):
 
     session: Session
     notes: tuple[str, ...]
+    why: str
+    """Why the policy was chosen."""
 
 
 def start(home: Path, order: Order) -> Mounted:
@@ -83,7 +87,7 @@ def start(home: Path, order: Order) -> Mounted:
             _undo(home, session, covered, served=served)
             raise
         compress_ended(home)
-        return Mounted(session, notes)
+        return Mounted(session, notes, drawn.policy.why)
 
 
 def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], NoReturn]]:
@@ -98,7 +102,7 @@ def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], 
         pid = os.getpid()
         session = dataclasses.replace(drawn.session, pid=pid, starttime=processes.start_time(pid))
         save(home, session)
-        return Mounted(session, notes), partial(launch.become, config, earlier)
+        return Mounted(session, notes, drawn.policy.why), partial(launch.become, config, earlier)
 
 
 def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str], tuple[str, ...]]:
@@ -108,7 +112,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     notes = transport.notes + _clear(home, mountpoint, source=mounts.resolve(order.source))
     source = Path(os.path.realpath(order.source))
     places.check(source, mountpoint, home)
-    policy = choose_policy(home, order.policy, source)
+    policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
     scratch.remove_left_overs(home)
     earlier, differences = _look_back(home, source, policy.compiled)

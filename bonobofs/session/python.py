@@ -48,13 +48,20 @@ class OpenSession(NamedTuple):
 
 @contextlib.contextmanager
 def open_session(
-    source: Path | str, *, agent: str | None = None, role: str | None = None, policy: Path | None = None
+    source: Path | str,
+    *,
+    agent: str | None = None,
+    role: str | None = None,
+    policy: Path | None = None,
+    preset: str | None = "aidlc",
 ) -> Iterator[OpenSession]:
     """A session on `source` for the length of a `with` block; its record is closed at the end.
 
     What a killed session of this source left half done is taken away first.
-    Agent, role and policy are chosen as by `mount`. Raises MountError for a source that cannot be guarded, and
-    PolicyError, UsageError, StateError and TrailError as they come.
+    Agent, role and policy are chosen as by `mount`; `policy` is a file or the name of a preset. Without one, and
+    without a policy of the project or of the state directory, `preset` is taken; None takes the one that `mount` would.
+    Raises MountError for a source that cannot be guarded, and PolicyError, UsageError, StateError and TrailError as
+    they come.
     """
     state = home()
     root = Path(os.path.realpath(source))
@@ -64,7 +71,7 @@ def open_session(
         source=root,
         mountpoint=None,
         who=Who(agent, role),
-        policy=choose_policy(state, policy, root),
+        policy=choose_policy(state, policy, root, preset=preset, store=True),
         transport="none",
     )
     session = dataclasses.replace(drawn.session, pid=os.getpid(), starttime=start_time(os.getpid()))

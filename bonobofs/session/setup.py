@@ -13,9 +13,9 @@ from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.document import PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.policy.packaged import packaged_default
+from bonobofs.policy.packaged import PRESET, PRESETS, origin_of, preset_file
 from bonobofs.session.tracked import Found, find_tracked, keep
-from bonobofs.state import presence, registry
+from bonobofs.state import presence, project_policies, registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import session_directory, write_document
 from bonobofs.state.processes import boot_id
@@ -25,12 +25,14 @@ from bonobofs.state.sessions import PolicyMark, Session, save
 class ChosenPolicy(NamedTuple):
     """A policy, where it came from, and its two forms."""
 
-    origin: Path
-    """The file, without symlinks."""
+    origin: str
+    """`preset:NAME`, else the file without symlinks."""
     file: Path
     """The name by which it was chosen, and is looked for again when it changes."""
     document: PolicyDocument
     compiled: Policy
+    why: str
+    """Why this policy was chosen, without a full stop; empty after a reload."""
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -58,20 +60,57 @@ class Drawn(NamedTuple):
     tracked: Found
 
 
-def choose_policy(home: Path, named: Path | None, source: Path | None = None) -> ChosenPolicy:
-    """The policy that is named, else the operator's own in the state directory, else the packaged default.
+def choose_policy(
+    home: Path, named: Path | None, source: Path | None = None, *, preset: str | None = None, store: bool = False
+) -> ChosenPolicy:
+    """The policy of a session on `source`: the named one, the project's, the operator's own, else a preset.
 
-    A file inside the source is refused: who works there could change what binds them. PolicyError, UsageError.
+    Without a source it is the one of a session on the working directory.
+
+    `named` is a file, or the name of a preset. `preset` is the one to take in the last case; None takes the stored one,
+    and before the first session `aidlc` if the source has aidlc-docs/, else `project`. `store` stores that choice.
+    A policy that cannot be read or enforced is an error, and so is a file inside the source, because a program that
+    works there could change it. PolicyError, StateError, UsageError.
     """
-    own = home / "policy.toml"
     if named is not None:
-        return load_policy(Path(os.path.abspath(named)), source)
-    file = own if own.exists() else packaged_default()
+        if str(named) in PRESETS:
+            return _of_preset(str(named), "named")
+        return load_policy(Path(os.path.abspath(named)), source, "named")
+    source = Path(os.path.realpath(source or "."))
+    for file, why in (
+        (project_policies.policy_file(home, source), "the policy of this project"),
+        (home / "policy.toml", "the policy of this state directory"),
+    ):
+        if project_policies.exists(file):
+            # No source contains the state directory, but the working directory of `why` and `policy show` may.
+            return load_policy(file, None if source in (home, *home.parents) else source, why)
+    if preset is not None:
+        return _of_preset(preset, "no other policy is given")
+    return _of_preset(*_preset_for(home, source, store=store))
+
+
+def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
+    """The preset for a source that has no policy, and why."""
+    stored = project_policies.stored_preset(home, source)
+    if stored is not None:
+        return stored.preset, f"stored at the first session of this source, on {stored.chosen[:10]}"
+    found = os.path.isdir(source / "aidlc-docs")
+    preset = "aidlc" if found else "project"
+    if store:
+        preset = project_policies.store_preset(home, source, preset)
+    return preset, "the source has aidlc-docs/" if found else "the source has no aidlc-docs/"
+
+
+def _of_preset(name: str, why: str) -> ChosenPolicy:
+    if name not in PRESETS:
+        raise PolicyError(f"there is no preset {name}; there are {', '.join(PRESETS)}")
+    file = preset_file(name)
     document = load(file)
-    return ChosenPolicy(file, file, document, compile_policy(document.model_dump(mode="json")))
+    compiled = compile_policy(document.model_dump(mode="json"))
+    return ChosenPolicy(f"{PRESET}{name}", file, document, compiled, why)
 
 
-def load_policy(file: Path, source: Path | None) -> ChosenPolicy:
+def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
     """The policy in a file that is not inside the source. PolicyError, UsageError."""
     origin = Path(os.path.realpath(file))
     if source is not None and source in origin.parents:
@@ -81,7 +120,8 @@ def load_policy(file: Path, source: Path | None) -> ChosenPolicy:
     if not origin.is_file():
         raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
     document = load(origin)
-    return ChosenPolicy(origin, file, document, compile_policy(document.model_dump(mode="json")))
+    compiled = compile_policy(document.model_dump(mode="json"))
+    return ChosenPolicy(origin_of(origin), file, document, compiled, why)
 
 
 def default_agent() -> str:
@@ -128,7 +168,7 @@ def draw(
             pid=None,
             starttime=None,
             transport=transport,
-            policy=PolicyMark(str(policy.origin), policy.compiled.digest, policy.compiled.generation),
+            policy=PolicyMark(policy.origin, policy.compiled.digest, policy.compiled.generation),
             boot_id=boot_id(),
             started=datetime.now(UTC).isoformat(),
             ended=None,

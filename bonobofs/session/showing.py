@@ -21,6 +21,8 @@ class InForce(NamedTuple):
     """The session in which it is in force; None: it is what a mount would begin with."""
     error: str | None
     """Why the file that is there now is not in force."""
+    why: str
+    """Why it was chosen; empty for the policy of a session."""
 
 
 def in_force(home: Path, file: Path | None, path: Path) -> InForce:
@@ -30,9 +32,9 @@ def in_force(home: Path, file: Path | None, path: Path) -> InForce:
     """
     one = around(home, path) if file is None else None
     if one is None:
-        chosen = choose_policy(home, file)
-        return InForce(str(chosen.origin), chosen.compiled, chosen.document.default_role, None, None)
+        chosen = choose_policy(home, file, path if file is None else None)
+        return InForce(chosen.origin, chosen.compiled, chosen.document.default_role, None, None, chosen.why)
     made = one.session
     plain = read_document(session_directory(home, made.session) / "policy.json")
     compiled = compile_policy(plain, made.policy.generation)
-    return InForce(made.policy.origin, compiled, made.role, made.session, one.policy_error)
+    return InForce(made.policy.origin, compiled, made.role, made.session, one.policy_error, "")

@@ -101,7 +101,7 @@ def add(home: Path, wanted: Wanted) -> Made:
         if there is not None:
             _take_away(home, there)
         base = linked.base_of(found.common, wanted.base)
-        waits_for = unresolved(home, found.common, base, wanted)
+        waits_for = unresolved(home, found, base, wanted)
         if waits_for:
             raise ForbiddenError(
                 f"{wanted.issue} waits for {', '.join(waits_for)}, whose work is not in the base yet; finish that first"
@@ -109,12 +109,13 @@ def add(home: Path, wanted: Wanted) -> Made:
         return _make(home, found, base, wanted)
 
 
-def unresolved(home: Path, common: Path, base: str, wanted: Wanted) -> list[str]:
+def unresolved(home: Path, found: linked.Found, base: str, wanted: Wanted) -> list[str]:
     """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
+    common = found.common
     tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
 
     def is_in(issue: str) -> bool:
-        tip = linked.tip_of(common, _branch(home, wanted, issue)) or tips.get(issue)
+        tip = linked.tip_of(common, _branch(home, wanted, found.top, issue)) or tips.get(issue)
         return tip is not None and linked.holds(common, base, tip)
 
     return [issue for issue in wanted.depends_on if not is_in(issue)]
@@ -141,7 +142,10 @@ def remove(home: Path, named: str) -> Removed:
         if not Path(one.repository).is_dir():
             return _removed(home, one, {})
         _check_open(Path(one.common))
-        with open_session(one.repository) as opened, _entered(opened, Operation.REMOVE_WORKTREE, one) as more:
+        with (
+            open_session(one.repository, preset=None) as opened,
+            _entered(opened, Operation.REMOVE_WORKTREE, one) as more,
+        ):
             return _removed(home, one, more)
 
 
@@ -176,9 +180,9 @@ def _present(home: Path, common: Path) -> list[Worktree]:
     return [one for one in load_all(home) if one.removed is None and one.common == str(common)]
 
 
-def _branch(home: Path, wanted: Wanted, issue: str) -> str:
+def _branch(home: Path, wanted: Wanted, repository: Path, issue: str) -> str:
     """The branch of an issue: the prefix and the id, lower case, with nothing in it but hyphens."""
-    rules = rules_of(choose_policy(home, wanted.policy).plain)
+    rules = rules_of(choose_policy(home, wanted.policy, repository).plain)
     branch = rules.branch_prefix + re.sub(r"[._]", "-", issue.lower())
     refusal = new_branch(rules, branch)
     if refusal is not None:
@@ -187,7 +191,7 @@ def _branch(home: Path, wanted: Wanted, issue: str) -> str:
 
 
 def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
-    branch = _branch(home, wanted, wanted.issue)
+    branch = _branch(home, wanted, found.top, wanted.issue)
     identity = str(uuid.uuid4())
     one = Worktree(
         worktree=identity,
@@ -204,7 +208,7 @@ def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
         tip=None,
     )
     where = places(home, identity)
-    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy) as opened:
+    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy, preset=None) as opened:
         if (found.top / ".beads").is_dir():
             BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
         with _entered(opened, Operation.CREATE_WORKTREE, one):
@@ -273,7 +277,15 @@ def _mount(home: Path, one: Worktree, wanted: Wanted) -> Mounted:
     try:
         return start(
             home,
-            Order(where.tree, where.work, agent=one.agent, role=wanted.role, policy=wanted.policy, issue=one.issue),
+            Order(
+                where.tree,
+                where.work,
+                agent=one.agent,
+                role=wanted.role,
+                policy=wanted.policy,
+                issue=one.issue,
+                policy_of=Path(one.repository),
+            ),
         )
     except BaseException:
         stop(home, where.view)

@@ -131,9 +131,11 @@ def _check_state(home: Path, mountpoint: Path) -> None:
 
 
 def _check_record(home: Path, path: Path, what: str) -> None:
-    for part in (home / "sessions", home / "trails"):
-        if _inside(path, part):
-            raise MountError(f"the {what} {path} lies inside {part}, which holds the record; use another directory")
+    for name, content in (("sessions", "the record"), ("trails", "the record"), ("policies", "the policies")):
+        if _inside(path, home / name):
+            raise MountError(
+                f"the {what} {path} lies inside {home / name}, which holds {content}; use another directory"
+            )
 
 
 def _check_unguarded(path: Path, what: str) -> None:

@@ -402,7 +402,7 @@ def test_an_ordinary_user_mounts_and_unmounts(ordinary_user: OrdinaryUser) -> No
     """Without root it works the same, through fusermount3; so does the recovery of a killed server."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     ordinary_user.run("mkdir", source, mountpoint)
-    made = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "alice")
+    made = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "alice", "--policy", "aidlc")
     assert made.returncode == 0, made.stderr
     (one,) = json.loads(ordinary_user.bonobofs("status", "--json").stdout)
     assert one["state"] == "serving"

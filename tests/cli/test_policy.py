@@ -15,7 +15,7 @@ def test_the_shipped_policy_is_in_order_and_its_examples_hold() -> None:
     checked = bonobofs("policy", "check", ROOT / "policy.toml")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "in order" in checked.stdout
-    tried = bonobofs("policy", "test")
+    tried = bonobofs("policy", "test", "aidlc")
     assert tried.returncode == 0, tried.stderr
     assert f"{ROOT / 'policy.toml'}: " in tried.stdout
 
@@ -42,10 +42,10 @@ def test_test_names_each_example_that_does_not_hold(tmp_path: Path) -> None:
 
 def test_show_tells_what_is_in_force(home: Path) -> None:
     """In words for a person, whole for a program; the operator's own policy comes first."""
-    told = bonobofs("policy", "show", "--role", "control").stdout
+    told = bonobofs("policy", "show", "--policy", "aidlc", "--role", "control").stdout
     assert "roles agent, control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n" in told
     assert "- Tools beside the mount: `read_file`, `list_files`, `search_files`." in told
-    assert "`aidlc-docs/`" in bonobofs("policy", "show").stdout
+    assert "`aidlc-docs/`" in bonobofs("policy", "show", "--policy", "aidlc").stdout
     (home / "policy.toml").write_text(ALLOW_ALL + "[role.reader]\n")
     shown = json.loads(bonobofs("policy", "show", "--json").stdout)
     assert shown["origin"] == str(home / "policy.toml")

@@ -236,6 +236,8 @@ def test_whoami_says_who(place: MakePlace) -> None:
         "session": made.session,
         "source": str(world.source),
         "policy": made.policy.digest,
+        "policy_origin": made.policy.origin,
+        "socket": str(world.home / "sessions" / made.session / "inside/guard.sock"),
         **callable_words(compile_policy({}), "agent"),
     }
 

@@ -198,7 +198,8 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     parts = request.path.split("/") if request.path else []
     operation = request.operation
     leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
-    protect = [".bonobofs/", *(pattern for table in document["protect"] for pattern in table["paths"])]
+    protect = [".bonobofs/", "**/.git/", "**/.beads/"]
+    protect += [pattern for table in document["protect"] for pattern in table["paths"]]
     role = document["role"].get(agent.role, UNDEFINED_AGENT if agent.role == "agent" else None)
 
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
@@ -248,6 +249,8 @@ def judge_in_source(
     matching = [rule for rule in document["rule"] if any_matches(rule["paths"], parts)]
     if not matching and document["default"] == "deny":
         return {Code.DEFAULT}
+    if any(rule.get("refuse") is not None for rule in matching):
+        return {Code.PROTECTED}
     refusals = {refusal_by(rule, parts, request.kind, facts, leaves) for rule in matching}
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}

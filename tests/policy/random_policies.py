@@ -73,6 +73,15 @@ rules = st.fixed_dictionaries(
         "executable": st.booleans(),
     }
 )
+refusing = st.fixed_dictionaries(
+    {
+        "paths": st.lists(patterns, min_size=1, max_size=2),
+        "suffixes": st.none(),
+        "max_size": st.none(),
+        "executable": st.just(True),
+        "refuse": st.just("No."),
+    }
+)
 path_tables = st.lists(st.fixed_dictionaries({"paths": st.lists(patterns, min_size=1, max_size=2)}), max_size=1)
 scratch_tables = st.lists(
     st.fixed_dictionaries(
@@ -105,7 +114,7 @@ documents = st.fixed_dictionaries(
         "protect": path_tables,
         "keep": path_tables,
         "scratch": mostly(st.just([]), scratch_tables) | scratch_tables,
-        "rule": st.lists(rules, max_size=4).map(_named),
+        "rule": st.lists(mostly(rules, refusing), max_size=4).map(_named),
         "role": st.dictionaries(st.sampled_from(["agent", "writer"]), roles, max_size=2),
     }
 )

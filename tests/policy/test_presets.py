@@ -1,0 +1,201 @@
+"""The presets: what each admits and refuses, and that the shared lists stand once."""
+
+from __future__ import annotations
+
+import pytest
+
+from bonobofs.decision import Apart, Denied
+from bonobofs.guards.git.rules import new_branch, rules_of
+from bonobofs.policy import examples
+from bonobofs.policy.document import load
+from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.policy.packaged import PRESETS, origin_of, preset_file
+from bonobofs.policy.risks import warnings
+from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+
+PLAIN = {name: load(preset_file(name)).model_dump(mode="json") for name in PRESETS}
+POLICIES = {name: compile_policy(plain) for name, plain in PLAIN.items()}
+SMALL = Facts(size=1, mode=0o644, head=b"a")
+
+
+def verdict(policy: Policy, path: str, role: str = "agent", operation: Operation = Operation.CREATE_FILE) -> str:
+    kind = Kind.DIRECTORY if path.endswith("/") else Kind.FILE
+    chosen = Operation.MKDIR if path.endswith("/") else operation
+    decision = decide(policy, Agent("alice", "1", role), Request(chosen, WorkspacePath(path.rstrip("/")), kind), SMALL)
+    if isinstance(decision, Denied):
+        return f"{decision.code} {decision.rule}"
+    return decision.apart.value or "source"
+
+
+AUTORUN = "PROTECTED runs-by-itself"
+SECRET = "PROTECTED secrets"
+PROJECT = {
+    "src/app.py": "source",
+    "src/": "source",
+    "tests/test_app.py": "source",
+    "Makefile": "source",
+    "package.json": "source",
+    "pyproject.toml": "source",
+    "Cargo.toml": "source",
+    "build.rs": "source",
+    "setup.py": "source",
+    "conftest.py": "source",
+    "Dockerfile": "source",
+    "README.md": "source",
+    "CLAUDE.md": "source",
+    "AGENTS.md": "source",
+    "uv.lock": "source",
+    "package-lock.json": "source",
+    ".gitignore": "source",
+    ".gitattributes": "source",
+    ".editorconfig": "source",
+    ".eslintrc.json": "source",
+    ".prettierrc": "source",
+    ".python-version": "source",
+    ".github/CODEOWNERS": "source",
+    ".github/ISSUE_TEMPLATE/bug.md": "source",
+    ".github/": "source",
+    ".env.example": "source",
+    "weights/model.pth": "source",
+    "environment.py": "source",
+    "docs/keyboard.md": "source",
+    "scripts/run.sh": "source",
+    "node_modules/left-pad/.vscode/settings.json": "scratch",
+    "node_modules/x/.github/workflows/ci.yml": "scratch",
+    ".venv/lib/python3.12/site-packages/certifi/cacert.pem": "scratch",
+    ".venv/lib/python3.12/site-packages/sitecustomize.py": "scratch",
+    ".venv/lib/python3.12/site-packages/distutils-precedence.pth": "scratch",
+    "target/debug/app": "scratch",
+    "dist/app.whl": "scratch",
+    ".git/config": "PROTECTED protect:**/.git/",
+    ".git": "PROTECTED protect:**/.git/",
+    "sub/.git/hooks/post-checkout": "PROTECTED protect:**/.git/",
+    "node_modules/x/.git/config": "PROTECTED protect:**/.git/",
+    ".beads/issues.db": "PROTECTED protect:**/.beads/",
+    "policy.toml": "PROTECTED protect:policy.toml",
+    ".bonobofs/x": "PROTECTED protect:.bonobofs/",
+    "../app.py": "OUTSIDE outside",
+    ".github/workflows/ci.yml": AUTORUN,
+    ".github/workflows/": AUTORUN,
+    ".github/actions/build/action.yml": AUTORUN,
+    ".gitlab-ci.yml": AUTORUN,
+    "Jenkinsfile": AUTORUN,
+    ".circleci/config.yml": AUTORUN,
+    "azure-pipelines.yml": AUTORUN,
+    ".claude/settings.json": AUTORUN,
+    ".claude/hooks/run.sh": AUTORUN,
+    "packages/web/.claude/": AUTORUN,
+    ".mcp.json": AUTORUN,
+    ".cursor/mcp.json": AUTORUN,
+    ".codex/config.toml": AUTORUN,
+    ".gemini/settings.json": AUTORUN,
+    ".vscode": AUTORUN,
+    ".vscode/tasks.json": AUTORUN,
+    "packages/web/.vscode/settings.json": AUTORUN,
+    "app.code-workspace": AUTORUN,
+    ".idea/workspace.xml": AUTORUN,
+    ".envrc": AUTORUN,
+    ".husky/pre-commit": AUTORUN,
+    ".pre-commit-config.yaml": AUTORUN,
+    ".gitmodules": AUTORUN,
+    ".devcontainer/devcontainer.json": AUTORUN,
+    "src/sitecustomize.py": AUTORUN,
+    ".env": SECRET,
+    "app/.env.production": SECRET,
+    "certs/server.pem": SECRET,
+    "server.key": SECRET,
+    ".ssh/id_ed25519": SECRET,
+    "deploy/id_rsa": SECRET,
+    ".netrc": SECRET,
+    ".npmrc": SECRET,
+    ".aws/credentials": SECRET,
+    "credentials.json": SECRET,
+}
+
+
+@pytest.mark.parametrize("path", PROJECT)
+def test_the_verdict_of_preset_project(path: str) -> None:
+    assert verdict(POLICIES["project"], path) == PROJECT[path]
+
+
+@pytest.mark.parametrize("operation", [Operation.WRITE_FILE, Operation.DELETE_FILE, Operation.RENAME, Operation.LINK])
+def test_every_kind_of_change_is_refused_there(operation: Operation) -> None:
+    for path in (".vscode/tasks.json", ".mcp.json", ".env", ".github/workflows/ci.yml"):
+        assert verdict(POLICIES["project"], path, operation=operation).startswith("PROTECTED")
+
+
+def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
+    """Through a symlink at its place, a file of another name could take effect."""
+    request = Request(Operation.SYMLINK, WorkspacePath(".vscode"), Kind.SYMLINK)
+    decision = decide(POLICIES["project"], Agent("alice", "1", "agent"), request, Facts(target="editor"))
+    assert isinstance(decision, Denied)
+    assert decision.rule == "runs-by-itself"
+
+
+@pytest.mark.parametrize("role", ["impl", "worker", "lead", "orchestrator"])
+def test_the_roles_of_aidlc_stay_and_are_refused_the_same(role: str) -> None:
+    assert verdict(POLICIES["project"], "src/app.py", role) == "source"
+    assert verdict(POLICIES["project"], ".mcp.json", role) == AUTORUN
+    assert verdict(POLICIES["project"], "src/app.py", "control").startswith("ROLE")
+
+
+def test_a_refusal_says_why_and_what_to_do() -> None:
+    request = Request(Operation.CREATE_FILE, WorkspacePath(".mcp.json"))
+    decision = decide(POLICIES["project"], Agent("alice", "1", "agent"), request, SMALL)
+    assert isinstance(decision, Denied)
+    assert "opened or pushed" in decision.reason
+    assert "tell the operator" in decision.instead
+
+
+def test_git_in_project_demands_no_prefix_and_no_form_of_messages() -> None:
+    rules = rules_of(PLAIN["project"])
+    assert new_branch(rules, "fix-login") is None
+    assert rules.message_pattern.match("Fix the login")
+    for branch in ("main", "master", "develop"):
+        assert new_branch(rules, branch) is not None
+    assert new_branch(rules_of(PLAIN["aidlc"]), "fix-login") is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("docs/guide.md", "source"),
+        ("docs/guide/", "source"),
+        ("docs/a.py", "SUFFIX docs"),
+        ("src/app.py", "DEFAULT default"),
+        ("docs/.x.md", "HIDDEN hidden"),
+        (".git/config", "PROTECTED protect:**/.git/"),
+    ],
+)
+def test_docs_admits_markdown_below_docs_alone(path: str, expected: str) -> None:
+    assert verdict(POLICIES["docs"], path) == expected
+
+
+def test_read_only_admits_nothing_in_the_source() -> None:
+    for path in ("src/app.py", "docs/a.md", "aidlc-docs/a.md", "README.md", "x/", "a.tmp", ".env"):
+        assert verdict(POLICIES["read-only"], path).split()[0] in ("DEFAULT", "ROLE", "HIDDEN")
+    assert verdict(POLICIES["read-only"], "target/debug/app") == Apart.SCRATCH
+    assert verdict(POLICIES["read-only"], "src/app.py", "worker") == "ROLE role"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_passes_its_own_commands(name: str) -> None:
+    assert examples.failures(PLAIN[name]) == []
+    assert examples.count(PLAIN[name]) >= 5
+    assert [text for place, text in warnings(PLAIN[name]) if place[0] != "role"] == []
+    assert origin_of(preset_file(name)) == f"preset:{name}"
+
+
+def test_the_shared_lists_are_those_of_aidlc() -> None:
+    for name in ("project", "docs"):
+        for key in ("temporary", "scratch", "protect", "role"):
+            mine = {one: {**role, "examples": None} for one, role in PLAIN[name]["role"].items()}
+            theirs = {one: {**role, "examples": None} for one, role in PLAIN["aidlc"]["role"].items()}
+            assert (mine == theirs) if key == "role" else (PLAIN[name][key] == PLAIN["aidlc"][key])
+
+
+@pytest.mark.parametrize("text", [{}, {"default": "allow", "hidden": ["**"], "devices": True}])
+def test_git_and_beads_are_protected_by_every_policy(text: dict[str, object]) -> None:
+    policy = compile_policy(text)
+    for path in (".git", ".git/hooks/x", "a/b/.git/config", ".beads/issues.db", "a/.beads"):
+        assert verdict(policy, path).startswith("PROTECTED")
