@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.below import directory_below
 from bonobofs.audit.history import LONGEST_LINE, OTHER_NAMES, trails_in
 from bonobofs.audit.log import CLOSE, HEAD_SIZE
+from bonobofs.audit.pruned import Tombstone, Tombstones
 from bonobofs.audit.record import APART, HASH_KEY, HASH_TAIL, ZERO
 from bonobofs.audit.strays import by_way_of
 from bonobofs.audit.trail_file import open_trail
@@ -73,6 +74,8 @@ class Status(enum.StrEnum):
     """Without a closing entry, and its session does not live."""
     GONE = "gone"
     """There is no trail."""
+    PRUNED = "pruned"
+    """There is no trail any more, and the record of pruned trails says so."""
 
 
 class Finding(NamedTuple):
@@ -128,17 +131,22 @@ def verify(
     live: Callable[[str], bool] = lambda _: False,
     look: Callable[[str], Look | None] = lambda _: None,
     expected: Collection[str] = (),
+    pruned: Tombstones = dict,
 ) -> Iterator[Report]:
     """Verify every trail of a state directory, by session.
 
     `live` says whether the process of a session runs; `look` gives the sight of a session's source; `expected` are
-    sessions that are known to have had a trail.
+    sessions that are known to have had a trail; `pruned` reads the tombstones.
     """
     found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
-    for session in sorted(found.union(expected)):
+    for session in sorted(found.union(expected, pruned())):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
-            yield verify_trail(*paths, session=session, live=live(session), look=look(session))
+            report = verify_trail(*paths, session=session, live=live(session), look=look(session))
+            # A tombstone is written before its trail is removed, which may be at this moment.
+            if report.status is Status.GONE and (tombstone := pruned().get(session)) is not None:
+                report = _pruned(tombstone, paths[1])
+            yield report
         except TrailError as error:
             yield Report(session, findings=[Finding(session, What.TRAIL, None, None, str(error))])
 
@@ -166,6 +174,19 @@ def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = Fal
         report.findings.clear()  # It is being made at this moment: the head comes just after the trail.
     report.status = Status.CLOSED if walk.closed else Status.OPEN if live else Status.CRASHED
     report.unfinished = [_unfinished(seq, intent, look) for seq, intent in walk.intents.items()]
+    return report
+
+
+def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
+    """Report on a trail that was pruned; a pruning that was interrupted leaves the head."""
+    report = Report(tombstone.session, Status.PRUNED)
+    try:
+        head = read_head(head_path)
+    except (FileNotFoundError, TrailError):
+        return report
+    if head.seq > tombstone.seq or (head.seq == tombstone.seq and head.hash != tombstone.hash):
+        message = f"the record of pruned trails ends it with entry {tombstone.seq}, and its head knows of another end"
+        report.findings.append(Finding(report.session, What.TRAIL, None, None, message))
     return report
 
 

@@ -1,4 +1,4 @@
-"""`bonobofs audit tail|query|report|verify|export|index`."""
+"""`bonobofs audit tail|query|report|verify|prune|export|index`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from bonobofs import session
 from bonobofs.audit import history
 from bonobofs.audit import report as reports
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
+from bonobofs.audit.pruned import tombstones
 from bonobofs.audit.record import COUNTS, AuditEntry
 from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
 from bonobofs.cli.nearest import nearest
@@ -202,8 +204,10 @@ def verify_(
             live=lambda name: name in known and known[name].state in {*session.SERVED, session.State.ENDING},
             look=lambda name: look_below(Path(known[name].session.source)) if name in known else None,
             expected=[name for name, one in known.items() if one.session.pid is not None],
+            pruned=partial(tombstones, home),
         )
     )
+    reports += [record] if (record := session.verify_record(home)) is not None else []
     unreadable = session.unreadable(home).items()
     _add([Finding(name, What.SESSION, None, None, str(error)) for name, error in unreadable], reports)
     testimony = session.ask_witnesses(home) if witness else None
@@ -220,6 +224,39 @@ def verify_(
         say(f"{len(reports)} trails, {entries} entries: {f'{found} findings' if found else 'as they were written'}")
     silent = testimony is not None and not testimony.letters
     return 1 if silent or any(report.findings for report in reports) else 0
+
+
+@app.command("prune")
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be pruned; change nothing.")] = False,
+    json: Json = False,
+) -> int:
+    """Compress the trails of ended sessions; remove the oldest that are older or more than [audit] admits.
+
+    The limits are those of policy.toml in the state directory, else 90 days and 5 GB. Each pruned trail leaves its
+    head, count and period in a record that `verify` checks. Exit 1 when a trail that was due had to stay.
+
+    \b
+    Examples:
+      bonobofs audit prune --dry-run
+      bonobofs audit prune --json
+    """
+    with waiting("reading the record"):
+        found = session.prune(session.home(), dry_run=dry_run)
+    size = sum(one.bytes for one in found.pruned)
+    if json:
+        pruned = [one._asdict() for one in found.pruned]
+        document({"dry_run": dry_run, "bytes": size, "pruned": pruned, "kept": found.kept, "failures": found.failures})
+    else:
+        for one in found.pruned:
+            period = f"{one.first} to {one.last}"
+            say(f"{one.session}  {one.agent}  {one.seq} entries, {one.bytes} bytes, {period}: {one.why}")
+        for name, reason in found.kept.items():
+            note(f"{name} is kept: {reason}")
+        for failure in found.failures:
+            note(failure)
+        say(f"{len(found.pruned)} trails, {size} bytes {'would be' if dry_run else 'were'} pruned")
+    return 1 if found.kept or found.failures else 0
 
 
 @app.command("export")

@@ -17,6 +17,7 @@ from bonobofs.daemon.lanes import Lanes
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.session.mail import Settings, open_mailbox, settings_of
 from bonobofs.session.record import open_index
+from bonobofs.session.retention import prune
 from bonobofs.state.cursors import CourierCursors
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.home import session_directory
@@ -74,6 +75,18 @@ class Indexing(Part):
     def close(self) -> None:
         super().close()
         self._index = None
+
+
+class Retention(Part):
+    """Compresses the trails of ended sessions and prunes the oldest."""
+
+    name = "retention"
+    pause = 30.0
+
+    def step(self, goes_on: GoesOn) -> str:
+        found = prune(self._home, goes_on=goes_on)
+        kept = [f"the trail of session {name} is kept: {reason}" for name, reason in found.kept.items()]
+        return "; ".join([*found.failures, *kept])
 
 
 class Mailing(Part):

@@ -16,7 +16,7 @@ from typing import Final
 
 from bonobofs.audit.history import shown
 from bonobofs.daemon.mirror import Expiring, Mirroring
-from bonobofs.daemon.parts import Indexing, Mailing, Part
+from bonobofs.daemon.parts import Indexing, Mailing, Part, Retention
 from bonobofs.daemon.singleton import alone
 from bonobofs.errors import BonobofsError
 from bonobofs.state.home import home, write_document
@@ -37,7 +37,13 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
         notes = _Notes(directory)
         threads = [
             threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
-            for part in (Indexing(directory), Mailing(directory), Mirroring(directory), Expiring(directory))
+            for part in (
+                Indexing(directory),
+                Mailing(directory),
+                Mirroring(directory),
+                Expiring(directory),
+                Retention(directory),
+            )
         ]
         for thread in threads:
             thread.start()

@@ -200,6 +200,12 @@ def _beads_word(text: str) -> str:
     return text
 
 
+def _age(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}[hdw]", text):
+        raise _refuse(f'{text!a} is no age; write a number of hours, days or weeks, such as "12h", "90d" or "8w"')
+    return text
+
+
 PathPattern = Annotated[str, AfterValidator(_pattern)]
 HiddenPattern = Annotated[str, AfterValidator(_hidden)]
 TemporaryPattern = Annotated[str, AfterValidator(_temporary)]
@@ -217,6 +223,7 @@ Sign = Annotated[str, AfterValidator(_sign)]
 MailName = Annotated[str, AfterValidator(_mail_name)]
 Duration = Annotated[int, BeforeValidator(_duration)]
 BeadsWord = Annotated[str, AfterValidator(_beads_word)]
+Age = Annotated[str, AfterValidator(_age)]
 ExamplePath = Annotated[str, AfterValidator(_example)]
 Sentence = Annotated[str, AfterValidator(_sentence)]
 
@@ -320,6 +327,13 @@ class AgentMail(_Table):
     mirror_reservations: bool = False
 
 
+class Audit(_Table):
+    """[audit]: how long the record of ended sessions is kept, and how many bytes all of the record may hold."""
+
+    keep: Age = "90d"
+    max_total: Size = ByteSize(5_000_000_000)
+
+
 class PolicyDocument(_Table):
     """A whole policy, its preset included. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
 
@@ -341,6 +355,7 @@ class PolicyDocument(_Table):
     beads: Beads = Beads()
     agent_mail: AgentMail | None = None
     examples: Examples = Examples()
+    audit: Audit = Audit()
 
 
 def load(path: Path) -> PolicyDocument:

@@ -15,6 +15,7 @@ shims       the programs in each session's `bin`
 shell       `shell`: a shell in a mount, with those programs
 showing     `policy show`: the policy that is in force somewhere
 asking      `why`: what would be said of a change
+retention   how long the record is kept: compressed, then pruned
 record      the index over all sessions, and what a report tells of each
 python      a session without a mount, for FileGuard and other Python callers
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
     from bonobofs.session.python import OpenSession, open_session
     from bonobofs.session.record import about_sessions, agents_of, open_index, rebuild_index, rules_of_sessions
+    from bonobofs.session.retention import Pruning, prune, verify_record
     from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
     from bonobofs.session.shell import enter_shell
     from bonobofs.session.showing import InForce, in_force
@@ -48,6 +50,7 @@ __all__ = [
     "Mounted",
     "OpenSession",
     "Order",
+    "Pruning",
     "Session",
     "State",
     "Status",
@@ -68,6 +71,7 @@ __all__ = [
     "open_index",
     "open_session",
     "prepare_foreground",
+    "prune",
     "rebuild_index",
     "rules_of_sessions",
     "settle",
@@ -75,6 +79,7 @@ __all__ = [
     "statuses",
     "stop",
     "unreadable",
+    "verify_record",
 ]
 
 _PARTS: Final = {
@@ -85,6 +90,7 @@ _PARTS: Final = {
     "bonobofs.session.mounting": "Mounted Order prepare_foreground start",
     "bonobofs.session.python": "OpenSession open_session",
     "bonobofs.session.record": "about_sessions agents_of open_index rebuild_index rules_of_sessions",
+    "bonobofs.session.retention": "Pruning prune verify_record",
     "bonobofs.session.setup": "ChosenPolicy choose_policy identity_of",
     "bonobofs.session.shell": "enter_shell",
     "bonobofs.session.sockets": "callable_around",

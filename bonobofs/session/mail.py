@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ from bonobofs.audit.agent_mail.letters import posted
 from bonobofs.audit.agent_mail.mailbox import Address, Mailbox
 from bonobofs.audit.agent_mail.server import Server
 from bonobofs.audit.agent_mail.witness import compare
+from bonobofs.audit.pruned import tombstones
 from bonobofs.audit.verify import Finding
 from bonobofs.errors import MailError, StateError, UsageError
 from bonobofs.session.setup import choose_policy
+from bonobofs.state.carried import Carried
 from bonobofs.state.home import read_document, session_directory, write_document
 from bonobofs.state.sessions import Session, load_all
 
@@ -62,6 +65,18 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
     return Settings(address, table["token_file"], table["carry"] == "denials", bool(table["mirror_reservations"]))
 
 
+def is_carried(home: Path, session: Session, seq: int) -> bool:
+    """Whether Agent Mail has the record of a session up to the entry `seq`, or is not to have it. StateError."""
+    from bonobofs.state.cursors import CourierCursors  # noqa: PLC0415 - most commands need no database
+    from bonobofs.state.database import Database, home_id  # noqa: PLC0415 - as above
+
+    settings = settings_of(home, home_id(home), session)
+    if settings is None:
+        return True
+    with Database.open(home) as database:
+        return CourierCursors(database).load(settings.name).get(session.session, Carried()).seq >= seq
+
+
 class Testimony(NamedTuple):
     """What the witnesses know."""
 
@@ -100,7 +115,7 @@ def ask_witnesses(home: Path) -> Testimony:
     ]
     known = {letter.session for letter in letters}
     unknown = [session for session, settings in named.items() if settings is not None and session not in known]
-    return Testimony(list(compare(letters, home / "trails", mine)), len(letters), unknown)
+    return Testimony(list(compare(letters, home / "trails", mine, partial(tombstones, home))), len(letters), unknown)
 
 
 def open_mailbox(home: Path, settings: Settings) -> Mailbox:

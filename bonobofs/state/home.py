@@ -7,6 +7,7 @@ sessions/UUID/          session.json, policy.json, server.log (`sessions`); scra
 sessions/UUID/inside/   guard.sock; bin; what the user of `mount --user` reaches
 trails/UUID.jsonl       the record of one session, UUID.jsonl.gz once it has ended; UUID.head beside it holds its last
                         number and hash
+pruned.jsonl            the record of trails that were pruned, with pruned.head beside it
 worktrees/UUID/         a worktree that an agent was given (`worktrees`); kept/UUID: what its removal kept
 policies/               the policy or the preset of each source (`project_policies`)
 policy.toml             the operator's policy, where there is one

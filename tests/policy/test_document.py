@@ -479,3 +479,22 @@ def test_what_git_may_do_is_read() -> None:
 def test_what_git_may_do_is_checked(line: str, key: str) -> None:
     """A value of [git] that could not be meant is refused with its line and key."""
     assert refusal(f"[git]\n{line}").startswith(f"p.toml:2: git.{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('keep = "90"', "audit.keep"),
+        ('keep = "0d"', "audit.keep"),
+        ("keep = 90", "audit.keep"),
+        ('max_total = "much"', "audit.max_total"),
+        ("max_total = -1", "audit.max_total"),
+        ('until = "x"', "audit.until"),
+    ],
+)
+def test_the_retention_of_the_record_is_checked(line: str, said: str) -> None:
+    good = parse('[audit]\nkeep = "8w"\nmax_total = "2GB"\n', "policy.toml").audit
+    assert (good.keep, good.max_total) == ("8w", 2_000_000_000)
+    assert (parse("", "policy.toml").audit.keep, parse("", "policy.toml").audit.max_total) == ("90d", 5_000_000_000)
+    with pytest.raises(PolicyError, match=rf"policy.toml:2: {said}"):
+        parse(f"[audit]\n{line}\n", "policy.toml")
