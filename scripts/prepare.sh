@@ -85,6 +85,20 @@ need_mail() {
     touch "$mark"
 }
 
+# need_tools: package managers for tests/workflows that Debian does not have, of versions that its Node runs.
+need_tools() {
+    export BONOBOFS_TOOLS=${BONOBOFS_TOOLS:-$VENV-tools}
+    local mark python
+    mark=$BONOBOFS_TOOLS/installed-1
+    [ -e "$mark" ] && return 0
+    python=$(new_python)
+    "$python" -m venv --clear "$BONOBOFS_TOOLS"
+    "$BONOBOFS_TOOLS/bin/python" -m pip install --quiet --disable-pip-version-check \
+        nbconvert nox setuptools tox uv virtualenv >&2
+    npm install --prefix "$BONOBOFS_TOOLS" --silent --no-audit --no-fund pnpm@9 vite@5 yarn@2.4.3 >&2
+    touch "$mark"
+}
+
 # need_venv [EXTRA]: a virtual environment with bonobofs installed in place, renewed when pyproject.toml has changed.
 need_venv() {
     local extra=${1:-} python mark

@@ -98,6 +98,9 @@ def apart(path: str, kind: Kind = Kind.FILE) -> str:
         ("gofmt -w", ["x.go.1498090150323374484", "x.go.149809015"]),
         ("clang-format -i", ["x.c.temp-stream-b55512"]),
         ("sed -i on macOS", [".!28094!plan.md"]),
+        ("pnpm", ["_tmp_28094_9f3c01ab", "_tmp_28094_0123456789abcdef0123456789abcdef"]),
+        ("cargo add", ["Cargo.tomlXy12Ab"]),
+        ("JetBrains", ["plan.md___jb_tmp___", "plan.md___jb_old___"]),
     ],
 )
 def test_the_names_that_tools_write_under_first_are_held(tool: str, names: list[str]) -> None:
@@ -221,6 +224,7 @@ def test_two_globs_meet_when_some_name_matches_both() -> None:
             "build/lib/x.so",
         ),
         *("targetk39zTU/CACHEDIR.TAG", "dist/app.whl", "htmlcov/index.html"),
+        *("app.egg-info/PKG-INFO", ".pnpm-store/v3/x", ".yarn/cache/x.zip"),
     ],
 )
 def test_caches_and_what_is_built_go_to_scratch(path: str) -> None:

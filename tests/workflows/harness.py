@@ -29,7 +29,8 @@ DEFAULT: Final = (ROOT / "policy.toml").read_text(encoding="utf-8")
 POLICY: Final = DEFAULT + TEAM
 
 SCRATCH: Final = re.compile(
-    r"(build|target\w*|\.venv|node_modules|\.pytest_cache|pytest-cache-files-\w+|(.*/)?__pycache__)(/.*)?"
+    r"(build|dist|target\w*|\.venv|\.tox|\.nox|\.pnpm-store|node_modules|\.pytest_cache|pytest-cache-files-\w+"
+    r"|\.yarn/(cache|install-state\.gz)|(.*/)?__pycache__|(.*/)?[^/]+\.egg-info)(/.*)?"
 )
 """Paths of the workflows that are scratch under the default policy, said once more in other words."""
 

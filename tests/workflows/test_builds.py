@@ -20,6 +20,12 @@ PIP = ("-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
 
 def _wheel(at: Place, version: str) -> Path:
     """A package with a command, outside the place."""
+    return make_wheel(at.home, version)
+
+
+def make_wheel(directory: Path, version: str) -> Path:
+    """A package with a command, in a directory that is made where it is missing."""
+    directory.mkdir(exist_ok=True)
     files = {
         "tiny/__init__.py": f"def main():\n    print('tiny {version}')\n",
         f"tiny/only_in_{version[0]}.py": "",
@@ -28,10 +34,10 @@ def _wheel(at: Place, version: str) -> Path:
         f"tiny-{version}.dist-info/entry_points.txt": "[console_scripts]\ntiny = tiny:main\n",
         f"tiny-{version}.dist-info/RECORD": "",
     }
-    wheel = at.home / f"tiny-{version}-py3-none-any.whl"
+    wheel = directory / f"tiny-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
-            archive.writestr(name, text)
+            archive.writestr(zipfile.ZipInfo(name), text)
     return wheel
 
 
