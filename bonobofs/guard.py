@@ -285,7 +285,8 @@ class Guard:
         self.policy = policy
         self.agent: Final = agent
         self.trail: Final = trail
-        self.denials: Final[deque[dict[str, Any]]] = deque(maxlen=SHOWN_DENIALS)
+        self.denials: Final[deque[tuple[object, dict[str, Any]]]] = deque(maxlen=SHOWN_DENIALS)
+        """The uid of the caller, where there is one, and the refusal."""
         self.denials_seen = 0
         self._decide: Final = decide if holds_apart else decide_in_source
         self._runs: dict[int, Run] = {}
@@ -548,7 +549,7 @@ class Guard:
         A refused lock that git does without is shown in `denials.jsonl` and not entered: `git status` asks for it.
         """
         if denied.operation is Operation.CREATE_FILE and _is_optional_lock(denied.path):
-            self.show_denial(denied)
+            self.show_denial(denied, caller)
             return Refused(denied)
         now = monotonic()
         # At a gate the path tells nothing: that the same was asked, of the same issue, the details say.
@@ -575,13 +576,14 @@ class Guard:
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
             pass  # the refusal stands though it cannot be recorded; the next sync enters that the trail failed
-        self.show_denial(denied)
+        self.show_denial(denied, caller)
         return Refused(denied)
 
-    def show_denial(self, denied: Denied) -> None:
+    def show_denial(self, denied: Denied, caller: Caller) -> None:
         """Add a refusal to `denials.jsonl`. The trail has it only where `refuse` enters it."""
         timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.denials.append({"timestamp": timestamp, **as_document(denied, denied.path, denied.operation)})
+        document = {"timestamp": timestamp, **as_document(denied, denied.path, denied.operation)}
+        self.denials.append((caller.details.get("uid"), document))
         self.denials_seen += 1
 
     def _intend(

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from bonobofs.fuse.inodes import Node
+from bonobofs.fuse.virtual import ALL
 from bonobofs.request import WorkspacePath
 
 FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
@@ -125,13 +126,16 @@ class Held:
                 if held.node.parent is None:
                     held.node.path = paths[0]
 
-    def describe(self) -> bytes:
-        """A line for each held name: kind, bytes, path."""
+    def describe(self, viewer: int) -> bytes:
+        """A line for each held name: kind, bytes, path; a viewer other than ALL is shown its own files."""
         lines = []
         for above, names in sorted(self.directories.items()):
             for name, held in names.items():
                 # What was linked into the source is not apart any more, only this name of it.
-                size = os.fstat(held.node.pin).st_size if held.node.pin >= 0 else 0
+                st = os.fstat(held.node.pin) if held.node.pin >= 0 else None
+                if viewer != ALL and (st is None or st.st_uid != viewer):
+                    continue
+                size = st.st_size if st is not None else 0
                 lines.append(f"temporary\t{size}\t{printable(joined(above, name))}\n")
         return "".join(lines).encode("utf-8", "surrogateescape")
 

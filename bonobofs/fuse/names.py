@@ -192,7 +192,9 @@ class Names(Scratching):
             return self._rename_ends(header, source, target, flags)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._guard.show_denial(Denied(Code.ELSEWHERE, *ELSEWHERE, source.path, Operation.RENAME))
+                self._guard.show_denial(
+                    Denied(Code.ELSEWHERE, *ELSEWHERE, source.path, Operation.RENAME), self._caller(header)
+                )
             raise
 
     def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Reply:

@@ -64,7 +64,7 @@ class Reading(Scratching):
         (name,) = p.strings(body, 1)
         node_id = header.node_id
         if node_id >= virtual.FIRST_ID:
-            found = self._virtual.lookup(name) if node_id == virtual.DIRECTORY_ID else None
+            found = self._virtual.lookup(name, header.uid) if node_id == virtual.DIRECTORY_ID else None
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]

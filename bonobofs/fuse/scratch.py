@@ -23,6 +23,7 @@ from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.held import is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
+from bonobofs.fuse.virtual import ALL
 from bonobofs.policy.compiled import ScratchTable
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Kind, Request, WorkspacePath
@@ -211,19 +212,23 @@ class Scratch:
 
     # -- telling
 
-    def describe(self) -> bytes:
-        """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path."""
-        lines = list(islice(self._lines(), LISTED + 1))
+    def describe(self, viewer: int) -> bytes:
+        """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path.
+
+        A viewer other than ALL is shown the things that it owns.
+        """
+        lines = list(islice(self._lines(viewer), LISTED + 1))
         if len(lines) > LISTED:
             lines[LISTED] = "scratch\t0\tand more\n"  # how many would take a walk through all of it
         return "".join(lines).encode("utf-8", "surrogateescape")
 
-    def _lines(self) -> Iterator[str]:
-        for path, beside in sorted(self.directories.items()):
+    def _lines(self, viewer: int) -> Iterator[str]:
+        for path, beside in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(beside.gone - beside.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
         for path, st in self._all():
-            yield f"scratch\t{st.st_size}\t{printable(path)}\n"
+            if viewer in (ALL, st.st_uid):
+                yield f"scratch\t{st.st_size}\t{printable(path)}\n"
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Everything that lies in the layer."""

@@ -40,7 +40,7 @@ from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
-from bonobofs.fuse.virtual import LONGEST, Virtual
+from bonobofs.fuse.virtual import ALL, LONGEST, Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
@@ -106,11 +106,12 @@ class Server:
         companion, standing = accompany(config, beginning)
         virtual = Virtual(
             {
-                b"policy.md": lambda: describe(self._guard.policy, agent.role).encode(),
+                b"policy.md": lambda _: describe(self._guard.policy, agent.role).encode(),
                 b"denials.jsonl": self._denials,
-                b"whoami.json": lambda: self._whoami(agent),
-                b"scratch": lambda: held.describe() + scratch.describe(),
-            }
+                b"whoami.json": lambda _: self._whoami(agent),
+                b"scratch": lambda viewer: held.describe(viewer) + scratch.describe(viewer),
+            },
+            config.get("user"),
         )
         transport = _transport(config)
         self._transport: Final = transport(
@@ -169,11 +170,13 @@ class Server:
         who = {"agent": agent.label, "agent_id": agent.id, **who, **in_force, **may_call}
         return json.dumps(who, indent=2).encode() + b"\n"
 
-    def _denials(self) -> bytes:
-        """One line for each refusal, the last ones that fit: a path alone may have 150 KB."""
+    def _denials(self, viewer: int) -> bytes:
+        """One line for each refusal that the viewer may see, the last ones that fit: a path alone may have 150 KB."""
         lines: deque[bytes] = deque()
         room = LONGEST
-        for denial in reversed(self._guard.denials):
+        for uid, denial in reversed(self._guard.denials):
+            if viewer not in (ALL, uid):
+                continue
             line = json.dumps(denial).encode() + b"\n"
             room -= len(line)
             if room < 0:

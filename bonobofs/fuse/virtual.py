@@ -21,37 +21,45 @@ _MOST_KEPT: Final = 32
 """Snapshots of all files together."""
 LONGEST: Final = 1 << 20
 """Bytes of one file."""
+ALL: Final = -1
+"""The viewer that sees everything: the session's user, root, and the user of `--user`."""
+_BY_VIEWER: Final = frozenset({b"denials.jsonl", b"scratch"})
+"""Files that show other users only what is their own."""
 
 
 class Virtual:
     """The nodes of `.bonobofs`: the directory, and snapshots of its files."""
 
-    def __init__(self, files: dict[bytes, Callable[[], bytes]]) -> None:
-        """`files` gives each file's content by name."""
+    def __init__(self, files: dict[bytes, Callable[[int], bytes]], guest: int | None = None) -> None:
+        """`files` gives each file's content by name, for a viewer: ALL, or a uid. `guest` is the uid of `--user`."""
+        self._see_all: Final = {0, os.geteuid(), guest}
         self._files: Final = files
         self._snapshots: dict[int, bytes] = {}
         self._lookups: dict[int, int] = {}
-        self._latest: dict[bytes, int] = {}
+        self._latest: dict[tuple[bytes, int], int] = {}
+        """By name and viewer: the page cache is per node, so viewers share none."""
         self._next = FIRST_ID + 1
         self._made: Final = int(time.time())
         self._owner: Final = (os.geteuid(), os.getegid())
 
-    def lookup(self, name: bytes) -> tuple[int, bytes] | None:
-        """Node id and attributes of a file, with one more reference; None where there is no such file."""
+    def lookup(self, name: bytes, uid: int) -> tuple[int, bytes] | None:
+        """Node id and attributes of a file for this user, with one more reference; None where there is no such file."""
         make = self._files.get(name)
         if make is None:
             return None
-        content = make()
+        viewer = uid if name in _BY_VIEWER and uid not in self._see_all else ALL
+        content = make(viewer)
         if len(content) > LONGEST:
             content = content[: content.rfind(b"\n", 0, LONGEST) + 1]
-        node_id = self._latest.get(name, 0)
+        key = name, viewer
+        node_id = self._latest.get(key, 0)
         if self._snapshots.get(node_id) != content:
             node_id = self._next
             self._next += 1
-            if self._latest.get(name, 0) not in self._lookups:
-                self._snapshots.pop(self._latest.get(name, 0), None)
+            if self._latest.get(key, 0) not in self._lookups:
+                self._snapshots.pop(self._latest.get(key, 0), None)
             self._snapshots[node_id] = content
-            self._latest[name] = node_id
+            self._latest[key] = node_id
             self._drop_oldest()
         self._lookups[node_id] = self._lookups.get(node_id, 0) + 1
         return node_id, self.attr(node_id)
@@ -59,7 +67,10 @@ class Virtual:
     def _drop_oldest(self) -> None:
         """Keep at most _MOST_KEPT snapshots: readers of older ones get ESTALE."""
         if len(self._snapshots) > _MOST_KEPT:
-            del self._snapshots[next(each for each in self._snapshots if each not in self._latest.values())]
+            latest = set(self._latest.values())
+            oldest = next((each for each in self._snapshots if each not in latest), next(iter(self._snapshots)))
+            del self._snapshots[oldest]
+            self._latest = {key: node_id for key, node_id in self._latest.items() if node_id != oldest}
 
     def attr(self, node_id: int) -> bytes:
         """`fuse_attr`. KeyError: no such node."""
@@ -77,7 +88,7 @@ class Virtual:
 
     def path(self, node_id: int) -> str:
         """The path of a node in the workspace."""
-        name = next((name for name, latest in self._latest.items() if latest == node_id), b"")
+        name = next((name for (name, _), latest in self._latest.items() if latest == node_id), b"")
         return os.fsdecode(os.path.join(NAME, name)) if name else os.fsdecode(NAME)
 
     def names(self) -> list[bytes]:

@@ -72,7 +72,7 @@ class Server:
         self._top = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
         above = Backing(self._top, self._inodes, cache=8, pins=8, apart=Apart.SCRATCH)
         self._scratch = Scratch(above, self._inodes, Sizes(lambda: self.guard.policy), count())
-        virtual = Virtual({b"policy.md": lambda: b"text"})
+        virtual = Virtual({b"policy.md": lambda _: b"text"})
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call())
         self._operations = Operations(
             self._inodes, self._backing, Held("", 0, count()), self._scratch, self.guard, virtual, notices

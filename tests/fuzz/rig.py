@@ -95,7 +95,7 @@ class Rig:
         above = Backing(self._layer, inodes, cache=8, pins=64, apart=Apart.SCRATCH)
         self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call())
-        files = Virtual({b"policy.md": lambda: b"text"})
+        files = Virtual({b"policy.md": lambda _: b"text"})
         self._operations = Operations(
             inodes, self._backing, Held(str(directory), 8, count()), self._scratch, self._guard, files, notices
         )
