@@ -302,6 +302,8 @@ class Guard:
         """When what is known of leases is known no longer, by CLOCK_BOOTTIME; never, where none are followed."""
         self._generation = 0
         """Counts policies and leases: what was admitted under an earlier one is judged anew."""
+        self.beside = 0
+        """Counts the changes that the companion was permitted to make beside the mount."""
         self._asking = NOBODY
         self._asked = "{}"
         """The details of `_asking`, as the trail takes them."""
@@ -434,6 +436,21 @@ class Guard:
             )
         except TrailError as failure:
             raise self.refuse(unrecorded(request), caller, guard=guard) from failure
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What a judgement relies on that is made in several steps: policy and leases, and changes beside the mount."""
+        return self._generation, self.beside
+
+    def judge(self, part: Part, caller: Caller) -> Elsewhere | None:
+        """Judge one part of a change ahead of `admit`; the verdict, where it speaks of another place than the part.
+
+        Raises Refused, once the refusal is entered. The verdict holds while `state` stays what it is.
+        """
+        verdict = self._judged(part.request, part.facts)
+        if isinstance(verdict, Denied):
+            raise self.refuse(verdict, caller)
+        return Elsewhere(verdict) if part.apart is not None and verdict.apart is not part.apart else None
 
     def begin(
         self,

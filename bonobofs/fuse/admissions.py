@@ -152,6 +152,7 @@ class Admissions:
             action=asked["action"],
             guard=guard,
         )
+        self._guard.beside += 1
         self._open[number] = self._under_way(admission, [first, *parts], {**who.details, **(details or {})})
         return plain_decision(admission.leave)
 

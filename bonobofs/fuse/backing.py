@@ -195,13 +195,12 @@ class Backing(Descriptors):
         """The file system of the source."""
         return os.statvfs(self.root)
 
-    def sync(self, node: Node, *, data_only: bool) -> None:
-        """Bring the file or directory to the disk."""
+    def synced(self, node: Node) -> int:
+        """A descriptor of the file or directory, for fsync(2)."""
         try:
-            fd = self.listed(node) if node.is_dir else self.file(node, R)
+            return self.listed(node) if node.is_dir else self.file(node, R)
         except PermissionError:
-            fd = self.file(node, W)
-        (os.fdatasync if data_only else os.fsync)(fd)
+            return self.file(node, W)
 
     # -- acting as the caller: files that appear belong to whoever made them
 

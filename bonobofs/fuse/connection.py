@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -28,6 +28,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import Handler, Header, Notices
 from bonobofs.fuse.idle import Idle
 from bonobofs.fuse.moving import Pipe, Stretch
+from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
 from bonobofs.fuse.transport import Hooks
 
 SPIN: Final = 200
@@ -74,6 +75,8 @@ _ENDED: Final = -1
 """In place of a request's length: the mount has ended."""
 _HEARD: Final = -2
 """The same: something that is listened to can be read, and there is no request."""
+_LONG: Final = -3
+"""The same: there is no request, and a long one can go on."""
 _GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
 _PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
@@ -180,6 +183,8 @@ class Connection:
         self.flags = p.Init(0)
         self._minor = 0
         self._closed = False
+        self._slices: Final = Slices()
+        self.listen(self._slices.bell, self._slices.collect)
         os.set_blocking(fd, False)
 
     @property
@@ -278,6 +283,20 @@ class Connection:
                 hooks.before(now)
                 self._handle(length, handlers, hooks.failed)
                 hooks.after()
+            if self._slices:
+                self._go_on(handlers, hooks)
+
+    def _go_on(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
+        """A slice of a long request, or one request that has waited for a long one."""
+        hooks.before(monotonic())
+        slices = self._slices
+        if slices.again:
+            message = slices.again.popleft()
+            self._buffer[: len(message)] = message
+            self._handle(len(message), handlers, hooks.failed)
+        else:
+            self._advance(slices.ready.popleft(), hooks.failed)
+        hooks.after()
 
     def _next(self, due: float) -> int:
         """The length of the next request, in the buffer; 0: it is time to tidy up; _HEARD, _ENDED."""
@@ -286,6 +305,8 @@ class Connection:
         except OSError as error:
             if error.errno not in _PASSING:
                 return self._ended(error)
+        if self._slices:
+            return _LONG
         # Looking whether there is something to read costs a fifth of a read that fails: no exception, no message.
         look = self._spinner.poll
         for _ in range(self._spin):
@@ -329,11 +350,17 @@ class Connection:
             if opcode not in _SILENT:
                 self._error(unique, errno.ENOSYS)
             return
+        if opcode in _SYNCS and self._slices.is_occupied:
+            self._defer(length, failed)
+            return
         try:
             body = handler(Header(node_id, uid, gid, pid, extensions), self._view[p.IN_SIZE : length])
         except OSError as error:
             if opcode not in _SILENT:
                 self._error(unique, error.errno or errno.EIO)
+            return
+        except Busy:
+            self._defer(length, failed)
             return
         except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes a refusal and a record
             failed(opcode, error)
@@ -342,6 +369,42 @@ class Connection:
             return
         if opcode in _SILENT:
             return
+        if isinstance(body, Generator):
+            self._advance(Long(unique, opcode, body), failed)
+        else:
+            self._reply(unique, body)
+
+    def _defer(self, length: int, failed: Callable[[int, Exception], None]) -> None:
+        """Keep the request in the buffer until a long one has ended. Where too much waits, those that judge end."""
+        if not self._slices.defer(bytes(self._view[:length])):
+            for long in [each for each in self._slices.ready if each.opcode not in _SYNCS]:
+                self._slices.ready.remove(long)
+                long.steps.close()
+                self._error(long.unique, errno.EBUSY)
+            self._slices.ended()
+
+    def _advance(self, long: Long, failed: Callable[[int, Exception], None]) -> None:
+        """Go on with a long request for the time of a slice, or until it waits for a system call."""
+        until = monotonic() + SLICE
+        try:
+            while True:
+                job = next(long.steps)
+                if job is not None:
+                    self._slices.start(job, long)
+                    return
+                if monotonic() >= until:
+                    self._slices.ready.append(long)
+                    return
+        except StopIteration as end:
+            self._reply(long.unique, end.value)
+        except OSError as error:
+            self._error(long.unique, error.errno or errno.EIO)
+        except Exception as error:  # noqa: BLE001 - as for a handler
+            failed(long.opcode, error)
+            self._error(long.unique, errno.EIO)
+        self._slices.ended()
+
+    def _reply(self, unique: int, body: bytes | tuple[bytes, memoryview] | Stretch) -> None:
         try:
             if isinstance(body, Stretch):
                 self._move(unique, body)
@@ -430,4 +493,5 @@ class Connection:
         os.close(self._fd)
 
 
+_SYNCS: Final = (p.Opcode.FSYNC, p.Opcode.FSYNCDIR)
 _SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)

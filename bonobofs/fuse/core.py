@@ -13,11 +13,12 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import stale
-from bonobofs.fuse.held import Held
+from bonobofs.fuse.held import Held, is_below
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.noticing import UNTOLD, Noticing, once_moved, told_by
 from bonobofs.fuse.scratch import Scratch
+from bonobofs.fuse.slices import Busy, Steps
 from bonobofs.guard import Caller, Guard
 from bonobofs.request import EXISTS, HELD, NO_FACTS, Facts, Operation, Request, WorkspacePath
 from bonobofs.state.turns import Turns
@@ -32,7 +33,7 @@ MOST_NAMES: Final = 1000
 """Names of one file that are looked at for one request, which takes 15 us each. A file with more cannot be changed."""
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
-Reply = bytes | tuple[bytes, memoryview] | Stretch
+Reply = bytes | tuple[bytes, memoryview] | Stretch | Steps
 
 
 class Header(NamedTuple):
@@ -87,6 +88,8 @@ class Core:
         self._lately: Final = self.noticing.lately
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
+        self._trees: Final[list[WorkspacePath]] = []
+        """What is being judged for a move, in slices: nothing below may change, and none of it may move, until then."""
         self.turns: Turns | None = None
         """Those of the servers that show the same source."""
         self.is_needed: Callable[[str], bool] = lambda _: False
@@ -112,7 +115,14 @@ class Core:
         node_id = node_id or header.node_id
         if node_id >= virtual.FIRST_ID:
             self._refuse_virtual(header, operation, self._virtual.path(node_id))
-        return self._node(node_id)
+        node = self._node(node_id)
+        # A file with several names may have one below.
+        if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
+            raise Busy
+        return node
+
+    def _is_judged(self, path: str) -> bool:
+        return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
         """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
@@ -278,6 +288,10 @@ class Core:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         if parent.parent is None and parent is not self._inodes.root:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
+        if self._trees:
+            path = self._inodes.join(parent, name)
+            if self._is_judged(path) or any(is_below(tree, path) for tree in self._trees):
+                raise Busy
         return parent, parent.layer.directory(parent, changing=True)
 
     def _made_mode(self, directory: int, mode: int, umask: int) -> int:

@@ -436,6 +436,11 @@ class Descriptors:
             node.fd = -1
             node.access = 0
 
+    @property
+    def turn(self) -> int:
+        """Another number for each request, and for each slice of a long one."""
+        return self._request
+
     def begin(self, now: float) -> None:
         """A request begins at this time."""
         self.now = now

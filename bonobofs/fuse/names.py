@@ -13,6 +13,7 @@ from bonobofs.fuse.holding import End
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratching import Scratching
+from bonobofs.fuse.slices import Steps, finished
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.policy.words import ELSEWHERE
 from bonobofs.request import Facts, Kind, Operation, Request
@@ -202,20 +203,32 @@ class Names(Scratching):
             return NOTHING
         if source.st is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if source.parent.apart or target.parent.apart:
-            return self._rename_in_scratch(header, source, target, flags)
-        try:
-            return self._rename_in_source(header, source, source.st, target, flags)
-        except Elsewhere:
-            return self._rename_in_scratch(header, source, target, flags)
+        steps = self._rename_above_or_below(header, source, target, flags)
+        ends = (source, target) if flags & system.RENAME_EXCHANGE else (source,)
+        if any(end.st is not None and kind_of(end.st.st_mode) is Kind.DIRECTORY for end in ends):
+            return steps
+        return finished(steps)
 
-    def _rename_in_source(self, header: Header, source: End, st: os.stat_result, target: End, flags: int) -> Reply:
-        over, exchange = target.st, bool(flags & system.RENAME_EXCHANGE)
+    def _rename_above_or_below(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        if not (source.parent.apart or target.parent.apart):
+            turn = self._backing.turn
+            try:
+                return (yield from self._rename_in_source(header, source, target, flags))
+            except Elsewhere:
+                if turn != self._backing.turn:
+                    source, target = self._end_again(header, source), self._end_again(header, target)
+        return (yield from self._rename_in_scratch(header, source, target, flags))
+
+    def _rename_in_source(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        exchange = bool(flags & system.RENAME_EXCHANGE)
+        if exchange:
+            self._check_none_beside(source.path, target.path)
+        source, target = yield from self._judge_move(header, source, target, exchange=exchange)
+        st, over = source.st, target.st
+        assert st is not None
         same = over is not None and (over.st_ino, over.st_dev) == (st.st_ino, st.st_dev)
         request = Request(Operation.RENAME, source.path, kind_of(st.st_mode))
-        parts = self._moving(source, st, target.path)
-        if over is not None:
-            parts += self._giving_way(target, over, source, exchange=exchange)
+        parts = self._ends(source, target, exchange=exchange)
         if exchange:
             self._check_none_beside(source.path, target.path)
         self._check_not_needed(source.path, st)
@@ -241,13 +254,3 @@ class Names(Scratching):
         """EBUSY for a directory into which a change is being made that was judged by where it lies."""
         if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_needed(path):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    def _end(self, header: Header, name: bytes) -> End:
-        parent, directory = self._changing(header, Operation.RENAME, name)
-        where = parent
-        try:
-            where, directory = self._where(parent, directory, name)
-            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            st = None
-        return End(parent, where, directory, name, self._inodes.join(parent, name), st)

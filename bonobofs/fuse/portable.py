@@ -15,7 +15,7 @@ import errno
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -27,6 +27,7 @@ from bonobofs.fuse.content import is_member
 from bonobofs.fuse.core import Handler, Header, Notices
 from bonobofs.fuse.descriptors import stale
 from bonobofs.fuse.paths import Name, Paths
+from bonobofs.fuse.slices import finished
 from bonobofs.fuse.transport import Hooks
 
 _HIDDEN: Final = b".fuse_hidden"
@@ -170,6 +171,8 @@ class _Callbacks:
     def _ask(self, opcode: p.Opcode, header: Header, body: bytes) -> bytes:
         self.before(monotonic())  # to the handlers each message is a request
         reply = self.handlers[opcode](header, memoryview(body))
+        if isinstance(reply, Generator):
+            reply = finished(reply)
         return reply if isinstance(reply, bytes) else b"".join(reply)
 
     def _caller(self) -> tuple[Header, int]:

@@ -19,6 +19,7 @@ from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.scratch import Beside
 from bonobofs.fuse.scratching import Scratching, inode_number
+from bonobofs.fuse.slices import Job, Steps
 from bonobofs.request import Facts, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
@@ -324,8 +325,23 @@ class Reading(Scratching):
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
         if node.run is not None:
             self._guard.settle(node.id)
-        self._guard.trail.sync()
-        node.layer.sync(node, data_only=bool(flags & 1))
+        return self._sync(node, data_only=bool(flags & 1))
+
+    def _sync(self, node: Node, *, data_only: bool) -> Steps:
+        """Sync the trail, then the file. The kernel lets no writer of this mount into the file meanwhile."""
+        fd = os.dup(node.layer.synced(node))
+        sync_file = os.fdatasync if data_only else os.fsync
+
+        def sync() -> None:
+            self._guard.trail.sync()
+            sync_file(fd)
+
+        job = Job(sync)
+        try:
+            yield job
+            job.check()
+        finally:
+            os.close(fd)
         return NOTHING
 
     def _getxattr(self, header: Header, body: memoryview) -> Reply:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Final
 
-from bonobofs.decision import Allowed, Apart, Denied
+from bonobofs.decision import Allowed, Apart, Denied, Refused
 from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, MOST_NAMES, NOTHING, Handler, Header, Reply
 from bonobofs.fuse.held import joined
@@ -19,11 +20,14 @@ from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
 from bonobofs.fuse.scratch import Beside
-from bonobofs.guard import Elsewhere, Part
+from bonobofs.fuse.slices import Steps
+from bonobofs.guard import Caller, Elsewhere, Part
 from bonobofs.policy import words
 from bonobofs.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Allowed], None]
+_ATTEMPTS: Final = 3
+"""How often the judgement of a move begins."""
 
 
 class Scratching(Holding):
@@ -186,7 +190,7 @@ class Scratching(Holding):
 
     # -- moving
 
-    def _rename_in_scratch(self, header: Header, source: End, target: End, flags: int) -> Reply:
+    def _rename_in_scratch(self, header: Header, source: End, target: End, flags: int) -> Steps:
         """A rename of which both ends are scratch. EXDEV: they are not, or a directory of the source would be moved."""
         exchange = bool(flags & system.RENAME_EXCHANGE)
         if flags & system.RENAME_NOREPLACE and target.st is not None:
@@ -194,13 +198,10 @@ class Scratching(Holding):
         source = self._raised_end(header, source)
         if exchange and target.st is not None:
             target = self._raised_end(header, target)
-        over = target.st
+        source, target = yield from self._judge_move(header, source, target, exchange=exchange, apart=Apart.SCRATCH)
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        parts = self._moving(source, source.st, target.path)
-        if over is not None:
-            parts += self._giving_way(target, over, source, exchange=exchange)
-        parts = [part._replace(apart=Apart.SCRATCH) for part in parts]
+        parts = [part._replace(apart=Apart.SCRATCH) for part in self._ends(source, target, exchange=exchange)]
         self._check_moved_room(header, source, target, exchange=exchange)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._guard.admit(
@@ -299,37 +300,119 @@ class Scratching(Holding):
             self._scratch.discard(target.path, leave)
             self._scratch.move(target.parent, target.name, source.path, target.path, leave)
 
-    def _giving_way(self, target: End, over: os.stat_result, source: End, *, exchange: bool) -> list[Part]:
-        """What becomes of that which has the new name."""
-        leaving = LEAVES if exchange else EXISTS
-        parts = [Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), leaving)]
-        return parts + self._moving(target, over, source.path) if exchange else parts
+    def _end_again(self, header: Header, end: End) -> End:
+        """The end as it is now, after other requests were served."""
+        return self._end(header._replace(node_id=end.shown.id), end.name)
 
-    def _moving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> list[Part]:
-        """What appears at `path` when the origin moves there: itself, and everything below a directory.
+    def _end(self, header: Header, name: bytes) -> End:
+        parent, directory = self._changing(header, Operation.RENAME, name)
+        where = parent
+        try:
+            where, directory = self._where(parent, directory, name)
+            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            st = None
+        return End(parent, where, directory, name, self._inodes.join(parent, name), st)
 
-        Each thing below leaves one path and appears at another, and both are judged.
+    def _judge_move(
+        self, header: Header, source: End, target: End, *, exchange: bool, apart: Apart = Apart.NO
+    ) -> Generator[None, None, tuple[End, End]]:
+        """Judge all that a rename moves, and let others be served between; the ends, as they are at the end.
+
+        Until it is through, requests that would change what it judges wait (`_trees`). A change of the policy, of the
+        leases, or by the companion, or of an end behind the mount, makes it begin anew. The caller makes the change in
+        the same step, so nothing comes between the last look and the change. EBUSY: it had to begin anew too often.
         """
-        kind = kind_of(st.st_mode)
-        request = Request(Operation.RENAME, path, kind)
-        parts = [Part(request, self._appearing(origin.directory, origin.name, st, request))]
-        if kind is not Kind.DIRECTORY:
-            return parts
+        moving = (source.st, target.st) if exchange else (source.st,)
+        if not any(st is not None and stat.S_ISDIR(st.st_mode) for st in moving):
+            return source, target  # `admit` judges all
+        caller = self._caller(header)
+        for _ in range(_ATTEMPTS):
+            turn, state = self._backing.turn, self._guard.state
+            trees = [source.path, target.path]
+            self._trees.extend(trees)
+            try:
+                yield from self._judge_parts(self._parts(source, target, exchange=exchange), apart, caller)
+            except (Refused, Elsewhere):
+                raise
+            except OSError as error:
+                self._note_failure(header, source, target, error)
+                raise
+            finally:
+                for tree in trees:
+                    self._trees.remove(tree)
+            if turn == self._backing.turn:
+                return source, target
+            before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
+            if source.st is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if state == self._guard.state and all(map(_is_same, before, (source, target))):
+                return source, target
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    def _judge_parts(self, parts: Iterable[Part], apart: Apart, caller: Caller) -> Iterator[None]:
+        elsewhere = None
+        for part in parts:
+            judged = part._replace(apart=apart) if apart else part
+            elsewhere = self._guard.judge(judged, caller) or elsewhere
+            yield
+        if elsewhere is not None:
+            raise elsewhere
+
+    def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
+        """Enter that a directory could not be looked through, so that nothing was moved."""
+        assert source.st is not None
+        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
+        self._guard.note(
+            request,
+            LEAVES,
+            caller=self._caller(header),
+            details={"to": target.path},
+            error=error.errno or errno.EIO,
+        )
+
+    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part]:
+        """All that a rename moves, and what gives way to it."""
+        assert source.st is not None
+        yield Part(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
+        yield from self._ends(source, target, exchange=exchange)
+        yield from self._below(source, source.st, target.path)
+        if exchange and target.st is not None:
+            yield from self._below(target, target.st, source.path)
+
+    def _ends(self, source: End, target: End, *, exchange: bool) -> list[Part]:
+        """What appears under the new name, and what becomes of that which has it."""
+        assert source.st is not None
+        parts = [self._arriving(source, source.st, target.path)]
+        if target.st is not None:
+            leaving = LEAVES if exchange else EXISTS
+            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
+            if exchange:
+                parts.append(self._arriving(target, target.st, source.path))
+        return parts
+
+    def _arriving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Part:
+        request = Request(Operation.RENAME, path, kind_of(st.st_mode))
+        return Part(request, self._appearing(origin.directory, origin.name, st, request))
+
+    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part]:
+        """Everything below a directory that moves to `path`: it leaves one path and appears at another."""
+        if kind_of(st.st_mode) is not Kind.DIRECTORY:
+            return
         if self._held.directories:
-            parts += self._held_moving(origin, path)
+            yield from self._held_moving(origin, path)
         if self._scratch.directories and not origin.parent.apart:
-            parts += self._scratch_moving(origin, path)
+            yield from self._scratch_moving(origin, path)
         for below in self._backing.walk(origin.directory, origin.name):
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             # What the source has at a scratch path goes along with its directory.
-            parts.append(Part(Request(Operation.RENAME, leaving, kind), LEAVES, None))
+            yield Part(Request(Operation.RENAME, leaving, kind), LEAVES, None)
             request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
             facts = self._appearing(below.directory, below.name, below.st, request)
             if not origin.parent.apart:
                 facts = facts._replace(carried=True)
-            parts.append(Part(request, facts, None))
-        return parts
+            yield Part(request, facts, None)
 
     def _renamed(
         self,
@@ -381,6 +464,13 @@ def _leading(directory: int, name: bytes, st: os.stat_result) -> Facts:
     if not stat.S_ISLNK(st.st_mode):
         return EXISTS
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
+
+
+def _is_same(one: End, other: End) -> bool:
+    """Whether an end of a rename is where it was, and what it was."""
+    if one.path != other.path or one.parent is not other.parent or one.st is None or other.st is None:
+        return one.path == other.path and one.st is other.st
+    return (one.st.st_ino, one.st.st_dev) == (other.st.st_ino, other.st.st_dev)
 
 
 def _stays(_directory: int, _name: bytes, _leave: Allowed) -> None:

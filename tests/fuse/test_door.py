@@ -8,7 +8,7 @@ import errno
 import os
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
 from bonobofs.fuse.scratch import Scratch, Sizes
+from bonobofs.fuse.slices import finished
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
 from bonobofs.policy.document import parse
@@ -88,6 +89,8 @@ class Server:
     def send(self, opcode: int, node: int, body: bytes) -> bytes:
         """What the handler answers."""
         answer = self.handlers[opcode](Header(node, os.geteuid(), os.getegid(), os.getpid(), 0), memoryview(body))
+        if isinstance(answer, Generator):
+            return finished(answer)
         return answer if isinstance(answer, bytes) else b"".join(answer)
 
     def node(self, name: str) -> int:

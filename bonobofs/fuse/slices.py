@@ -1,0 +1,133 @@
+"""Long requests, served beside others: slices of judgement in the serving thread, system calls in threads.
+
+A handler that may take long gives a generator in place of a reply. It yields None where others may be served, or a
+`Job`, a system call that a thread makes; what it returns is the reply. Between two steps any other request may have
+been served, so each step relies only on what it has looked at itself. A request that would change what a long one is
+judging raises `Busy`, and is served again when a long one has ended. Threads run no Python beyond the call itself: one
+busy thread beside the serving one makes every request a thousand times slower.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Final, NamedTuple
+
+THREADS: Final = 4
+"""System calls that are made at a time."""
+SLICE: Final = 0.002
+"""Seconds after which a long request lets others be served."""
+MOST_DEFERRED: Final = 16 << 20
+"""Bytes of the requests that wait for a long one."""
+
+
+class Busy(Exception):  # noqa: N818 - never an answer: the request is served again
+    """The request would change what a long one is judging."""
+
+
+class Job:
+    """A system call that releases the interpreter lock."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Final = call
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call. Never raises."""
+        try:
+            self._call()
+        except BaseException as error:  # noqa: BLE001 - raised by `check` in the serving thread
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what the call has raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+Steps = Generator["Job | None", None, bytes]
+
+
+def finished(steps: Steps) -> bytes:
+    """The reply, with nothing served meanwhile."""
+    try:
+        while True:
+            job = next(steps)
+            if job is not None:
+                job.run()
+    except StopIteration as end:
+        reply: bytes = end.value
+        return reply
+
+
+class Long(NamedTuple):
+    """A long request."""
+
+    unique: int
+    opcode: int
+    steps: Steps
+
+
+class Slices:
+    """The long requests of one connection, and those that wait for them. Used by the thread that serves."""
+
+    def __init__(self) -> None:
+        self.ready: Final[deque[Long]] = deque()
+        """Those that go on when there is time."""
+        self.deferred: Final[deque[bytes]] = deque()
+        """Requests that wait for a long one to end."""
+        self.again: Final[deque[bytes]] = deque()
+        """Requests that have waited, to be served again."""
+        self._deferred_bytes = 0
+        self._jobs: Final[queue.SimpleQueue[tuple[Job, Long]]] = queue.SimpleQueue()
+        self._done: Final[queue.SimpleQueue[Long]] = queue.SimpleQueue()
+        self._threads = 0
+        self._under_way = 0
+        self.bell: Final = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """It can be read when a system call has ended."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ready or self.again)
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether no thread is free."""
+        return self._under_way >= THREADS
+
+    def start(self, job: Job, long: Long) -> None:
+        """Have a thread make the call; the request goes on afterwards."""
+        self._under_way += 1
+        if self._threads < self._under_way:
+            self._threads += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        self._jobs.put((job, long))
+
+    def _work(self) -> None:
+        while True:
+            job, long = self._jobs.get()
+            job.run()
+            self._done.put(long)
+            os.eventfd_write(self.bell, 1)
+
+    def collect(self) -> None:
+        """Let those go on whose calls have ended."""
+        os.eventfd_read(self.bell)
+        while not self._done.empty():
+            self._under_way -= 1
+            self.ready.append(self._done.get())
+
+    def defer(self, message: bytes) -> bool:
+        """Keep a request until a long one has ended; False: too much waits, and the long ones must give way."""
+        self.deferred.append(message)
+        self._deferred_bytes += len(message)
+        return self._deferred_bytes <= MOST_DEFERRED
+
+    def ended(self) -> None:
+        """A long request has ended: those that wait are served again."""
+        self.again.extend(self.deferred)
+        self.deferred.clear()
+        self._deferred_bytes = 0
