@@ -179,3 +179,13 @@ def test_a_pruning_that_is_killed_loses_nothing(mounted: Mounted, step: int) -> 
     assert not list((home / "trails").iterdir())
     assert len(tombstones(home)) == 2
     assert bonobofs("audit", "verify").returncode == 0
+
+
+def test_a_trail_that_agent_mail_does_not_have_is_kept(mounted: Mounted) -> None:
+    world = mounted(policy=f'{ALLOW_ALL}[agent_mail]\nurl = "http://127.0.0.1:9/mcp/"\n')
+    world.umount()
+    small(world.home)
+    found = prune(world.home)
+    assert (found.pruned, found.kept) == ([], {world.session.session: "Agent Mail does not have all of it yet"})
+    assert bonobofs("audit", "prune", "--dry-run").returncode == 1
+    assert not pruned(world)

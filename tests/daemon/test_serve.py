@@ -51,9 +51,12 @@ def test_it_starts_stands_and_ends(home: Path) -> None:
     assert found is not None
     assert started.stdout == f"serving {home}, pid {found.pid}\n"
     assert (home / "serve.pid").read_text().split()[0] == str(found.pid)
-    until(lambda: set(parts(home)) == {"index", "leases", "mail", "reservations"}, "every part has been stepped")
+    until(
+        lambda: set(parts(home)) == {"index", "leases", "mail", "reservations", "retention"},
+        "every part has been stepped",
+    )
     said = json.loads(bonobofs("serve", "--status", "--json").stdout)
-    assert (said["pid"], said["parts"]) == (found.pid, {"index": "", "leases": "", "mail": "", "reservations": ""})
+    assert (said["pid"], said["parts"]) == (found.pid, dict.fromkeys(parts(home), ""))
     assert bonobofs("serve", "--stop").stdout == f"the daemon of {home} has ended\n"
     assert not is_alive(found.pid, found.starttime)
     assert sorted(path.name for path in home.glob("serve*")) == ["serve.lock", "serve.log"]
