@@ -61,6 +61,10 @@ def mount(
             metavar="NAME", help="As root: let this user in, and let it call the session's git, leases, why and tools."
         ),
     ] = None,
+    allow_writable_parents: Annotated[
+        bool,
+        typer.Option("--allow-writable-parents", help="Accept paths that another user could replace during the mount."),
+    ] = False,
     keep_scratch: Annotated[
         bool, typer.Option("--keep-scratch", help="Leave what is in scratch paths in the session's directory.")
     ] = False,
@@ -88,6 +92,7 @@ def mount(
         policy=Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
         transport=transport,
         allow_other=allow_other,
+        allow_writable_parents=allow_writable_parents,
         keep_scratch=keep_scratch,
         user=user,
         chain=chain,

@@ -226,6 +226,8 @@ def _go_to_source(config: dict[str, Any], standing: _Standing) -> None:
     # Apart, the path leads to the source; elsewhere a mount may lie on the way by now.
     if standing.apart:
         os.chdir(config["source"])
+        if not os.path.samestat(os.stat("."), os.fstat(config["root"])):
+            raise OSError(errno.ESTALE, f"the source {config['source']} was replaced")
     else:
         os.fchdir(config["root"])
 

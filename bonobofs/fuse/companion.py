@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -12,12 +13,15 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import system
 from bonobofs.fuse.control import Kind, Line
+from bonobofs.state import mounts
 from bonobofs.state.processes import start_time, wait_for_end
 
 SECONDS_TO_STAND: Final = 12.0
@@ -222,12 +226,23 @@ def begin(config: dict[str, Any]) -> Beginning:
     """Open the source and start the first companion, where there is to be one."""
     root = -1
     try:
-        root = os.open(config["source"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = _open_source(config["source"], config.get("source_identity"))
         if config.get("companion") is None:
             return Beginning(root, None, None)
         return Beginning(root, start(config, config["policy"], root, (), first=True), None)
     except OSError as error:
         return Beginning(root, None, error)
+
+
+def _open_source(source: str, expected: Sequence[int] | None) -> int:
+    """Open the source without following a symlink. OSError (ESTALE: it is not the directory that was checked)."""
+    place = mounts.open_directory(Path(source))
+    try:
+        if expected is not None and mounts.identity(place) != tuple(expected):
+            raise OSError(errno.ESTALE, f"the source {source} was replaced while it was checked; mount again")
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def start(

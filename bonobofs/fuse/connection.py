@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -30,6 +30,7 @@ from bonobofs.fuse.idle import Idle
 from bonobofs.fuse.moving import Pipe, Stretch
 from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
 from bonobofs.fuse.transport import Hooks
+from bonobofs.state import mounts
 
 SPIN: Final = 200
 """Reads that are tried before waiting, where there are two CPUs or more."""
@@ -81,14 +82,49 @@ _GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
 _PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
 
-def mount(source: str, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
-    """Mount on `mountpoint` and give the descriptor of the connection. `root` is the source, open. MountError."""
-    if os.geteuid() == 0:
-        return _mount_as_root(source, mountpoint, root, allow_other=allow_other, devices=devices)
-    return _mount_as_user(source, mountpoint, allow_other=allow_other)
+def mount(
+    source: str,
+    mountpoint: str,
+    root: int,
+    *,
+    allow_other: bool,
+    devices: bool,
+    expected: Sequence[int] | None = None,
+) -> int:
+    """Mount on `mountpoint` and return the descriptor of the connection. MountError.
+
+    `root` is the source, open. `expected` is the device and inode number that the mountpoint had when it was checked.
+    The mount is taken off again if it is not on `mountpoint` afterwards.
+    """
+    path = Path(mountpoint)
+    try:
+        place = mounts.open_directory(path)
+    except OSError as error:
+        raise MountError(f"the mountpoint {mountpoint} cannot be opened ({error.strerror}); mount again") from error
+    try:
+        if expected is not None and mounts.identity(place) != tuple(expected):
+            raise MountError(f"the mountpoint {mountpoint} was replaced while it was checked; mount again")
+        before = mounts.ours()
+        if os.geteuid() == 0:
+            fd = _mount_as_root(source, place, mountpoint, root, allow_other=allow_other, devices=devices)
+        else:
+            fd = _mount_as_user(source, mountpoint, allow_other=allow_other)
+    finally:
+        os.close(place)
+    landed = mounts.ours()
+    for one in before:
+        with suppress(ValueError):
+            landed.remove(one)
+    if any(one.mountpoint == path for one in landed):
+        return fd
+    os.close(fd)
+    for one in landed:
+        if one.source == source:
+            mounts.detach(one.mountpoint, lazy=True)
+    raise MountError(f"the mountpoint {mountpoint} was replaced during the mount; nothing is mounted; mount again")
 
 
-def _mount_as_root(source: str, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
+def _mount_as_root(source: str, place: int, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -103,7 +139,8 @@ def _mount_as_root(source: str, mountpoint: str, root: int, *, allow_other: bool
     if below & os.ST_NODEV or not devices:
         flags |= _MS_NODEV
     try:
-        system.mount(os.fsencode(source), os.fsencode(mountpoint), b"fuse.bonobofs", flags, options.encode())
+        target = f"/proc/self/fd/{place}".encode()
+        system.mount(os.fsencode(source), target, b"fuse.bonobofs", flags, options.encode())
     except OSError as error:
         os.close(fd)
         raise MountError(f"the kernel refused the mount on {mountpoint} ({error.strerror})") from error
@@ -146,16 +183,13 @@ def _escaped(source: str) -> str:
 
 def unmount(mountpoint: str, *, lazy: bool) -> bool:
     """Take the mount off; False when it is busy. Never from the thread that serves: the kernel may ask it to write."""
-    if os.geteuid() == 0:
-        try:
-            system.umount(os.fsencode(mountpoint), system.UMOUNT_NOFOLLOW | (system.MNT_DETACH if lazy else 0))
-        except OSError as error:
-            return error.errno != errno.EBUSY
+    try:
+        mounts.detach(Path(mountpoint), lazy=lazy)
+    except MountError:
         return True
-    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=env)
-    return ran.returncode == 0 or b"busy" not in ran.stderr
+    except OSError as error:
+        return error.errno != errno.EBUSY
+    return True
 
 
 class Connection:

@@ -121,6 +121,7 @@ class Server:
                 self._root,
                 allow_other=config["allow_other"],
                 devices=policy.devices,
+                expected=config.get("mountpoint_identity"),
             )
         )
         self._operations: Final = Operations(

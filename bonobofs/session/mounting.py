@@ -45,6 +45,8 @@ class Order(NamedTuple):
     policy: Path | None = None
     transport: str = "auto"
     allow_other: bool = False
+    allow_writable_parents: bool = False
+    """Accept a source and a mountpoint that another user can replace before they are opened."""
     keep_scratch: bool = False
     chain: str | None = None
     user: str | None = None
@@ -108,9 +110,11 @@ def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], 
 def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str], tuple[str, ...]]:
     """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
     transport = transports.choose(order.transport)
-    mountpoint = mounts.resolve(order.mountpoint)
-    notes = transport.notes + _clear(home, mountpoint, source=mounts.resolve(order.source))
-    source = Path(os.path.realpath(order.source))
+    source, mountpoint = (
+        places.resolve(path, what, allow_writable_parents=order.allow_writable_parents)
+        for path, what in ((order.source, "source"), (order.mountpoint, "mountpoint"))
+    )
+    notes = transport.notes + _clear(home, mountpoint, source=source)
     places.check(source, mountpoint, home)
     policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
@@ -155,6 +159,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "packages": transport.packages,
         "allow_other": order.allow_other or guest is not None,
         "user": None if guest is None else guest.uid,
+        "source_identity": _identity(source),
+        "mountpoint_identity": _identity(mountpoint),
         "keep_scratch": order.keep_scratch,
         "session_dir": str(session_directory(home, session.session)),
         "trail": str(trail_path(home, session.session)),
@@ -165,6 +171,18 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "ready_fd": None,
     }
     return drawn, config, earlier, notes
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode number, by which the server knows the directory that was checked. MountError."""
+    try:
+        fd = mounts.open_directory(path)
+    except OSError as error:
+        raise MountError(f"{path} was replaced while it was checked ({error.strerror}); mount again") from error
+    try:
+        return mounts.identity(fd)
+    finally:
+        os.close(fd)
 
 
 def _umask() -> int:

@@ -92,17 +92,50 @@ def resolve(mountpoint: Path) -> Path:
     return beside if at(beside) else Path(os.path.realpath(path))
 
 
+def open_directory(path: Path) -> int:
+    """Open a directory by its absolute path as O_PATH; no component may be a symlink. OSError (ENOTDIR, ENOENT)."""
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.parts[1:]:
+        try:
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """Device and inode number of an open directory; None if it is the root of a dead mount."""
+    try:
+        st = os.fstat(fd)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return None
+    return st.st_dev, st.st_ino
+
+
 def detach(mountpoint: Path, *, lazy: bool = False) -> None:
     """Take the topmost mount off. `lazy` takes it out of the tree though it is in use: for dead ones.
+
+    As root, a directory above the mountpoint that has become a symlink is not followed: it could lead to a mount of
+    another service.
 
     Raises OSError with EBUSY when it is in use, MountError with what the kernel or fusermount3 said otherwise.
     """
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
-        if libc.umount2(os.fsencode(mountpoint), flags) == 0:
-            return
-        number = ctypes.get_errno()
+        try:
+            above = open_directory(mountpoint.parent)
+        except OSError as error:
+            raise MountError(f"{mountpoint} cannot be unmounted: {error.strerror}") from error
+        try:
+            if libc.umount2(os.fsencode(f"/proc/self/fd/{above}/{mountpoint.name}"), flags) == 0:
+                return
+            number = ctypes.get_errno()
+        finally:
+            os.close(above)
         if number == errno.EBUSY:
             raise OSError(number, os.strerror(number), str(mountpoint))
         raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(number)}")

@@ -7,9 +7,12 @@ working directory, may lie under the mountpoint; and the state must not be reach
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import stat
 import sys
 from itertools import islice
@@ -22,6 +25,7 @@ from bonobofs.state.reaching import url
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_CASEFOLD_FL = 0x40000000
 _NAMES_TO_PROBE = 200
+_MOST_LINKS = 40
 
 
 def check(source: Path, mountpoint: Path, home: Path) -> None:
@@ -41,6 +45,75 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
     _check_program(mountpoint)
     _check_unguarded(mountpoint.parent, "mountpoint")
     _check_unguarded(home, "state directory")
+
+
+def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
+    """The absolute path of a source or mountpoint without symlinks. MountError.
+
+    Another user who can replace a directory on the way could make the path lead to any directory between this check
+    and the mount. That is refused, unless `allow_writable_parents`. A symlink that such a user can replace is refused
+    always. Trusted are root and the user of this process. A mount of bonobofs is asked nothing: it could be hung.
+    """
+    covered = {str(mount.mountpoint) for mount in mounts.ours()}
+    here, links = "/", 0
+    pending = os.path.join(os.getcwd(), path).split("/")[::-1]
+    while pending:
+        name = pending.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        entry = os.path.join(here, name)
+        if entry in covered:
+            here = entry
+            continue
+        try:
+            above, st = os.stat(here), os.lstat(entry)
+        except OSError:
+            return Path(entry, *reversed(pending))  # the caller checks next whether the path exists
+        is_link = stat.S_ISLNK(st.st_mode)
+        if (is_link or not allow_writable_parents) and _is_replaceable(above, st, here):
+            remedy = "name the directory itself" if is_link else "or allow it: --allow-writable-parents"
+            raise MountError(
+                f"another user can replace {entry}, which is on the way to the {what} {path}; use a {what} below "
+                f"directories that only root or you can write, {remedy}"
+            )
+        if not is_link:
+            here = entry
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise MountError(f"the {what} {path} has too many levels of symlinks; name the directory itself")
+        target = os.readlink(entry)
+        here = "/" if target.startswith("/") else here
+        pending += target.split("/")[::-1]
+    return Path(here)
+
+
+def _is_replaceable(above: os.stat_result, entry: os.stat_result, directory: str) -> bool:
+    trusted = (0, os.geteuid())
+    if above.st_uid not in trusted:
+        return True
+    if not above.st_mode & stat.S_IWOTH and not _group_may_write(above, directory):
+        return False
+    return not (above.st_mode & stat.S_ISVTX and entry.st_uid in trusted)
+
+
+def _group_may_write(above: os.stat_result, directory: str) -> bool:
+    """Whether a user that is neither root nor this one may write in the directory through its group or its ACL."""
+    if not above.st_mode & stat.S_IWGRP:
+        return False
+    with contextlib.suppress(OSError):
+        os.getxattr(directory, "system.posix_acl_access")
+        return True
+    try:
+        members = set(grp.getgrgid(above.st_gid).gr_mem)
+    except KeyError:
+        return above.st_gid != os.getegid()
+    members |= {user.pw_name for user in pwd.getpwall() if user.pw_gid == above.st_gid}
+    own = {user.pw_name for user in pwd.getpwall() if user.pw_uid in (0, os.geteuid())}
+    return not members <= own
 
 
 def _check_database(home: Path, path: Path, what: str) -> None:
