@@ -49,8 +49,8 @@ def acquire(
 ) -> None:
     """Keep everybody else from changing what matches, in place of what this holder held before.
 
-    All of it is granted or none. When this returns, every live session is bound by it. Run in a mount, with neither
-    --agent nor --chain, this and the other lease commands are the session's own.
+    All of it is granted or none. When this returns, every live session is bound by it. Run in a mount, this and the
+    other lease commands are the session's own: --agent and --chain may name its agent and chain only.
 
     \b
     Examples:
@@ -151,6 +151,8 @@ def import_(
     Example:
       bonobofs lease import .choragen/locks.json
     """
+    if session.callable_around(session.home(), Path.cwd()) is not None:
+        raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
     locks, lost = read_locks(text_of(file), datetime.now(UTC))
     made, refused = leasing.import_locks(session.home(), locks, _workspace(workspace, all_workspaces=all_workspaces))
     for one in made:
@@ -181,21 +183,20 @@ def _moment(when: str) -> str:
 
 
 def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any] | None:
-    """What the session says in whose mount this is run; None where it is run elsewhere, or a holder is named.
+    """What the session says in whose mount this is run; None where it is run elsewhere.
 
-    A person who stands in a mount works as its agent there, as every other program does.
+    A person who stands in a mount works as its agent there, as every other program does. The session refuses a holder
+    that is another agent or chain.
     """
-    if whose != Whose():
-        return None
     here = Path.cwd()
     called = session.callable_around(session.home(), here)
     if called is None:
         around = mounts.over(here)
-        if around is not None:
+        if around is not None and whose == Whose():
             raise UsageError(
                 f"the session of {around.mountpoint} does not let this user call it, so a lease from here would not "
                 "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"
             )
         return None
-    lease: dict[str, Any] = call(called.directory, f"lease.{what}", **arguments)
+    lease: dict[str, Any] = call(called.directory, f"lease.{what}", **arguments, agent=whose.agent, chain=whose.chain)
     return lease

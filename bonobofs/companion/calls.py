@@ -41,12 +41,15 @@ _OF_A_LEASE: Final = ("patterns", "shared", "workspace", "until", "reason")
 
 
 def called(session: CalledSession, name: str, arguments: Arguments) -> Any:
-    """What the call of that name gives; a call that names another agent is refused, with an alert."""
+    """What the call of that name gives; a call that names another agent or chain is refused, with an alert."""
     call = CALLS.get(name)
     if call is None:
         raise UsageError(f"there is no call {name!r}; there are {', '.join(CALLS)}")
-    claimed = arguments.pop("agent", None)
-    if claimed is not None and not is_of_the_session(claimed, session.guard.agent):
+    agent, chain = arguments.pop("agent", None), arguments.pop("chain", None)
+    claimed = agent if agent is not None and not is_of_the_session(agent, session.guard.agent) else None
+    if chain is not None and chain != session.who.chain:
+        claimed = f"chain {chain}"
+    if claimed is not None:
         word, path = name.rpartition(".")[2], arguments.get("path")
         operation = Operation(word) if word in list(Operation) else Operation.CALL
         named = path if isinstance(path, str) and len(os.fsencode(path)) <= _LONGEST_PATH else ""

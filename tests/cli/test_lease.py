@@ -288,7 +288,7 @@ def test_the_policy_bounds_the_leases_of_a_session(mounted: Mounted) -> None:
     everywhere = bonobofs("lease", "acquire", "--all-workspaces", "lib/**", cwd=world.path)
     assert (everywhere.returncode, "in its own workspace" in everywhere.stderr) == (77, True)
     assert "Leases of this workspace: at most 2h long." in (world.path / ".bonobofs/policy.md").read_text()
-    operator = bonobofs("lease", "acquire", "--agent", "ann", "lib/**", "--for", "9h", cwd=world.path)
+    operator = bonobofs("lease", "acquire", "--agent", "ann", "lib/**", "--for", "9h", cwd=world.source)
     assert operator.returncode == 0, operator.stderr
     denials = [json.loads(line) for line in (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
     assert {(one["code"], one["rule"]) for one in denials} == {("ROLE", "leases")}
