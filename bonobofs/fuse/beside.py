@@ -1,4 +1,4 @@
-"""The companion, kept going: when it dies another is started, later each time, and after a few no more.
+"""The companion, kept going: when it dies another is started, later each time, and at least every 30 seconds.
 
 Where the mount covers the source, the next one stands in the mount namespace of the first, in which nothing does. All
 get the source by its descriptor as well.
@@ -17,8 +17,10 @@ from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.hearing import Hearing
 from bonobofs.fuse.transport import Transport
 
-_WAITS: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds after each death in a row until another is started; after one more, none is."""
+_WAITS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds after each death in a row until another is started; the last holds for all further deaths."""
+_MANY: Final = 6
+"""Deaths in a row after which `status` and an alert say that the companion keeps ending."""
 _LONG: Final = 60.0
 """Seconds after which a death is the first again."""
 _NONE: Final = "it was mounted without the process that watches"
@@ -72,7 +74,6 @@ class Beside:
     def listen(self) -> None:
         """Begin to hear the companion that stands."""
         if self._companion is not None:
-            self._began = time.monotonic()
             self._ear = self._companion.fileno()
             self._transport.listen(self._ear, self.heard)
 
@@ -90,6 +91,7 @@ class Beside:
         """Start another companion, if it is time."""
         if now >= self._due:
             self._due = float("inf")
+            self._began = now
             try:
                 self._companion = start(self._config, self._hearing.policy, self._root, self._namespaces, first=False)
             except OSError as error:
@@ -127,10 +129,10 @@ class Beside:
 
     def _plan(self, now: float) -> None:
         self._deaths = 1 if now - self._began >= _LONG else self._deaths + 1
-        if self._deaths <= len(_WAITS):
-            self._due = now + _WAITS[self._deaths - 1]
-            return
-        try:
-            self._hearing.give_up(self._deaths)
-        except TrailError as error:
-            self._diagnostics.say(str(error))
+        wait = _WAITS[min(self._deaths, len(_WAITS)) - 1]
+        self._due = now + wait
+        if self._deaths >= _MANY:
+            try:
+                self._hearing.report_deaths(self._deaths, wait, alert=self._deaths == _MANY)
+            except TrailError as error:
+                self._diagnostics.say(str(error))

@@ -25,9 +25,9 @@ from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.state.sessions import WATCHING, Live, PolicyMark, write_live
 
 _NOBODY: Final = "no process watches it"
-_GIVEN_UP: Final = (
-    "the process that watches keeps ending and is not started again; look at server.log in the session's directory, "
-    "and mount again"
+_KEEPS_ENDING: Final = (
+    "the process that watches has ended {} times in a row and is started again in {:.0f} s; look at server.log in the "
+    "session's directory"
 )
 _NOBODY_FOLLOWS: Final = "the process that follows them has ended"
 _SECONDS_TO_FINISH: Final = 1.0
@@ -97,12 +97,12 @@ class Hearing:
         """`preset:NAME` or the file of the policy in force."""
         return self._origin
 
-    def give_up(self, deaths: int) -> None:
-        """There will be no companion any more. TrailError: that is not entered."""
-        self._is_restarted = False
-        self._end_watch(_GIVEN_UP)
-        reason = "The process beside the mount keeps ending; it is not started again."
-        self._trail.alert(reason, operation="companion", details={"deaths": deaths})
+    def report_deaths(self, deaths: int, seconds: float, *, alert: bool) -> None:
+        """Say in `status` that the companion keeps ending and is started in `seconds`. TrailError from the alert."""
+        self._end_watch(_KEEPS_ENDING.format(deaths, seconds))
+        if alert:
+            reason = "The process beside the mount keeps ending; it is started again every 30 seconds."
+            self._trail.alert(reason, operation="companion", details={"deaths": deaths})
 
     def buried(self) -> None:
         """The companion is dead, and nothing that it did goes on."""
