@@ -220,10 +220,8 @@ def _next_companion(server: int, before: int) -> bool:
 
 WRITE = """
 from bonobofs import session
-from bonobofs.audit.verify import verify_trail
-from bonobofs.decision import Code, Refused
-from bonobofs.errors import BonobofsError
 from bonobofs.state.calling import call
+from bonobofs.state.home import inside_directory
 (one,) = session.statuses(session.home())
-call(session.home() / "sessions" / one.session.session, "write_file", path="by-call", content="text")
+call(inside_directory(session.home(), one.session.session), "write_file", path="by-call", content="text")
 """
