@@ -170,7 +170,8 @@ def _code(text: str) -> str:
     if len(safe) > LONGEST:
         safe = f"{safe[: LONGEST // 2]}…{safe[-LONGEST // 2 :]}"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
-    pad = " " if "`" in safe or (safe[:1] == safe[-1:] == " ") else ""
+    # A space at both ends is taken off when the span is read, unless it holds spaces only.
+    pad = " " if "`" in safe or (safe[:1] == safe[-1:] == " " and safe.strip(" ")) else ""
     return f"{fence}{pad}{safe}{pad}{fence}" if safe else "the root"
 
 
