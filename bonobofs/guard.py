@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from bonobofs.audit.denial_window import DenialWindow
 from bonobofs.audit.log import Trail
 from bonobofs.audit.record import APART, object_of
+from bonobofs.audit.refusal_limit import RefusalLimit
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
 from bonobofs.errors import BonobofsError, TrailError
@@ -297,6 +298,7 @@ class Guard:
         self._ended: Final[list[Outcome]] = []
         self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._enter_now
         self._denial_window: Final = DenialWindow(denials)
+        self._refusal_limit: Final = RefusalLimit(trail)
         self._leases = UNKNOWN
         self.known_until = inf
         """When what is known of leases is known no longer, by CLOCK_BOOTTIME; never, where none are followed."""
@@ -546,6 +548,7 @@ class Guard:
         self.enter_outcomes()
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._settle_repeat(mark)
+        self._refusal_limit.settle(now)
 
     def settle_all(self) -> None:
         """Settle all runs, scratch counters and repeated denials, and write what waits. TrailError when it cannot."""
@@ -554,6 +557,7 @@ class Guard:
         self.enter_outcomes()
         for mark in list(self._repeats):
             self._settle_repeat(mark)
+        self._refusal_limit.settle()
         self.trail.flush()
 
     def sync(self) -> None:
@@ -561,7 +565,7 @@ class Guard:
         self.trail.sync()
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """Enter a refusal, or count it where it repeats, and give the exception to raise.
+        """Enter a refusal, or count it where it repeats or comes too fast, and give the exception to raise.
 
         A refused lock that git does without is shown in `denials.jsonl` and not entered: `git status` asks for it.
         """
@@ -577,6 +581,8 @@ class Guard:
             if repeat is not None:
                 repeat.count += 1
                 repeat.last = now
+            elif not self._refusal_limit.admits(now):
+                self._refusal_limit.count(denied, guard, now)
             else:
                 action = ACTIONS.get(denied.operation, "modify")
                 details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}

@@ -29,6 +29,11 @@ from bonobofs.errors import TrailError
 HEAD_SIZE: Final = 192
 """Bytes of a head file. Always the same, so that rewriting it in place needs no new block on a full disk."""
 
+LONGEST_OF_REFUSAL: Final = 1024
+"""Bytes of a path, or of a text in the details, that the entry of a refusal holds. A refused path can have 150 KB."""
+_END_OF_REFUSAL: Final = 255
+"""Characters below which a text has at most that many bytes; bytes that are kept of each end of a longer one."""
+
 CLOSE: Final = "close"
 """Operation of the event that ends a trail which was ended cleanly."""
 
@@ -222,14 +227,24 @@ class Trail:
         details: dict[str, Any] | None = None,
     ) -> int:
         """Enter that a change was refused, and give its `seq`. TrailError: it could not be entered."""
-        entry = self._entry("intent", denied.operation, guard, details, path=denied.path, tool=tool, action=action)
+        path, details = _cut(denied.path, details)
+        entry = self._entry("intent", denied.operation, guard, details, path=path, tool=tool, action=action)
         entry.lock = lock
         return self._append(body_of(_refused(entry, denied)))
 
     def repeated(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
         """Enter that the denial `seq` came `count` times more since it was entered, and give this entry's `seq`."""
-        details = {"intent": seq, "count": count}
-        entry = self._entry("outcome", denied.operation, guard, details, path=denied.path)
+        path, details = _cut(denied.path, {"intent": seq, "count": count})
+        entry = self._entry("outcome", denied.operation, guard, details, path=path)
+        return self._append(body_of(_refused(entry, denied)))
+
+    def counted(self, denied: Denied, directory: str, count: int, *, guard: str = "file") -> int:
+        """Enter `count` refusals like this one, none of which was entered, and give this entry's `seq`.
+
+        `directory` is where most of the refusals of that time were.
+        """
+        path, details = _cut(directory, {"count": count})
+        entry = self._entry("outcome", denied.operation, guard, details, path=path)
         return self._append(body_of(_refused(entry, denied)))
 
     def alert(
@@ -243,6 +258,8 @@ class Trail:
         details: dict[str, Any] | None = None,
     ) -> int:
         """Enter what a person should look at, and give its `seq`. With a `code` it is about a refusal."""
+        if code:
+            path, details = _cut(path, details)
         entry = self._entry("alert", operation, guard, details, path=path)
         entry.reason, entry.code = reason, code or None
         entry.result, entry.governance = ("denied", "deny") if code else ("error", "pass")
@@ -436,6 +453,27 @@ class Trail:
 
     def _unwritten(self) -> TrailError:
         return TrailError(f"the trail {self.path} cannot be written: {self._refusal}")
+
+
+def _cut(path: str, details: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Cut the path and the texts of the details of a refusal to LONGEST_OF_REFUSAL bytes; name what was cut.
+
+    The details then hold length in bytes and SHA-256 of the whole path.
+    """
+    details = dict(details or {})
+    for key, value in details.items():
+        if type(value) is str and len(value) > _END_OF_REFUSAL:
+            details[key] = _shortened(os.fsencode(value))
+    if len(path) <= _END_OF_REFUSAL or len(data := os.fsencode(path)) <= LONGEST_OF_REFUSAL:
+        return path, details
+    details |= {"path_bytes": len(data), "path_sha256": sha256(data).hexdigest()}
+    return _shortened(data), details
+
+
+def _shortened(data: bytes) -> str:
+    if len(data) <= LONGEST_OF_REFUSAL:
+        return os.fsdecode(data)
+    return f"{os.fsdecode(data[:_END_OF_REFUSAL])}...{os.fsdecode(data[-_END_OF_REFUSAL:])}"
 
 
 def reason_of(error: int) -> str:
