@@ -260,7 +260,7 @@ def test_every_file_passes_the_rules_for_files(repo: Repo, gated: Gate) -> None:
         "../outside.md": Code.OUTSIDE,
         "/etc/passwd": Code.OUTSIDE,
         "docs/../docs/x.md": Code.OUTSIDE,
-        ".git/config": Code.OUTSIDE,
+        ".git/config": Code.PROTECTED,
         ".hidden.md": Code.HIDDEN,
     }
     for path, code in wanted.items():
