@@ -109,7 +109,8 @@ def _failed_line(item: dict[str, Any]) -> str:
 def _noticed_line(item: dict[str, Any]) -> str:
     said = f": {_plain(item['reason'])}" if item["reason"] else ""
     what = f"{_plain(item['operation'])} {_code(item['path'])}"
-    return f"- {_moment(item['timestamp'])}, {_code(item['agent'])}, {what}{said}"
+    how = f" It {_plain(item['what'])}." if item.get("what") else ""
+    return f"- {_moment(item['timestamp'])}, {_code(item['agent'])}, {what}{said}{how}"
 
 
 def _behind_line(item: dict[str, Any]) -> str:

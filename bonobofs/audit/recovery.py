@@ -251,9 +251,9 @@ def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Diffe
 def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[str], bool]) -> int:
     """Enter each difference as an event, under `protected` as an alert too, and give their number.
 
-    After MOST of them events are counted in one last entry. TrailError: not all were entered.
+    After MOST of them, events without an alert are counted in one last entry. TrailError: not all were entered.
     """
-    number = 0
+    number = left = 0
     for number, (path, what, more) in enumerate(differences, 1):
         details = {"what": what, **more}
         if number <= MOST:
@@ -261,8 +261,10 @@ def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[
         if protected(path):
             reason = "A protected path was changed behind the mount."
             trail.alert(reason, operation=OUT_OF_BAND, path=path, details=details)
-    if number > MOST:
-        trail.event(OUT_OF_BAND, {"more": number - MOST})
+        elif number > MOST:
+            left += 1
+    if left:
+        trail.event(OUT_OF_BAND, {"more": left})
     return number
 
 

@@ -98,10 +98,8 @@ class Report:
                 {"operation": operation, "path": path, "reason": reason, "times": times}
                 for (operation, path, reason), times in self._failures.items()
             ],
-            "alerts": [_noticed(entry) for entry in self._alerts],
-            "out_of_band": [
-                {**_noticed(entry), "what": str(entry.details.get("what", ""))} for entry in self._behind if entry.path
-            ],
+            "alerts": [_with_what(entry) for entry in self._alerts],
+            "out_of_band": [_with_what(entry) for entry in self._behind if entry.path],
             "unfinished": [_noticed(entry) for entry in self._unfinished],
         }
         return {
@@ -128,6 +126,8 @@ class Report:
         elif entry.kind == "alert":
             counts["alerts"] += 1
             self._alerts.append(entry)
+            if entry.operation == OUT_OF_BAND:
+                self._drop_event_of(entry)
         elif entry.result == "denied":
             self._refuse(entry)
         elif change.result == "error":
@@ -141,6 +141,16 @@ class Report:
                 counts["unfinished"] += 1
                 self._unfinished.append(entry)
             self._change(change)
+
+    def _drop_event_of(self, alert: AuditEntry) -> None:
+        """Count a protected path that was changed behind the mount as an alert only: its event precedes the alert."""
+        for number in range(len(self._behind) - 1, -1, -1):
+            event = self._behind[number]
+            if event.session == alert.session:
+                if (event.seq, event.path) == (alert.seq - 1, alert.path):
+                    del self._behind[number]
+                    self._counts["out_of_band"] -= 1
+                return
 
     def _meet(self, entry: AuditEntry) -> None:
         moment = instant(entry.timestamp)
@@ -301,3 +311,7 @@ def _noticed(entry: AuditEntry) -> dict[str, Any]:
         "code": entry.code,
         "reason": entry.reason,
     }
+
+
+def _with_what(entry: AuditEntry) -> dict[str, Any]:
+    return {**_noticed(entry), "what": str(entry.details.get("what", ""))}

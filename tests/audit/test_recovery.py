@@ -297,7 +297,7 @@ def test_of_very_many_differences_the_rest_are_counted_and_no_alert_is_left_out(
     entries = list(read(past.trail.path))
     assert len(entries) == MOST + 2
     assert [entry.kind for entry in entries[-2:]] == ["alert", "event"]
-    assert entries[-1].details == {"more": 3}
+    assert entries[-1].details == {"more": 2}
 
 
 def test_a_tree_deeper_than_a_path_may_be_long_is_compared(past: Past) -> None:

@@ -124,6 +124,21 @@ def test_what_changed_behind_the_mount_is_told_apart() -> None:
     assert "look at each.\n\n- 2026-01-31 12:00:00 UTC, `b` holds 7 bytes\n\nAnd 40 more." in text
 
 
+def test_a_protected_change_behind_the_mount_is_counted_as_an_alert_alone() -> None:
+    """Its event is not counted as well; an event of another path is."""
+    given: dict[str, Any] = {"session": "s", "path": "p"}
+    what = {"what": "was removed behind the mount"}
+    event = AuditEntry(NOW, "file", "out_of_band", "alice", what, "allowed", None, kind="event", seq=3, **given)
+    alert = replace(event, kind="alert", result="error", reason="It is protected.", seq=4)
+    report = Report({})
+    report.add([Change(replace(event, seq=1)), Change(replace(event, path="b", seq=2)), Change(event), Change(alert)])
+    document = report.document()
+    assert (document["totals"]["alerts"], document["totals"]["out_of_band"]) == (1, 2)
+    assert [one["path"] for one in document["out_of_band"]] == ["p", "b"]
+    assert [one["what"] for one in document["alerts"]] == ["was removed behind the mount"]
+    assert "`p`: It is protected. It was removed behind the mount." in report.markdown()
+
+
 def test_long_lists_are_cut_and_counted() -> None:
     """A report is read by people."""
     document = told(*(change("create_file", f"f{number:04}", written=2) for number in range(MOST + 7)))
