@@ -162,6 +162,7 @@ def _of_gate(name: str) -> Callable[[CalledSession, Arguments], Any]:
             answer = getattr(session.git, name)(**arguments)
         except GitError as error:
             return {"failed": {"kind": error.kind, "message": str(error), "paths": list(error.paths)}}
+        session.note_index(session.git.index)
         session.show_repository()
         return answer._asdict() if hasattr(answer, "_asdict") else answer
 

@@ -59,7 +59,7 @@ class Judging:
         """Where the repository is, below the source."""
         self._records: Final = _Records(home, session, source)
         self._index: Final = f"{self._git}/index" if self._git else "index"
-        self._refresh: Final = IndexRefresh(source / self._index)
+        self.refresh: Final = IndexRefresh(source / self._index)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
         self._began_at = 0.0
@@ -87,7 +87,9 @@ class Judging:
         suspects, self._suspects = self._suspects, {}
         # What came and went has changed nothing.
         left = {path: one for path, one in suspects.items() if not (one.kinds & BEGAN and one.size == -2)}
-        if self._index in left and self._refresh.is_refresh():
+        # A lock of the index changes nothing; a burst may end while git holds it. What git writes shows as the index.
+        left.pop(f"{self._index}.lock", None)
+        if self._index in left and self.refresh.is_refresh():
             del left[self._index]
         if not left:
             return

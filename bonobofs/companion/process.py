@@ -52,7 +52,7 @@ class Companion:
         self._policy: Final = PolicyFile(line, config)
         agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
         self._door: Final = RemoteDoor(line, agent, config["policy"], self._tell_later)
-        self._session: Final = CalledSession(config, self._door)
+        self._session: Final = CalledSession(config, self._door, self._judging.refresh.note_index)
         self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._entrance = self._open(Path(config["session_dir"], INSIDE), config["user"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
@@ -47,8 +48,12 @@ class Who(NamedTuple):
 class CalledSession:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: dict[str, Any], door: RemoteDoor) -> None:
-        """The working directory is the source, whatever its path leads to now."""
+    def __init__(self, config: dict[str, Any], door: RemoteDoor, note_index: Callable[[bytes], None]) -> None:
+        """The working directory is the source, whatever its path leads to now.
+
+        `note_index` takes each index that the git gate has written.
+        """
+        self.note_index: Final = note_index
         self.home: Final = Path(config["home"])
         self.who: Final = Who(
             config["agent"]["label"],

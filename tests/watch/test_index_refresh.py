@@ -6,8 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.watch.looking import until
-from tests.worlds import Mounted, World
+from tests.watch.looking import out_of_band, until
+from tests.worlds import Mounted, World, bonobofs
+
+PROTECTED = 'default = "allow"\n[[protect]]\npaths = [".git/"]\n'
 
 
 def _git(at: Path, *arguments: str) -> None:
@@ -33,7 +35,7 @@ def test_git_status_is_no_refusal_and_its_refresh_is_no_alert(mounted: Mounted, 
     (source / "a.md").write_text("a")
     _git(source, "add", "a.md")
     _git(source, "commit", "-qm", "a")
-    world = mounted(policy='default = "allow"\n[[protect]]\npaths = [".git/"]\n')
+    world = mounted(policy=PROTECTED)
     before = (source / ".git" / "index").read_bytes()
     for number in range(1, 4):
         os.utime(source / "a.md", (number, number))
@@ -48,3 +50,39 @@ def test_git_status_is_no_refusal_and_its_refresh_is_no_alert(mounted: Mounted, 
     told = [entry for entry in world.entries() if entry.kind == "event" and entry.operation == "out_of_band"]
     assert not [entry for entry in told if entry.path == ".git/index" and entry.timestamp < told[0].timestamp]
     assert len([entry for entry in world.entries() if entry.kind == "alert"]) == 1
+
+
+def test_git_status_of_the_operator_after_a_commit_of_the_gate_is_no_alert(mounted: Mounted, source: Path) -> None:
+    """The gate's own index is what the operator's refresh is compared with, however long ago the gate was at work."""
+    _git(source, "init", "-q", "-b", "aidlc/work")
+    (source / "a.md").write_text("a")
+    _git(source, "add", "a.md")
+    _git(source, "commit", "-qm", "a")
+    world = mounted(policy=PROTECTED)
+    for number in range(1, 4):
+        (world.path / f"b{number}.md").write_text("b")
+        done = bonobofs("git", "commit", "-m", "[gt-1] Add b", f"b{number}.md", cwd=world.path)
+        assert done.returncode == 0, done.stderr
+        (source / f"after{number}").touch()
+        until(lambda number=number: f"after{number}" in out_of_band(world), "the burst of the commit is judged")  # type: ignore[misc]
+        for mark in (world.home / "git" / "marks").iterdir():
+            os.utime(mark, (1, 1))
+        before = (source / ".git" / "index").read_bytes()
+        os.utime(source / "a.md", (number, number))
+        _git(source, "status")
+        assert (source / ".git" / "index").read_bytes() != before
+        (source / f"c{number}").touch()
+        until(lambda number=number: f"c{number}" in out_of_band(world), "the touched file is entered")  # type: ignore[misc]
+    assert [line for line in _false_lines(world) if ".git" in line] == []
+
+
+def test_a_lock_of_the_index_that_outlasts_a_burst_is_no_alert(mounted: Mounted, source: Path) -> None:
+    """Neither where it is there when the burst is judged, nor where it is gone by the next."""
+    _git(source, "init", "-q")
+    world = mounted(policy=PROTECTED)
+    lock = source / ".git" / "index.lock"
+    for name, change in (("a", lock.touch), ("b", lock.unlink)):
+        change()
+        (source / name).touch()
+        until(lambda name=name: name in out_of_band(world), "the file beside it is entered")  # type: ignore[misc]
+    assert [line for line in _false_lines(world) if ".git" in line] == []

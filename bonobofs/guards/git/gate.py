@@ -62,6 +62,8 @@ class GitGate:
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         self._home: Final = session.home
         self.issue: Final = issue
+        self.index = b""
+        """The index as the last operation that changed it wrote it."""
 
     @property
     def root(self) -> Path:
@@ -86,6 +88,7 @@ class GitGate:
             except Exception as error:
                 self._fail(work, error)
                 raise
+            self.index = transaction.staged or self.index
 
     def _fail(self, work: Work, error: Exception) -> None:
         """Enter the failure; Refused, once entered, where the rules of the caller have it as a denial."""

@@ -64,6 +64,8 @@ class Transaction:
         self.index: Index | None = None
         self.index_time = 0
         """When the index was written, in nanoseconds."""
+        self.staged = b""
+        """The index as this operation has written it; empty: it has not."""
         self.mended: Final[list[dict[str, Any]]] = []
         """What was carried on of operations that were killed."""
 
@@ -227,8 +229,9 @@ class Transaction:
         )
         place = self.repository.layout.git / "index"
         by = self._locks[place.with_name("index.lock")]
+        self.staged = self.index.serialize()
         with open(by, "wb") as file:
-            file.write(self.index.serialize())
+            file.write(self.staged)
         with suppress(FileNotFoundError):
             by.chmod(os.stat(place).st_mode & 0o777)
         place.with_name("index.lock").rename(place)
