@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import typer
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, say
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.sandbox.bd.language import Step
@@ -69,9 +70,11 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
     from bonobofs.guards.beads.acting import Acting  # noqa: PLC0415
     from bonobofs.guards.beads.steps import act  # noqa: PLC0415
 
-    with session.open_session(
-        _top(here), agent=whose.agent, role=whose.role, policy=whose.policy, preset=None
-    ) as opened:
+    top, home = _top(here), session.home()
+    check_agent(home, whose.agent)
+    if whose.role is not None:
+        check_role(whose.role, session.choose_policy(home, whose.policy, top))
+    with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
         agent = opened.guard.agent
         acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
         yield lambda step: showing.as_document(act(acting, agent, step, f"beads {step.name}"))

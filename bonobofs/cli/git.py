@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, say
 from bonobofs.errors import GitError, UsageError
 from bonobofs.state.calling import call
@@ -50,7 +51,10 @@ def _gate(whose: _Whose, issue: str | None = None) -> Iterator[Any]:
         raise UsageError("outside a mount, name the agent with --agent")
     from bonobofs.guards.git.gate import GitGate  # noqa: PLC0415 - libgit2 is loaded where it is asked for
 
-    top = _top(Path.cwd())
+    top, home = _top(Path.cwd()), session.home()
+    check_agent(home, whose.agent)
+    if whose.role is not None:
+        check_role(whose.role, session.choose_policy(home, whose.policy, top))
     with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
         gate = GitGate(opened, issue)
         try:

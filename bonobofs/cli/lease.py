@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_agent
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.choragen import read_locks, text_of
@@ -197,6 +198,7 @@ def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any]
                 f"the session of {around.mountpoint} does not let this user call it, so a lease from here would not "
                 "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"
             )
+        check_agent(session.home(), whose.agent)
         return None
     lease: dict[str, Any] = call(called.directory, f"lease.{what}", **arguments, agent=whose.agent, chain=whose.chain)
     return lease

@@ -10,9 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import close_names
+from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import note, say, waiting
-from bonobofs.errors import UsageError
 from bonobofs.policy.packaged import PRESETS
 
 _NAMED: Final = 5
@@ -28,7 +27,7 @@ def mount(
     ],
     agent: Annotated[
         str | None,
-        typer.Option(metavar="A", help="Who works there; a new name is registered. Default: your login name."),
+        typer.Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
     ] = None,
     role: Annotated[
         str | None,
@@ -68,9 +67,7 @@ def mount(
     keep_scratch: Annotated[
         bool, typer.Option("--keep-scratch", help="Leave what is in scratch paths in the session's directory.")
     ] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="Register the agent though its name is close to that of another.")
-    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Mount a directory under a policy.
 
@@ -97,7 +94,9 @@ def mount(
         user=user,
         chain=chain,
     )
-    _check_agent(home, agent, new=new)
+    check_agent(home, agent, new=new)
+    if role is not None:
+        check_role(role, session.choose_policy(home, order.policy, order.source))
     # The mount may come to stand where we do, and we must not stand in it.
     os.chdir("/")
     if foreground:
@@ -107,20 +106,6 @@ def mount(
     with waiting(f"mounting {order.source}"):
         mounted = session.start(home, order)
     _tell(mounted)
-
-
-def _check_agent(home: Path, agent: str | None, *, new: bool) -> None:
-    """Refuse to register a name that looks like a misspelling of a registered one. UsageError."""
-    if agent is None or new:
-        return
-    from bonobofs.state import registry  # noqa: PLC0415 - loads SQLAlchemy, which `umount` does not need
-    from bonobofs.state.database import Database  # noqa: PLC0415
-
-    with Database.open(home) as database:
-        known = registry.find(database, agent) is not None
-        close = [] if known else close_names(agent, (one.label for one in registry.list_agents(database)))
-    if close:
-        raise UsageError(f"no agent is named {agent}; did you mean {' or '.join(close)}? to register it: --new")
 
 
 def umount(

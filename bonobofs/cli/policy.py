@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_role
 from bonobofs.cli.output import document, note, say
 from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
@@ -121,6 +122,7 @@ def show(
       bonobofs policy show --role reviewer
     """
     shown = session.in_force(session.home(), policy, Path.cwd())
+    check_role(role, shown)
     compiled = shown.compiled
     if json:
         document(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_role
 from bonobofs.cli.output import document, say
 from bonobofs.decision import Holding, Refused
 from bonobofs.errors import UsageError
@@ -54,7 +56,10 @@ def why(
       bonobofs why docs --op rename --to src/docs
       bonobofs why . --op merge --role worker
     """
-    answer = session.ask(session.home(), path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
+    home = session.home()
+    if role is not None:
+        check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
+    answer = session.ask(home, path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
     if json:
         document(answer)
     else:

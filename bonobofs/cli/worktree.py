@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
+from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.policy.packaged import PRESETS
 from bonobofs.session import worktrees
@@ -20,7 +21,7 @@ app = typer.Typer(help="Give agents a work tree and a branch of their own for an
 @app.command("add")
 def add(
     issue: Annotated[str, typer.Option("--issue", metavar="ID", help="The issue; its branch is aidlc/ and the id.")],
-    agent: Annotated[str, typer.Option("--agent", metavar="A", help="Who works there; a new name is registered.")],
+    agent: Annotated[str, typer.Option("--agent", metavar="A", help="The agent; a new name needs --new.")],
     role: Annotated[
         str | None, typer.Option("--role", metavar="R", help="In which role. Default: as for bonobofs mount.")
     ] = None,
@@ -38,6 +39,7 @@ def add(
     repository: Annotated[
         str, typer.Option("--repository", metavar="DIR", help="A directory in the repository. Default: this one.")
     ] = ".",
+    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Make a worktree for an issue, mount it under the policy, and print where.
 
@@ -58,6 +60,9 @@ def add(
         base,
         depends_on or [],
     )
+    check_agent(home, agent, new=new)
+    if role is not None:
+        check_role(role, session.choose_policy(home, wanted.policy, wanted.repository))
     with waiting(f"making a worktree for {issue}"):
         made = worktrees.add(home, wanted)
     say(str(made.work))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs, register
 from tests.worlds.issues import Workspace
 
 
@@ -16,6 +16,7 @@ def test_an_operator_names_the_agent_and_all_of_it_is_in_the_record(
     beads_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From any directory of the workspace."""
+    register("alice", "bob")
     monkeypatch.setenv("BONOBOFS_BD", str(beads_workspace.bd))
     below = beads_workspace.directory / "below"
     below.mkdir()

@@ -39,7 +39,7 @@ def repository(beads_workspace: Workspace, home: Path, monkeypatch: pytest.Monke
 def add(repository: Workspace, issue: str, tmp_path: Path, agent: str = "alice") -> subprocess.CompletedProcess[str]:
     policy = tmp_path / "policy.toml"
     policy.write_text(ALLOW_ALL)
-    words = ["--issue", issue, "--agent", agent, "--policy", str(policy)]
+    words = ["--issue", issue, "--agent", agent, "--new", "--policy", str(policy)]
     return bonobofs("worktree", "add", *words, cwd=repository.directory)
 
 

@@ -17,7 +17,7 @@ from bonobofs.state import leases
 from bonobofs.state.database import Database
 from tests.calls.conftest import Called, CalledMount
 from tests.watch.looking import out_of_band, recorded, status, too_few_watches, until
-from tests.worlds import OrdinaryUser, bonobofs
+from tests.worlds import OrdinaryUser, bonobofs, register
 
 
 def test_whoami_is_what_the_mount_says(alice: Called) -> None:
@@ -245,6 +245,7 @@ def test_the_command_line_in_a_mount_is_the_sessions(alice: Called, home: Path) 
     (lease,) = alice("lease.list")
     assert lease["agent"] == "alice"
     assert made.stdout.startswith(f"{lease['id']} until ")
+    register("bob")
     assert bonobofs("lease", "acquire", "--agent", "bob", "lib/**", cwd=alice.path).returncode == 0
     (other,) = [one for one in alice("lease.list") if one["agent"] == "bob"]
     assert bonobofs("lease", "release", other["id"], cwd=alice.path).returncode == 77

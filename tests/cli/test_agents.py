@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+import pytest
+
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs, register
 
 
 def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> None:
@@ -25,14 +27,43 @@ def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> N
     assert bonobofs("agent", "change", "bob", "--role", "impl").returncode == 2
 
 
-def test_a_misspelled_agent_is_not_registered(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """The nearest name is shown; `--new` registers the name as it is."""
+def test_an_unknown_agent_is_registered_by_new_alone(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """The nearest name is shown, or the known ones; `--new` registers the name as it is."""
     mounted(policy=ALLOW_ALL, agent="alice")
     mountpoint = tmp_path / "second"
     mountpoint.mkdir()
     wrong = bonobofs("mount", source, mountpoint, "--agent", "alcie")
     assert wrong.returncode == 2
     assert wrong.stderr == "bonobofs: no agent is named alcie; did you mean alice? to register it: --new\n"
+    other = bonobofs("mount", source, mountpoint, "--agent", "bob")
+    assert other.returncode == 2
+    assert other.stderr == "bonobofs: no agent is named bob; known are alice; to register it: --new\n"
+    worktree = bonobofs("worktree", "add", "--issue", "gt-1", "--agent", "bob", cwd=source)
+    assert (worktree.returncode, worktree.stderr) == (2, other.stderr)
     made = bonobofs("mount", source, mountpoint, "--agent", "alcie", "--new")
     assert made.returncode == 0, made.stderr
     assert bonobofs("umount", mountpoint).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("git", "branch", "aidlc/gt-1"),
+        ("beads", "create", "Write it"),
+        ("lease", "acquire", "docs/**"),
+        ("lease", "extend"),
+        ("lease", "release"),
+    ],
+)
+def test_no_other_command_acts_as_an_unknown_agent(command: tuple[str, ...], tmp_path: Path, home: Path) -> None:
+    """In an empty state directory and in one with agents; nothing is registered."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".beads").mkdir()
+    first = bonobofs(*command, "--agent", "alcie", cwd=tmp_path)
+    assert first.returncode == 2
+    assert first.stderr == "bonobofs: no agent is named alcie; to register it: bonobofs agent add alcie\n"
+    register("alice")
+    wrong = bonobofs(*command, "--agent", "alcie", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "no agent is named alcie; did you mean alice? to register it" in wrong.stderr
+    assert [one["label"] for one in json.loads(bonobofs("agent", "list", "--json").stdout)] == ["alice"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.git.conftest import FREE, Repo
-from tests.worlds import bonobofs
+from tests.worlds import bonobofs, register
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ def repo(tmp_path: Path) -> Repo:
 
 def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
     """Branch, checkout, commit and merge do what they say, under the policy and into the record of an agent."""
+    register("alice")
     whose = ("--agent", "alice", "--policy", str(tmp_path / "policy.toml"))
 
     def run(*arguments: str, code: int = 0, cwd: Path = repo.root) -> str:

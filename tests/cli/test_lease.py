@@ -18,7 +18,7 @@ from bonobofs import session
 from bonobofs.session import leasing
 from tests.fuse.waiting import until
 from tests.watch.looking import stopped
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment, register
 
 
 def listed() -> list[dict[str, object]]:
@@ -28,6 +28,7 @@ def listed() -> list[dict[str, object]]:
 
 def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
     """Acquired, listed, refused to others, extended, released by its holder."""
+    register("ann", "bob")
     assert bonobofs("lease", "list").stdout == "nothing is leased\n"
     made = bonobofs(
         "lease",
@@ -73,6 +74,7 @@ def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
 
 def test_the_operator_ends_anybodys(home: Path) -> None:
     """By its UUID, and without a name of their own."""
+    register("ann")
     bonobofs("lease", "acquire", "--all-workspaces", "--agent", "ann", "docs/**")
     (lease,) = listed()
     assert bonobofs("lease", "extend", str(lease["id"])).returncode == 0
@@ -92,6 +94,7 @@ def test_what_cannot_be_meant_is_usage(arguments: tuple[str, ...], home: Path) -
 
 def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, home: Path) -> None:
     """`why` and the mount itself name who holds it and until when."""
+    register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     assert (
         bonobofs("lease", "acquire", "--all-workspaces", "--chain", "C1", "--agent", "bob", "docs/**").returncode == 0
@@ -119,6 +122,7 @@ def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, 
 
 
 def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) -> None:
+    register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", tmp_path, "**").returncode == 0
     (world.path / "a").touch()
@@ -129,6 +133,7 @@ def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) ->
 
 def test_a_source_is_named_by_its_mountpoint_too(mounted: Mounted) -> None:
     """By a directory inside of it nothing is meant: it is refused, where it would have covered nothing."""
+    register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     (world.path / "docs").mkdir()
     wrong = bonobofs("lease", "acquire", "--agent", "bob", "--workspace", world.path / "docs", "**")
@@ -143,6 +148,7 @@ def test_a_source_is_named_by_its_mountpoint_too(mounted: Mounted) -> None:
 
 def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mounted) -> None:
     """The lease is granted, to nobody else either; who is not bound by it yet is named."""
+    register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     with stopped(world.pid):
         command = [

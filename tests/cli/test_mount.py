@@ -334,7 +334,7 @@ def test_a_second_mount_of_a_source_is_served_and_told(mounted: Mounted, tmp_pat
     """Two agents may work on one source; that locks do not reach across is said."""
     world = mounted(policy=ALLOW_ALL)
     (tmp_path / "second").mkdir()
-    made = bonobofs("mount", world.source, tmp_path / "second", "--agent", "bob")
+    made = bonobofs("mount", world.source, tmp_path / "second", "--agent", "bob", "--new")
     try:
         assert made.returncode == 0
         assert f"{world.source} is mounted on {world.path} too" in made.stderr
@@ -371,9 +371,22 @@ def test_the_role_is_the_named_one_else_the_agents_else_the_policys(mounted: Mou
     assert mounted(policy=policy, agent="ben").session.role == "writer"
 
 
-def test_a_role_that_the_policy_does_not_define_is_told(source: Path, mountpoint: Path) -> None:
-    """It mounts, every change is refused, and whoever mistyped it learns so at once."""
-    made = bonobofs("mount", source, mountpoint, "--role", "unheard-of")
+def test_a_role_that_the_policy_does_not_define_is_refused(source: Path, mountpoint: Path) -> None:
+    """The nearest role and the list of roles are shown, and nothing is mounted or registered."""
+    refused = bonobofs("mount", source, mountpoint, "--agent", "alice", "--role", "contol")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "bonobofs: the policy preset:aidlc does not define the role contol; did you mean control? it defines: agent, "
+        "control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n"
+    )
+    assert not mounts.at(mountpoint)
+    assert json.loads(bonobofs("agent", "list", "--json").stdout) == []
+
+
+def test_an_agents_own_role_that_the_policy_does_not_define_may_only_read(source: Path, mountpoint: Path) -> None:
+    """The mount says so, and every change is refused."""
+    assert bonobofs("agent", "add", "alice", "--role", "unheard-of").returncode == 0
+    made = bonobofs("mount", source, mountpoint, "--agent", "alice")
     try:
         assert "The policy does not define the role unheard-of, so it may do nothing but read" in made.stderr
         with pytest.raises(PermissionError):

@@ -40,7 +40,6 @@ def _why(*arguments: str | Path, code: int, cwd: Path) -> dict[str, Any]:
         (["/etc/passwd"], "OUTSIDE"),
         (["README.md", "--op", "delete_file"], "KEEP"),
         (["aidlc-docs/dev", "--op", "mknod"], "DEVICE"),
-        (["aidlc-docs/plan.md", "--role", "unheard-of"], "ROLE"),
         (["aidlc-docs/plan.md", "--role", "control"], "ROLE"),
         ([".git/config", "--op", "read_file", "--role", "control"], None),
         ([".", "--op", "merge", "--role", "lead"], None),
@@ -214,3 +213,17 @@ def test_a_dead_mount_is_named(mounted: Mounted) -> None:
         assert f"the server of the mount on {world.path} is gone" in asked.stderr
         assert advice in asked.stderr
     assert "is gone" in bonobofs("shell", world.path, "--", "true").stderr
+
+
+@pytest.mark.parametrize("command", [("why", "aidlc-docs/plan.md"), ("policy", "show")])
+def test_a_role_that_the_policy_does_not_define_is_a_usage_error(command: tuple[str, ...], source: Path) -> None:
+    """In the directory of a new mount, and in a source that is mounted, by the policy that holds there."""
+    wrong = bonobofs(*command, "--role", "wroker", cwd=source)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "does not define the role wroker; did you mean worker? it defines: agent, control, " in wrong.stderr
+
+
+def test_why_takes_the_roles_of_the_policy_that_holds_there(mounted: Mounted) -> None:
+    world = mounted(policy='default = "allow"\n[role.own]\nwrite = ["**"]\n')
+    assert bonobofs("why", "a.md", "--role", "own", cwd=world.path).returncode == 0
+    assert bonobofs("why", world.source / "a.md", "--role", "worker").returncode == 2

@@ -11,7 +11,7 @@ import pytest
 
 from bonobofs.errors import GitError
 from tests.git.conftest import FREE, Gate, Repo
-from tests.worlds import ROOT
+from tests.worlds import ROOT, register
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_the_operators_own_configuration_signs(
     on_work: Repo, ssh_key: Path, tmp_path: Path, sign: str, signature: str
 ) -> None:
     """Where the policy says nothing, the operator's own configuration does, but not the repository's."""
+    register("alice")
     person = tmp_path / "person"
     person.mkdir()
     (person / ".gitconfig").write_text(

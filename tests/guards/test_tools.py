@@ -23,7 +23,7 @@ from bonobofs.guards import FileTools, ValidationResult, reading
 from bonobofs.guards.reading import FileList, FileMatches, FileText
 from bonobofs.session import OpenSession
 from tests.guards.conftest import Guarded, Opened, Program
-from tests.worlds import bonobofs
+from tests.worlds import bonobofs, register
 
 POLICY = """
 default = "allow"
@@ -352,6 +352,7 @@ def test_writing_is_held_to_role_rules_and_leases_in_this_order(opened: Opened, 
     assert denied(impl.tools.write_file("docs/a.md", "x")).reason == "The role impl may not change this path."
     assert denied(impl.tools.write_file("locked/a", "x")).code is Code.PROTECTED
     assert denied(impl.tools.write_file("build/a", "x")).code is Code.DEFAULT
+    register("bob")
     done = bonobofs(
         *("lease", "acquire", "--agent", "bob", "--chain", "CHAIN-7", "--workspace", str(impl.root), "src/"),
         env={"BONOBOFS_HOME": str(home)},

@@ -150,7 +150,7 @@ def _mounted(name: str, ground: Ground, bare: Callable[[Case], Seen]) -> Iterato
         policy.write_text(ALLOW_ALL + SCRATCH)
     below = ground.source / at
     below.mkdir(exist_ok=True)
-    mounting = [sys.executable, "-m", "bonobofs", "mount", str(ground.source), str(mountpoint), "--agent", "alice"]
+    mounting = [sys.executable, "-m", "bonobofs", "mount", str(ground.source), str(mountpoint)]
     few = ["sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"] if name in ("kernel", "portable") else []
     allow_other = ["--allow-other"] if ROOT else []
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT), "BONOBOFS_HOME": str(ground.home)}
@@ -176,7 +176,7 @@ def _ordinary(ground: Ground, bare: Callable[[Case], Seen]) -> Iterator[World]:
     below = _directory(ground.source / "user", uid)
     policy = ground.directory / "allow-all.toml"
     policy.write_text(ALLOW_ALL)
-    made = user.bonobofs("mount", ground.source, mountpoint, "--agent", "alice", "--policy", policy)
+    made = user.bonobofs("mount", ground.source, mountpoint, "--policy", policy)
     assert made.returncode == 0, made.stderr
     runner = Runner(mountpoint, mountpoint / "user", below, uid)
     yield World("user", runner.run, bare, {**differences.KERNEL, **differences.ORDINARY})

@@ -211,3 +211,15 @@ def test_the_policy_before_is_let_go(mounted: Mounted, source: Path, policy: Pat
     before = holds()
     load_anew(12)
     assert holds() < before + 1_000, "kilobytes; each policy is about as many"
+
+
+def test_a_role_that_vanishes_from_the_policy_may_only_read(mounted: Mounted, policy: Path) -> None:
+    """The session goes on. After the reload its role is unknown, and every change is refused."""
+    policy.write_text(ALLOW_ALL + '[role.writer]\nwrite = ["**"]\n')
+    world = mounted(policy=policy, role="writer")
+    (world.path / "before").write_text("written")
+    policy.write_text(ALLOW_ALL)
+    os.kill(world.pid, signal.SIGHUP)
+    until(lambda: status(world).session.policy.generation > 1, "the policy without the role is in force", SOON)
+    assert outcome((world.path / "after").touch) == errno.EACCES
+    assert (world.path / "before").read_text() == "written"

@@ -19,7 +19,8 @@ from bonobofs.audit.history import read
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.trail_file import compressed
 from bonobofs.session import Session
-from bonobofs.state import mounts, processes
+from bonobofs.state import mounts, processes, registry
+from bonobofs.state.database import Database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
@@ -51,6 +52,13 @@ def bonobofs(
         check=False,
         timeout=60,
     )
+
+
+def register(*agents: str) -> None:
+    """Register agents in the state directory of the test."""
+    with Database.open(session.home()) as database:
+        for label in agents:
+            registry.add(database, label)
 
 
 def wait_for_mount(mountpoint: Path) -> None:
