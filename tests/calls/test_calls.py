@@ -246,7 +246,7 @@ def test_the_command_line_in_a_mount_is_the_sessions(alice: Called, home: Path) 
     assert lease["agent"] == "alice"
     assert made.stdout.startswith(f"{lease['id']} until ")
     register("bob")
-    assert bonobofs("lease", "acquire", "--agent", "bob", "lib/**", cwd=alice.path).returncode == 0
+    assert bonobofs("lease", "acquire", "--agent", "bob", "lib/**", cwd=alice.world.source).returncode == 0
     (other,) = [one for one in alice("lease.list") if one["agent"] == "bob"]
     assert bonobofs("lease", "release", other["id"], cwd=alice.path).returncode == 77
     refused = bonobofs("why", "--json", "lib/a.py", cwd=alice.path)
