@@ -200,8 +200,10 @@ class Policy:
         """Whether the rules decide about a path that a [[scratch]] matches.
 
         So they do where git tracks it, and of a temporary name in a directory that holds tracked files: from scratch it
-        could not be renamed over one of them.
+        could not be renamed over one of them. The root of the source has no copy in the scratch layer.
         """
+        if not parts:
+            return True
         if self.tracked is None:
             return False
         if self.tracked.has("/".join(parts)):

@@ -182,7 +182,7 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
     the one that the text shows. Under `symlinks = "any"` and in scratch only a target in a protected path is refused,
     as far as the text shows it.
     """
-    if not target or "\0" in target:
+    if not parts or not target or "\0" in target:
         return words.TARGET
     # An absolute symlink leads where it led before, wherever its directory takes it.
     bound = carried and target[0] != "/"
@@ -226,7 +226,7 @@ def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Allowe
         for one in found:
             if isinstance(one, Refusal):
                 return one
-        if policy.tracked is not None and policy.goes_by_rules(parts):
+        if policy.goes_by_rules(parts):
             found = []
     role = policy.roles.get(role_name)
     if role is None:

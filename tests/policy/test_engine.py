@@ -197,12 +197,14 @@ def test_scratch_and_temporary_names_never_bring_more_into_the_source(
 def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
     document: dict[str, Any], agent: Agent, request: Request, known: Facts
 ) -> None:
-    """Everything in scratch and every name temporary: these stay closed all the same."""
+    """Everything but the root in scratch, and every name temporary: these stay closed all the same."""
+    # A rule that refuses comes after scratch, as every rule.
+    document = {**document, "rule": [rule for rule in document["rule"] if "refuse" not in rule]}
     wide = {**document, "scratch": [{"paths": ["**"]}], "temporary": ["**/?a?"]}
     known = known._replace(target=None)  # a symlink in scratch may lead anywhere but into a protected path
     without = decide(compile_policy({**document, "scratch": [], "temporary": []}), agent, request, known)
     decision = decide(compile_policy(wide), agent, request, known)
-    if code(without) in {Code.OUTSIDE, Code.DEVICE, Code.PROTECTED} or agent.role == "nobody":
+    if not request.path or code(without) in {Code.OUTSIDE, Code.DEVICE, Code.PROTECTED} or agent.role == "nobody":
         assert decision == without
     else:
         assert code(decision) in {None, Code.ROLE}
@@ -292,6 +294,14 @@ def test_what_git_tracks_is_never_scratch() -> None:
     for path, answer in expected.items():
         decision = decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
         assert (decision.code if isinstance(decision, Denied) else decision.apart) == answer, path
+
+
+def test_the_root_is_never_scratch_and_no_symlink_lies_there() -> None:
+    scratch = {"scratch": [{"paths": ["**"]}]}
+    assert code(ask(scratch, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is Code.DEFAULT
+    assert ask({**scratch, "default": "allow"}, "", Operation.SET_MODE, kind=Kind.DIRECTORY) == Allowed("default")
+    for document in (scratch, ALLOW_ALL):
+        assert code(ask(document, "", Operation.SET_MODE, Facts(target="a"), kind=Kind.SYMLINK)) is Code.OUTSIDE
 
 
 def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() -> None:
