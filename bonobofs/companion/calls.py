@@ -25,7 +25,7 @@ from bonobofs.guards.file_guard import operation_of
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
 from bonobofs.request import Operation, WorkspacePath
-from bonobofs.state.home import session_directory
+from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
 
 Arguments = dict[str, Any]
@@ -105,7 +105,8 @@ def _whoami(session: CalledSession, arguments: Arguments) -> Any:
     policy = session.guard.policy
     live = read_live(session_directory(session.home, session.who.session))
     in_force = {"policy": policy.digest, "policy_origin": "" if live is None else live.policy.origin}
-    return {**session.who.plain(), **in_force, **callable_words(policy, session.who.role)}
+    socket = str(inside_directory(session.home, session.who.session) / GUARD_SOCKET)
+    return {**session.who.plain(), **in_force, "socket": socket, **callable_words(policy, session.who.role)}
 
 
 def _why(session: CalledSession, arguments: Arguments) -> Any:

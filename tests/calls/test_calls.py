@@ -97,10 +97,13 @@ def test_a_role_that_is_not_defined_leases_nothing(mounted_called: CalledMount) 
 
 
 def test_a_lease_in_somebody_elses_mount_is_not_ones_own(alice: Called, tmp_path: Path) -> None:
-    """Acquired in the state directory of whoever asks, it would bind nobody there; it is said."""
-    said = bonobofs("lease", "acquire", "docs/**", cwd=alice.path, env={"BONOBOFS_HOME": str(tmp_path / "other")})
-    assert said.returncode == 2
-    assert "no session of this state directory serves" in said.stderr
+    """The state directory of the session gets it, for its agent. That of the caller would bind no session there."""
+    other = {"BONOBOFS_HOME": str(tmp_path / "other")}
+    acquired = bonobofs("lease", "acquire", "docs/**", cwd=alice.path, env=other)
+    assert acquired.returncode == 0, acquired.stderr
+    (lease,) = alice("lease.list")
+    assert (lease["agent"], lease["patterns"]) == ("alice", ["docs/**"])
+    assert bonobofs("lease", "list", env=other).stdout == ""
 
 
 def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> None:
@@ -287,8 +290,9 @@ WRITE = """
 import sys
 from bonobofs import session
 from bonobofs.state.calling import call
+from bonobofs.state.home import inside_directory
 (one,) = session.statuses(session.home())
-directory = session.home() / "sessions" / one.session.session
+directory = inside_directory(session.home(), one.session.session)
 print(call(directory, "write_file", path=f"by-{sys.argv[1]}", content="text"))
 """
 

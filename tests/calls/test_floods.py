@@ -28,7 +28,7 @@ def most_held(pid: int) -> int:
 
 def log_of(called: Called) -> Path:
     """Where the processes of a session tell what failed."""
-    return called.directory / "server.log"
+    return called.directory.parent / "server.log"
 
 
 def test_who_asks_much_before_reading_gets_every_answer(alice: Called) -> None:

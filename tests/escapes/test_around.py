@@ -317,7 +317,7 @@ def test_an_ordinary_user_cannot_look_into_its_own_server(ordinary_user: Ordinar
     python = "/usr/bin/python3" if IS_ROOT else sys.executable
     script = textwrap.dedent("""
         import os
-        for path in ("source/src", "mount"):
+        for path in ("source/src", "source/aidlc-docs", "mount"):  # the preset `aidlc` refuses src
             os.makedirs(path)
         open("source/src/main.py", "w").write("kept")
     """)

@@ -27,6 +27,7 @@ from tests.worlds import ALLOW_ALL, ROOT, Mounted, World
 
 # An interpreter in root's home cannot import anything more once a child has become an ordinary user.
 codecs.lookup("ascii")
+LOADED = (session.start, session.stop)
 
 
 def pytest_configure(config: pytest.Config) -> None:
