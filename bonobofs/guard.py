@@ -312,7 +312,7 @@ class Guard:
 
     def change_policy(self, policy: Policy) -> None:
         """Judge by another policy from now on, under the same leases."""
-        self._turn_to(policy.bound_by(self.policy.leases).with_tracked(self.policy.tracked))
+        self._turn_to(policy.bound_by(self.policy.leases))
 
     def follow(self, until: float, leases: Leases | None = None) -> None:
         """Be bound by these leases (None: those of before) until that moment of CLOCK_BOOTTIME.

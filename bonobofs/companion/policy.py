@@ -15,6 +15,7 @@ from bonobofs.state.home import write_document
 _EVERY: Final = 0.15
 """Seconds between two looks. A change is loaded once two looks have found the same: it may be in the making."""
 _LOADER: Final = "bonobofs.session.setup"
+_TRACKED: Final = "bonobofs.session.tracked"
 
 Mark = tuple[int, int, int, int, int] | None
 """Device, inode number, both times and size of what the name leads to; None: it leads to nothing."""
@@ -32,6 +33,8 @@ class PolicyFile:
         file, directory = config["policy_file"], Path(config["session_dir"])
         self._line: Final = line
         self._file: Final = file and Path(file)
+        self._home: Final = Path(config["home"])
+        self._session: Final[str] = config["session"]
         self._source: Final = Path(config["source"])
         self._in_force: dict[str, Any] = config["policy"]
         self._kept: Final = directory / "policy.json"
@@ -63,6 +66,8 @@ class PolicyFile:
         self._loaded = self._seen = self._look()
         try:
             chosen = import_module(_LOADER).load_policy(self._file, self._source)
+            # The new [[scratch]] may match files that git tracks and the earlier one did not.
+            tracked = import_module(_TRACKED).find_tracked(self._home, self._source, chosen.compiled).paths
         except BonobofsError as error:
             self._broken = True
             self._line.tell(Kind.BROKEN, {"origin": str(self._file), "error": str(error)})
@@ -71,8 +76,10 @@ class PolicyFile:
         if always or self._broken or plain != self._in_force:
             self._in_force = plain
             write_document(self._kept, plain)
+            import_module(_TRACKED).keep(self._home, self._session, tracked)
             evidence = _evidence(Path(os.path.realpath(self._file)))
-            self._line.tell(Kind.POLICY, {"origin": chosen.origin, "policy": plain, "file": evidence})
+            told = {"origin": chosen.origin, "policy": plain, "tracked": tracked, "file": evidence}
+            self._line.tell(Kind.POLICY, told)
         self._broken = False
 
     def _look(self) -> Mark:

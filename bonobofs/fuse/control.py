@@ -41,7 +41,10 @@ class Kind(enum.IntEnum):
     RELOAD = 7
     """To it: load the policy, changed or not. Nothing follows."""
     POLICY = 8
-    """From it: {"origin", "policy", "file"}, a new policy; "file" is {"owner", "modified"} of the policy file."""
+    """From it: {"origin", "policy", "tracked", "file"}, a new policy.
+
+    "tracked" lists the paths that git tracks below its [[scratch]]; "file" is {"owner", "modified"} of the policy file.
+    """
     BROKEN = 9
     """From it: {"origin", "error"}, a policy that cannot be enforced."""
     UNWATCHED = 10

@@ -19,6 +19,7 @@ from bonobofs.fuse.core import LONG, SHORT
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
+from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
@@ -256,14 +257,14 @@ class Hearing:
         self._keep()
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
-    def _change_policy(self, origin: str, policy: dict[str, Any], file: dict[str, Any]) -> None:
+    def _change_policy(self, origin: str, policy: dict[str, Any], tracked: list[str], file: dict[str, Any]) -> None:
         previous = self._guard.policy.digest
         try:
             compiled = compile_policy(policy, self._guard.policy.generation + 1)
         except PolicyError as error:
             self._refuse_policy(origin, str(error))
             return
-        self._guard.change_policy(compiled)
+        self._guard.change_policy(compiled.with_tracked(Tracked(tracked) if tracked else None))
         self._plain = policy
         if self._companion is not None:
             self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})

@@ -113,7 +113,7 @@ class Scratch:
 
 
 class Tracked:
-    """Paths of the source that git tracked when the session began, and the directories above them."""
+    """Paths of the source that git tracked when the session began or loaded this policy, and the directories above."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         """A path that ends in a slash stands for all that lies below it, too."""

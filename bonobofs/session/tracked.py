@@ -1,6 +1,6 @@
 """Paths of a source that git tracks below [[scratch]]: the rules decide there, so that no edit ends with the session.
 
-They are found once, when a session begins, and handed to whoever decides as plain data.
+They are found when a session begins and when its policy is loaded anew, and reach the server as plain data.
 """
 
 from __future__ import annotations

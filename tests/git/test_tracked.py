@@ -19,6 +19,7 @@ from bonobofs.policy.engine import compile_policy
 from bonobofs.session.tracked import compact, find_tracked
 from tests.fuse.people import outcome
 from tests.git.conftest import Repo
+from tests.watch.looking import recorded, until
 from tests.worlds import Mounted, World, bonobofs
 
 SCRATCH = '[[scratch]]\npaths = ["dist/", "**/node_modules/"]\n'
@@ -107,6 +108,28 @@ def _edits(world: World, path: str) -> None:
     world.umount()
     assert (world.source / path).read_text() == "edited\n"
     assert not (world.source / "dist/new.js").exists()
+
+
+def test_a_scratch_path_of_a_new_policy_leaves_what_git_tracks_to_the_rules(
+    built: Repo, mounted: Mounted, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('default = "allow"\nhidden = ["**"]\n')
+    world = mounted(policy=policy, source=built.root)
+    built.write("dist/late.js", "late\n")
+    built.git("add", "dist/late.js")
+    policy.write_text(OPEN)
+    until(lambda: recorded(world, "policy"), "the new policy is in force")
+    for name in ("app.js", "late.js", "free.js"):
+        (world.path / "dist" / name).write_text("edited\n")
+    assert "scratch" not in bonobofs("why", world.path / "dist/app.js").stdout
+    assert "scratch" in bonobofs("why", world.path / "dist/free.js").stdout
+    policy.write_text(CLOSED)
+    until(lambda: len(recorded(world, "policy")) == 2, "the rules are in force")
+    assert outcome((world.path / "dist/app.js").write_text, "more") == errno.EACCES
+    world.umount()
+    left = {name: (built.root / "dist" / name).read_text() for name in ("app.js", "late.js", "free.js")}
+    assert left == {"app.js": "edited\n", "late.js": "edited\n", "free.js": "free\n"}
 
 
 def test_a_python_session_follows_it_too(built: Repo, home: Path, tmp_path: Path) -> None:
