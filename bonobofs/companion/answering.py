@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 from bonobofs.decision import Refused, as_document
 from bonobofs.errors import BonobofsError, UsageError
 
-Answer = Callable[[str, dict[str, Any]], Any]
 """What a call gives, by its name and its arguments."""
 
 _AT_ONCE: Final = 4
@@ -41,7 +40,12 @@ class _Lane(Generic[Caller]):
 class Answering(Generic[Caller]):
     """Takes calls from one thread, and hands back the answers from others."""
 
-    def __init__(self, answer: Answer, at_once: Mapping[str, int], hand_back: Callable[[Caller, bytes], None]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Caller, str, dict[str, Any]], Any],
+        at_once: Mapping[str, int],
+        hand_back: Callable[[Caller, bytes], None],
+    ) -> None:
         """`at_once` says of some names how many calls are answered at once."""
         self._answer: Final = answer
         self._at_once: Final = at_once
@@ -93,11 +97,11 @@ class Answering(Generic[Caller]):
                         del self._lanes[name]
                     return
                 caller, arguments = lane.waiting.popleft()
-            self._hand_back(caller, self._answered(name, arguments))
+            self._hand_back(caller, self._answered(caller, name, arguments))
 
-    def _answered(self, name: str, arguments: dict[str, Any]) -> bytes:
+    def _answered(self, caller: Caller, name: str, arguments: dict[str, Any]) -> bytes:
         try:
-            return _line({"ok": True, "result": self._answer(name, arguments)})
+            return _line({"ok": True, "result": self._answer(caller, name, arguments)})
         except Refused as refused:
             denied = refused.decision
             return _line({"ok": False, "denied": as_document(denied, denied.path, denied.operation)})

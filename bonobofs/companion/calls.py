@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ from bonobofs.decision import Denied
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.guard import Caller
 from bonobofs.guards.answers import claiming, is_of_the_session, not_the_agent
+from bonobofs.guards.beneath import MAKER
 from bonobofs.guards.file_guard import operation_of
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
@@ -40,8 +42,16 @@ _LONGEST_PATH: Final = 4096
 _OF_A_LEASE: Final = ("patterns", "shared", "workspace", "until", "reason")
 
 
-def called(session: CalledSession, name: str, arguments: Arguments) -> Any:
-    """What the call of that name gives; a call that names another agent or chain is refused, with an alert."""
+def called(
+    session: CalledSession,
+    name: str,
+    arguments: Arguments,
+    maker: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Any:
+    """What the call of that name gives; a call that names another agent or chain is refused, with an alert.
+
+    `maker` is entered while a file or directory is made.
+    """
     call = CALLS.get(name)
     if call is None:
         raise UsageError(f"there is no call {name!r}; there are {', '.join(CALLS)}")
@@ -55,6 +65,7 @@ def called(session: CalledSession, name: str, arguments: Arguments) -> Any:
         named = path if isinstance(path, str) and len(os.fsencode(path)) <= _LONGEST_PATH else ""
         denied = not_the_agent(WorkspacePath(named), operation)
         raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MOST_TOLD]))
+    MAKER.set(maker)  # for the thread, which sets it anew for its next call
     return call(session, arguments)
 
 

@@ -17,14 +17,16 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from bonobofs.companion.answering import Answer, Answering, failure
+from bonobofs.companion.answering import Answering, failure
 from bonobofs.errors import UsageError
+from bonobofs.fuse import system
 from bonobofs.state.home import GUARD_SOCKET
 
 LONGEST_LINE: Final = 16 << 20
@@ -38,13 +40,22 @@ _ENDING: Final = "the session is ending"
 _BLOCK: Final = 1 << 16
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
 _CREDENTIALS: Final = struct.Struct("=iII")
+_SO_PEERGROUPS: Final = 59
+"""Of <asm-generic/socket.h>; the socket module does not name it."""
+_MOST_GROUPS: Final = 256
+
+
+Maker = Callable[[], AbstractContextManager[object]]
+"""As `MAKER` of bonobofs.guards.beneath."""
+Answer = Callable[[Maker, str, dict[str, Any]], Any]
 
 
 class _Connection:
     """One caller."""
 
-    def __init__(self, end: socket.socket, now: float) -> None:
+    def __init__(self, end: socket.socket, now: float, maker: Maker) -> None:
         self.end: Final = end
+        self.maker: Final = maker
         self.incoming = bytearray()
         self.looked = 0
         """So much of it holds no newline."""
@@ -74,9 +85,12 @@ class Entrance:
         `guest` is the uid of a further user who is admitted.
         """
         self._path: Final = directory / GUARD_SOCKET
-        self._answering: Final[Answering[_Connection]] = Answering(answer, at_once, self._answered)
+        self._answering: Final[Answering[_Connection]] = Answering(
+            lambda caller, name, arguments: answer(caller.maker, name, arguments), at_once, self._answered
+        )
         self._listener: Final = _listen(directory, guest)
         self._admitted: Final = _admitted(guest)
+        self._guest: Final = guest
         self._selector: Final = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -124,9 +138,10 @@ class Entrance:
 
     def _admit(self, end: socket.socket) -> None:
         end.setblocking(False)
-        _, uid, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, uid, gid = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         now = monotonic()
-        connection = _Connection(end, now)
+        maker: Maker = partial(_acting_as, uid, gid, _groups(end)) if uid == self._guest else nullcontext
+        connection = _Connection(end, now, maker)
         refusal = "" if uid in self._admitted else "this socket belongs to another user"
         if not refusal and self._closing:
             refusal = _ENDING
@@ -249,6 +264,22 @@ class Entrance:
             connection.outgoing.clear()
             if connection.calling:
                 self._gone.add(connection)
+
+
+@contextmanager
+def _acting_as(uid: int, gid: int, groups: tuple[int, ...]) -> Iterator[None]:
+    """Let this thread make files as another user, with that user's rights, as the mount does. For root."""
+    system.set_file_identity(uid, gid, groups)
+    try:
+        yield
+    finally:
+        system.set_file_identity(0, 0, ())
+
+
+def _groups(end: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups of the caller when it connected."""
+    data = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    return struct.unpack(f"={len(data) // 4}I", data)
 
 
 def _listen(directory: Path, guest: int | None) -> socket.socket:

@@ -59,7 +59,9 @@ class Companion:
 
     def _open(self, directory: Path, guest: int | None) -> Entrance | None:
         try:
-            return Entrance(directory, lambda name, arguments: called(self._session, name, arguments), AT_ONCE, guest)
+            return Entrance(
+                directory, lambda maker, name, arguments: called(self._session, name, arguments, maker), AT_ONCE, guest
+            )
         except OSError as error:
             sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
             sys.stderr.flush()

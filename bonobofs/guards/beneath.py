@@ -13,6 +13,9 @@ import errno
 import os
 import stat
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -20,6 +23,9 @@ from typing import Final, NamedTuple, Self
 from bonobofs.decision import Allowed
 from bonobofs.request import Kind, WorkspacePath
 from bonobofs.sandbox.boundary import boundary_of, enforce_absolute_path_boundary
+
+MAKER: Final[ContextVar[Callable[[], AbstractContextManager[object]]]] = ContextVar("MAKER", default=nullcontext)
+"""Entered while a file or directory is made: it lets the thread act as the user to whom that belongs."""
 
 _OPENAT2: Final = 437
 _NO_XDEV: Final = 0x01
@@ -209,7 +215,8 @@ class Place:
         self.check()
         made = True
         try:
-            os.mkdir(name, dir_fd=self.directory)
+            with MAKER.get()():
+                os.mkdir(name, dir_fd=self.directory)
         except FileExistsError:
             made = False
         above, path = self.directory, f"{self._parent}/{name}" if self._parent else name

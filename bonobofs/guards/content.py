@@ -15,11 +15,11 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 from bonobofs.decision import Allowed
-from bonobofs.guards.beneath import Place
+from bonobofs.guards.beneath import MAKER, Place
 
 MODE: Final = 0o644
 """Of new files, less the umask."""
@@ -45,7 +45,8 @@ def put(
     descriptor = -1
     directory, name = place.directory, place.name
     try:
-        descriptor, source = _fresh(directory, temporary, leave)
+        with MAKER.get()() if place.found is None else nullcontext():
+            descriptor, source = _fresh(directory, temporary, leave)
         _fill(descriptor, data)
         if place.found is not None:
             _dress(descriptor, place)

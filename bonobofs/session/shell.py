@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
@@ -39,6 +40,10 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
     environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(place), *path])}
     environment[SOCKET_VARIABLE] = str(session.directory / GUARD_SOCKET)
     environment[POLICY_VARIABLE] = str(session.mountpoint / ".bonobofs/policy.md")
+    if not command and sys.stdin.isatty():
+        sys.stderr.write(
+            "bonobofs: git and bd here ask the session; rules: .bonobofs/policy.md; of one path: bonobofs why PATH\n"
+        )
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     if not lies_in(_here(), str(session.mountpoint)):
         os.chdir(provisioned.cwd)

@@ -18,6 +18,7 @@ from tests.worlds import NOBODY, OrdinaryUser, environment
 
 pytestmark = pytest.mark.root
 POLICY: Final = 'default = "allow"\n[role.agent]\nwrite = ["**"]\ndeny = ["closed/"]\ngit = ["add", "commit"]\n'
+TOOLS: Final = 'tools = ["write_file"]\n'
 
 
 class Guested(NamedTuple):
@@ -55,7 +56,7 @@ def guested(ordinary_user: OrdinaryUser) -> Iterator[Guested]:
         subprocess.run(["git", "init", "-q", "-b", "work", source], check=True)
         for each in (source, *source.rglob("*")):
             os.chown(each, NOBODY, NOBODY)
-        (base / "policy.toml").write_text(POLICY)
+        (base / "policy.toml").write_text(POLICY + TOOLS)
         policy = base / "policy.toml"
         made = _run_as_root(ordinary_user, home, "mount", source, path, "--policy", policy, "--user", str(NOBODY))
         assert made.returncode == 0, made.stderr
@@ -82,6 +83,30 @@ def test_the_guest_works_in_the_mount_and_calls_the_session(guested: Guested) ->
     assert leased.returncode == 0, leased.stderr
     (lease,) = json.loads(_run_as_root(guested.user, guested.home, "lease", "list", "--json").stdout)
     assert (lease["patterns"], lease["holder"]) == (["docs/**"], f"agent:{guested.whoami['agent_id']}")
+
+
+def test_files_that_the_guest_writes_by_a_call_are_its_own(guested: Guested) -> None:
+    """So are directories. A file that is replaced keeps its owner, and another user's directory is closed."""
+    (guested.source / "roots.md").write_text("root's")
+    (guested.source / "roots").mkdir()
+    write = (
+        "from bonobofs.state.calling import call; import sys; call(None, 'write_file', path=sys.argv[1], content='new')"
+    )
+    (guested.source / "roots.md").chmod(0o666)
+    for path in ("new/below/a.md", "roots.md"):
+        ran = guested.shell(guested.user.python, "-c", write, path)
+        assert ran.returncode == 0, ran.stderr
+        assert (guested.source / path).read_text() == "new"
+    for path, uid in (("new", NOBODY), ("new/below", NOBODY), ("new/below/a.md", NOBODY), ("roots.md", 0)):
+        assert (guested.source / path).stat()[4:6] == (uid, uid), path
+    refused = guested.shell(guested.user.python, "-c", write, "roots/a.md")
+    assert "PermissionError" in refused.stderr
+    assert list((guested.source / "roots").iterdir()) == []
+    by_root = _run_as_root(
+        guested.user, guested.home, "shell", guested.path, "--", guested.user.python, "-c", write, "b.md"
+    )
+    assert by_root.returncode == 0, by_root.stderr
+    assert (guested.source / "b.md").stat().st_uid == 0
 
 
 def test_the_shell_names_socket_and_policy(guested: Guested) -> None:

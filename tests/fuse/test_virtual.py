@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +66,16 @@ def test_a_directory_answers_for_a_name(place: MakePlace, transport: str) -> Non
 
 def _denials(world: Place) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
+
+
+def test_a_denial_has_the_time_at_which_it_was_made(place: MakePlace) -> None:
+    """UTC, to the millisecond."""
+    world = place(policy='default = "deny"\n')
+    before = datetime.now(UTC)
+    assert world.does(outcome, (world.path / "new").touch) == errno.EACCES
+    stamp = world.does(_denials, world)[-1]["timestamp"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", stamp)
+    assert before - timedelta(milliseconds=1) <= datetime.fromisoformat(stamp) <= datetime.now(UTC)
 
 
 def test_it_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:

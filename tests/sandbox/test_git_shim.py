@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from bonobofs.errors import UsageError
 from bonobofs.state.calling import call
 from tests.fuse.waiting import until
 from tests.sandbox.lines import make_repository, run_sh, state
-from tests.worlds import Mounted, World, bonobofs
+from tests.worlds import Mounted, World, bonobofs, environment
 
 POLICY = """
 default = "allow"
@@ -353,6 +355,27 @@ def test_a_session_that_has_ended_answers_nothing(lead: Desk) -> None:
     ran = lead.git("add docs/a.md", lead.world.source)
     assert ran.returncode == 1
     assert "does not answer" in ran.stderr
+
+
+def test_a_shell_at_a_terminal_says_where_the_rules_are(lead: Desk) -> None:
+    """One line on stderr; a command, or a shell that reads a pipe, gets none."""
+    mount = str(lead.world.path)
+    hint = "bonobofs: git and bd here ask the session"
+    terminal, theirs = pty.openpty()
+    try:
+        os.write(terminal, b"exit 3\n")
+        words = [sys.executable, "-m", "bonobofs", "shell", mount]
+        env = environment(SHELL="/bin/sh")
+        ran = subprocess.run(words, env=env, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+        words += ["--", "true"]
+        clean = subprocess.run(words, env=env, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+    finally:
+        os.close(theirs)
+        os.close(terminal)
+    assert ran.returncode == 3
+    assert sum(line.startswith(hint) for line in ran.stderr.splitlines()) == 1
+    assert (clean.returncode, clean.stdout, clean.stderr) == (0, "", "")
+    assert hint not in bonobofs("shell", mount, env={"SHELL": "/bin/sh"}).stderr
 
 
 def test_a_shell_has_the_sessions_git(lead: Desk, tmp_path: Path) -> None:
