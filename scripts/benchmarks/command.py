@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         results["machine"] = _machine(work)
         if options.scale >= 1 and _file_system(work).startswith(IN_MEMORY):
             raise BenchError(f"{work} is in memory, not on a disk: give another directory with --work")
-        code = _copy_of_checkout(work, python)
+        code = copy_of_checkout(work, python)
         for number, tree in enumerate(options.tree or ["generated"]):
             base = work / f"tree{number}"
             print(f"preparing {tree}", file=sys.stderr)
@@ -180,13 +180,13 @@ def _file_system(directory: Path) -> str:
     return " on ".join(found.stdout.split())
 
 
-def _copy_of_checkout(work: Path, python: str) -> Path:
+def copy_of_checkout(work: Path, python: str) -> Path:
     """A compiled copy that every user can read and that nobody edits while it is measured."""
     code = work / "code"
     for name in ("bonobofs", "scripts", "tests/worlds"):
         shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    if (CHECKOUT / "policy.toml").exists():
-        shutil.copyfile(CHECKOUT / "policy.toml", code / "policy.toml")
+    for name in ("policy.toml", "pyproject.toml"):  # the packaged policy is sought beside pyproject.toml
+        shutil.copyfile(CHECKOUT / name, code / name)
     subprocess.run([python, "-m", "compileall", "-q", str(code)], check=True)
     return code
 
