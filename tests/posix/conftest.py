@@ -147,6 +147,7 @@ def _mounted(name: str, ground: Ground, bare: Callable[[Case], Seen]) -> Iterato
         at, policy, listed = "aidlc-docs", CHECKOUT / "policy.toml", differences.GUARDED
     elif name == "scratch":
         policy = ground.directory / "scratch.toml"
+        listed = differences.SCRATCH
         policy.write_text(ALLOW_ALL + SCRATCH)
     below = ground.source / at
     below.mkdir(exist_ok=True)

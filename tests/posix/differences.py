@@ -36,6 +36,9 @@ KERNEL: Final[Differences] = {
 }
 """Through a mount under an allow-all policy, by root or by an ordinary user."""
 
+SCRATCH: Final[Differences] = {name: each for name, each in KERNEL.items() if name != "link.symlink_outside"}
+"""In the scratch layer, where a symlink may lead anywhere."""
+
 _REMOVED = "libfuse forgets a directory that is removed, and what lies at no path has no attributes there"
 _AT_THAT_MOMENT = "libfuse opens by path what it has looked up before: ESTALE where it was removed in between"
 _NAMES = "to libfuse each name of a file is an inode of its own, which shares its bytes and nothing else"

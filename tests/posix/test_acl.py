@@ -75,7 +75,7 @@ def test_lists_that_cannot_be(see: See) -> None:
     """Malformed lists are refused, and defaults belong to directories."""
     make("a.md")
     os.mkdir("d")
-    os.symlink("a.md", "l")
+    os.symlink("a.md", "l.md")
     see("without a mask", "EINVAL", os.setxattr, "a.md", ACCESS, acl(f"u::rw-,u:{ANNA.uid}:rw-,g::r--,o::---"))
     see("without others", "EINVAL", os.setxattr, "a.md", ACCESS, acl("u::rw-,g::r--"))
     see("another version", ANY, os.setxattr, "a.md", ACCESS, struct.pack("<I", 3))
@@ -84,7 +84,7 @@ def test_lists_that_cannot_be(see: See) -> None:
     see("no default of a file", "ENODATA", os.getxattr, "a.md", DEFAULT)
     see("no default of a directory", "ENODATA", os.getxattr, "d", DEFAULT)
     given = acl("u::rw-,g::r--,o::---")
-    see("of a symlink", "EOPNOTSUPP", lambda: os.setxattr("l", ACCESS, given, follow_symlinks=False))
+    see("of a symlink", "EOPNOTSUPP", lambda: os.setxattr("l.md", ACCESS, given, follow_symlinks=False))
 
 
 @case()
@@ -104,10 +104,10 @@ def test_defaults(see: See) -> None:
     see("a directory's mode", "0770", mode, "d/d")
     see("a directory's list", acl(f"u::rwx,u:{ANNA.uid}:rw-,g::r-x,m::rwx,o::---"), os.getxattr, "d/d", ACCESS)
     see("a directory's default", given, os.getxattr, "d/d", DEFAULT)
-    os.mkfifo("d/p", 0o644)
-    see("a fifo's mode", "0640", mode, "d/p")
-    os.symlink("x", "d/l")
-    see("a symlink's list", [], lambda: os.listxattr("d/l", follow_symlinks=False))
+    os.mkfifo("d/p.md", 0o644)
+    see("a fifo's mode", "0640", mode, "d/p.md")
+    os.symlink("x", "d/l.md")
+    see("a symlink's list", [], lambda: os.listxattr("d/l.md", follow_symlinks=False))
     make("d/d/b.md", mode=0o600)
     see("one level down", "0600", mode, "d/d/b.md")
     see("its list", ANY, os.getxattr, "d/d/b.md", ACCESS)

@@ -174,17 +174,17 @@ def test_truncate_within_a_page(see: See) -> None:
 def test_truncate_errors(see: See) -> None:
     """Only regular files can be cut."""
     os.mkdir("d")
-    os.mkfifo("fifo")
-    os.symlink("nowhere.md", "dangling")
+    os.mkfifo("fifo.md")
+    os.symlink("nowhere.md", "dangling.md")
     make("a.md", b"abc")
-    os.symlink("a.md", "link")
+    os.symlink("a.md", "link.md")
     see("a directory", "EISDIR", os.truncate, "d", 0)
-    see("a fifo", "EINVAL", os.truncate, "fifo", 0)
+    see("a fifo", "EINVAL", os.truncate, "fifo.md", 0)
     see("a missing file", "ENOENT", os.truncate, "b.md", 0)
-    see("a dangling link", "ENOENT", os.truncate, "dangling", 0)
+    see("a dangling link", "ENOENT", os.truncate, "dangling.md", 0)
     see("below a file", "ENOTDIR", os.truncate, "a.md/b.md", 0)
     see("negative", "EINVAL", os.truncate, "a.md", -1)
-    see("through a link", None, os.truncate, "link", 1)
+    see("through a link", None, os.truncate, "link.md", 1)
     see("content", b"a", read, "a.md")
 
 

@@ -43,9 +43,9 @@ def test_mkdir(see: See) -> None:
     see("empty", [], names, see.at / "d")
     see("again", "EEXIST", os.mkdir, "d")
     make("a.md")
-    os.symlink("nowhere", "l")
+    os.symlink("nowhere", "l.md")
     see("onto a file", "EEXIST", os.mkdir, "a.md")
-    see("onto a dangling link", "EEXIST", os.mkdir, "l")
+    see("onto a dangling link", "EEXIST", os.mkdir, "l.md")
     see("below a file", "ENOTDIR", os.mkdir, "a.md/d")
     see("in a missing directory", "ENOENT", os.mkdir, "x/y")
     see("with a slash", None, os.mkdir, "e/")
@@ -85,8 +85,8 @@ def test_rmdir(see: See) -> None:
     see("again", "ENOENT", os.rmdir, "d")
     make("a.md")
     see("a file", "ENOTDIR", os.rmdir, "a.md")
-    os.mkfifo("p")
-    see("a fifo", "ENOTDIR", os.rmdir, "p")
+    os.mkfifo("p.md")
+    see("a fifo", "ENOTDIR", os.rmdir, "p.md")
     see("below a file", "ENOTDIR", os.rmdir, "a.md/d")
     os.mkdir("s")
     see("with a slash", None, os.rmdir, "s/")
@@ -101,9 +101,9 @@ def test_stamps(see: See) -> None:
         "rmdir": lambda: os.rmdir("d/e"),
         "create": lambda: make("d/a.md"),
         "unlink": lambda: os.unlink("d/a.md"),
-        "symlink": lambda: os.symlink("x", "d/l"),
-        "mkfifo": lambda: os.mkfifo("d/p"),
-        "rename": lambda: os.rename("d/p", "d/q"),
+        "symlink": lambda: os.symlink("x", "d/l.md"),
+        "mkfifo": lambda: os.mkfifo("d/p.md"),
+        "rename": lambda: os.rename("d/p.md", "d/q.md"),
     }
     for what, call in changes.items():
         os.utime("d", ns=(0, 0))
@@ -119,15 +119,15 @@ def test_entries(see: See) -> None:
     """readdir gives each name once, with the inode and the kind that stat gives, and dot and dot-dot."""
     make("a.md")
     os.mkdir("d")
-    os.symlink("a.md", "l")
-    os.mkfifo("p")
+    os.symlink("a.md", "l.md")
+    os.mkfifo("p.md")
     stream = Stream(see.at)
     found = {}
     while (entry := stream.read()) is not None:
         found[entry.name] = entry
     stream.close()
-    see("names", [".", "..", "a.md", "d", "l", "p"], lambda: sorted(found))
-    see("inodes", True, lambda: all(found[name].inode == inode(name) for name in ("a.md", "d", "l", "p", ".")))
+    see("names", [".", "..", "a.md", "d", "l.md", "p.md"], lambda: sorted(found))
+    see("inodes", True, lambda: all(found[name].inode == inode(name) for name in ("a.md", "d", "l.md", "p.md", ".")))
     kinds = [stat.S_IFMT(os.lstat(name).st_mode) >> 12 for name in sorted(found)]
     see("kinds", kinds, lambda: [found[name].kind for name in sorted(found)])
     see("dot-dot", True, lambda: found[".."].inode == inode(".."))

@@ -42,8 +42,8 @@ def test_bits(see: See) -> None:
     with opened("a.md") as fd:
         see("fchmod", None, os.fchmod, fd, 0o604)
         see("told to fstat", "0604", mode, fd)
-    os.symlink("a.md", "l")
-    see("through a symlink", None, os.chmod, "l", 0o600)
+    os.symlink("a.md", "l.md")
+    see("through a symlink", None, os.chmod, "l.md", 0o600)
     see("the target", "0600", mode, "a.md")
     see("missing", "ENOENT", os.chmod, "x", 0o600)
     see("below a file", "ENOTDIR", os.chmod, "a.md/x", 0o600)
@@ -113,19 +113,19 @@ def test_owners(see: See) -> None:
     """root gives files, directories, symlinks and FIFOs to anybody."""
     make("a.md")
     os.mkdir("d")
-    os.symlink("a.md", "l")
-    os.mkfifo("p")
-    for name in ("a.md", "d", "p"):
+    os.symlink("a.md", "l.md")
+    os.mkfifo("p.md")
+    for name in ("a.md", "d", "p.md"):
         see(f"chown {name}", None, os.chown, name, 1, 2)
         see(f"owner of {name}", (1, 2), owner, name)
         see(f"user of {name} alone", None, os.chown, name, 3, -1)
         see(f"then {name}", (3, 2), owner, name)
         see(f"group of {name} alone", None, os.chown, name, -1, 4)
         see(f"and then {name}", (3, 4), owner, name)
-    see("lchown", None, os.lchown, "l", 5, 6)
-    see("owner of the symlink", (5, 6), owner, "l")
+    see("lchown", None, os.lchown, "l.md", 5, 6)
+    see("owner of the symlink", (5, 6), owner, "l.md")
     see("the target's stays", (3, 4), owner, "a.md")
-    see("through the symlink", None, os.chown, "l", 7, 8)
+    see("through the symlink", None, os.chown, "l.md", 7, 8)
     see("the target", (7, 8), owner, "a.md")
     with opened("a.md") as fd:
         see("fchown", None, os.fchown, fd, 4_000_000_000, 4_000_000_001)

@@ -51,9 +51,9 @@ def test_any_bytes_of_directories(see: See) -> None:
     for number, name in enumerate((b"\xff\xfe", b"new\nline", b"\x1b[31m", "é".encode(), b"trailing ", b"trailing.")):
         see(f"mkdir {name!r}", None, os.mkdir, name)
         see(f"create in {name!r}", None, make, name + b"/a.md", b"%d" % number)
-        see(f"symlink to {name!r}", None, os.symlink, name, b"to-" + name)
-        see(f"read through {name!r}", b"%d" % number, read, b"to-" + name + b"/a.md")
-        see(f"text of {name!r}", name, os.readlink, b"to-" + name)
+        see(f"symlink to {name!r}", None, os.symlink, name, b"to-" + name + b".md")
+        see(f"read through {name!r}", b"%d" % number, read, b"to-" + name + b".md/a.md")
+        see(f"text of {name!r}", name, os.readlink, b"to-" + name + b".md")
 
 
 @case()

@@ -65,10 +65,10 @@ def test_umask(see: See) -> None:
         os.umask(mask)
         make(f"{mask:o}.md", b"", 0o666)
         os.mkdir(f"{mask:o}", 0o777)
-        os.mkfifo(f"{mask:o}.fifo", 0o666)
+        os.mkfifo(f"{mask:o}.fifo.md", 0o666)
         see(f"file under {mask:03o}", f"{0o666 & ~mask:04o}", mode, f"{mask:o}.md")
         see(f"directory under {mask:03o}", f"{0o777 & ~mask:04o}", mode, f"{mask:o}")
-        see(f"fifo under {mask:03o}", f"{0o666 & ~mask:04o}", mode, f"{mask:o}.fifo")
+        see(f"fifo under {mask:03o}", f"{0o666 & ~mask:04o}", mode, f"{mask:o}.fifo.md")
     os.chmod("0.md", 0o666)
     see("chmod asks no umask", "0666", mode, "0.md")
 
@@ -78,9 +78,9 @@ def test_exclusive(see: See) -> None:
     """O_EXCL refuses every name that exists, whatever it is."""
     make("a.md", b"kept")
     os.mkdir("d")
-    os.symlink("nowhere.md", "dangling")
-    os.mkfifo("fifo")
-    for name in ("a.md", "d", "dangling", "fifo"):
+    os.symlink("nowhere.md", "dangling.md")
+    os.mkfifo("fifo.md")
+    for name in ("a.md", "d", "dangling.md", "fifo.md"):
         see(name, "EEXIST", opening, name, NEW | os.O_EXCL)
     see("with O_TRUNC", "EEXIST", opening, "a.md", NEW | os.O_EXCL | os.O_TRUNC)
     see("nothing was cut", b"kept", read, "a.md")
@@ -156,28 +156,28 @@ def test_no_follow(see: See) -> None:
     """O_NOFOLLOW refuses a symlink as the last component only."""
     os.mkdir("d")
     make("d/a.md", b"x")
-    os.symlink("d/a.md", "file")
-    os.symlink("d", "directory")
-    see("a link to a file", "ELOOP", opening, "file", os.O_RDONLY | os.O_NOFOLLOW)
-    see("for writing", "ELOOP", opening, "file", os.O_WRONLY | os.O_NOFOLLOW)
-    see("with O_CREAT", "ELOOP", opening, "file", NEW | os.O_NOFOLLOW)
-    see("a link to a directory", "ELOOP", opening, "directory", os.O_RDONLY | os.O_NOFOLLOW)
-    see("with O_DIRECTORY", "ENOTDIR", opening, "directory", os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
-    see("a link on the way", None, opening, "directory/a.md", os.O_RDONLY | os.O_NOFOLLOW)
+    os.symlink("d/a.md", "file.md")
+    os.symlink("d", "directory.md")
+    see("a link to a file", "ELOOP", opening, "file.md", os.O_RDONLY | os.O_NOFOLLOW)
+    see("for writing", "ELOOP", opening, "file.md", os.O_WRONLY | os.O_NOFOLLOW)
+    see("with O_CREAT", "ELOOP", opening, "file.md", NEW | os.O_NOFOLLOW)
+    see("a link to a directory", "ELOOP", opening, "directory.md", os.O_RDONLY | os.O_NOFOLLOW)
+    see("with O_DIRECTORY", "ENOTDIR", opening, "directory.md", os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    see("a link on the way", None, opening, "directory.md/a.md", os.O_RDONLY | os.O_NOFOLLOW)
     see("no link", None, opening, "d/a.md", os.O_RDONLY | os.O_NOFOLLOW)
-    with opened("file", os.O_PATH | os.O_NOFOLLOW) as fd:
+    with opened("file.md", os.O_PATH | os.O_NOFOLLOW) as fd:
         see("O_PATH gives the link itself", "d/a.md", lambda: os.readlink("", dir_fd=fd))
 
 
 @case()
 def test_through_a_dangling_link(see: See) -> None:
     """O_CREAT through a symlink makes the target."""
-    os.symlink("target.md", "link")
-    see("reading", "ENOENT", opening, "link")
-    see("creating", None, opening, "link", NEW)
+    os.symlink("target.md", "link.md")
+    see("reading", "ENOENT", opening, "link.md")
+    see("creating", None, opening, "link.md", NEW)
     see("target", "-", kind, "target.md")
-    see("the link stays", "l", kind, "link")
-    see("listed", ["link", "target.md"], names, see.at)
+    see("the link stays", "l", kind, "link.md")
+    see("listed", ["link.md", "target.md"], names, see.at)
 
 
 @case()

@@ -50,12 +50,12 @@ def test_kinds_and_sizes(see: See) -> None:
     """Kind, size and link count of a file, a directory and a symlink."""
     make("a.md", b"12345")
     os.mkdir("d")
-    os.symlink("a.md", "l")
+    os.symlink("a.md", "l.md")
     see("file", (0o100644, 5, 1), lambda: (os.lstat("a.md").st_mode, size("a.md"), links("a.md")))
     see("directory", (0o040755, 2), lambda: (os.lstat("d").st_mode, links("d")))
-    see("symlink", (0o120777, 4, 1), lambda: (os.lstat("l").st_mode, size("l"), links("l")))
-    see("followed", 0o100644, lambda: os.stat("l").st_mode)
-    see("one device", True, lambda: len({os.lstat(name).st_dev for name in ("a.md", "d", "l", ".")}) == 1)
+    see("symlink", (0o120777, 4, 1), lambda: (os.lstat("l.md").st_mode, size("l.md"), links("l.md")))
+    see("followed", 0o100644, lambda: os.stat("l.md").st_mode)
+    see("one device", True, lambda: len({os.lstat(name).st_dev for name in ("a.md", "d", "l.md", ".")}) == 1)
     see("block size", ANY, lambda: os.stat("a.md").st_blksize)
     see("directory size", ANY, lambda: size("d"))
     see("missing", "ENOENT", os.stat, "x")
@@ -88,8 +88,8 @@ def test_times_set(see: See) -> None:
     """Times are kept to the nanosecond, before 1970 and after 2038."""
     make("a.md")
     os.mkdir("d")
-    os.mkfifo("p")
-    for name in ("a.md", "d", "p"):
+    os.mkfifo("p.md")
+    for name in ("a.md", "d", "p.md"):
         for access, change in (
             (0, 0),
             (1, 999_999_999),
@@ -212,9 +212,9 @@ def test_missing_then_made(see: See) -> None:
     makers: dict[str, Callable[[], object]] = {
         "open.md": lambda: make("open.md"),
         "mkdir": lambda: os.mkdir("mkdir"),
-        "symlink": lambda: os.symlink("mkdir", "symlink"),
-        "mkfifo": lambda: os.mkfifo("mkfifo"),
-        "link": lambda: os.link("mkfifo", "link"),
+        "symlink.md": lambda: os.symlink("mkdir", "symlink.md"),
+        "mkfifo.md": lambda: os.mkfifo("mkfifo.md"),
+        "link.md": lambda: os.link("mkfifo.md", "link.md"),
         "rename": lambda: os.rename("mkdir", "rename"),
     }
     for name, call in makers.items():
@@ -222,4 +222,4 @@ def test_missing_then_made(see: See) -> None:
         call()
         see(f"after {name}", True, os.path.lexists, name)
     see("what was renamed away", False, os.path.lexists, "mkdir")
-    see("kinds", "-lppd", lambda: "".join(map(kind, ("open.md", "symlink", "mkfifo", "link", "rename"))))
+    see("kinds", "-lppd", lambda: "".join(map(kind, ("open.md", "symlink.md", "mkfifo.md", "link.md", "rename"))))

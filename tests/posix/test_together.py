@@ -130,8 +130,8 @@ def test_one_winner(see: See) -> None:
         for what, call in (
             ("mkdir", lambda: os.mkdir("d")),
             ("rmdir", lambda: os.rmdir("d")),
-            ("symlink", lambda: os.symlink("x", "l")),
-            ("unlink", lambda: os.unlink("l")),
+            ("symlink", lambda: os.symlink("x", "l.md")),
+            ("unlink", lambda: os.unlink("l.md")),
             ("link", lambda turn=turn: os.link(f"{turn}.md", f"link-{turn}.md")),
             ("rename", lambda turn=turn: os.rename(f"{turn}.md", f"renamed-{turn}.md")),
         ):
