@@ -13,7 +13,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from bonobofs.audit.strays import stray_name
@@ -112,20 +112,23 @@ class Backing(Descriptors):
         finally:
             os.close(fd)
 
-    def walk(self, directory: int, name: bytes) -> Iterator[Below]:
+    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below]:
         """Everything below the directory `name`, whatever it is, without following a symlink.
+
+        With `closed`, a server without root gives itself the rights to each directory while the walk stands there. The
+        directories must be the server's own (the layer), and no request may be served meanwhile.
 
         Two descriptors are open at a time, whatever the tree's depth and width, and of paths only the current one is
         kept: the way up is `..`, which is compared with the directory that the walk came from. ESTALE: it is another.
         """
-        fd = self._walked(directory, name)
+        fd = self._walked(directory, name, closed=closed)
         above = ""
         levels: list[tuple[tuple[int, int], int, list[str]]] = []
         """Of each directory above: device and inode number, the length of its path, subdirectories yet to be seen."""
         try:
             while True:
                 below: list[str] = []
-                with os.scandir(fd) as entries:
+                with self._passable(fd, closed=closed), os.scandir(fd) as entries:
                     for entry in entries:
                         raw = os.fsencode(entry.name)
                         st = os.stat(raw, dir_fd=fd, follow_symlinks=False)
@@ -137,28 +140,44 @@ class Backing(Descriptors):
                         return
                     key, length, below = levels.pop()
                     above = above[:length]
-                    fd = self._step(fd, b"..")
+                    fd = self._step(fd, b"..", closed=closed)
                     if _key(fd) != key:
                         raise stale()
                 name_below = below.pop()
                 levels.append((_key(fd), len(above), below))
                 above += f"{name_below}/"
-                fd = self._step(fd, os.fsencode(name_below))
+                fd = self._step(fd, os.fsencode(name_below), closed=closed)
         finally:
             os.close(fd)
 
-    def _walked(self, directory: int, name: bytes) -> int:
+    def _walked(self, directory: int, name: bytes, *, closed: bool) -> int:
         try:
             return os.open(name, _WALKED, dir_fd=directory)
         except OSError as error:
+            if error.errno == errno.EACCES and closed and not self.privileged:
+                return _open_closed(directory, name)
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self.drop_all()
             return os.open(name, _WALKED, dir_fd=directory)
 
-    def _step(self, fd: int, name: bytes) -> int:
+    @contextmanager
+    def _passable(self, fd: int, *, closed: bool) -> Iterator[None]:
+        """Let this user pass through its directory `fd`, then restore its mode."""
+        mode = stat.S_IMODE(os.fstat(fd).st_mode) if closed and not self.privileged else 0o700
+        if mode & 0o700 == 0o700:
+            yield
+            return
+        os.fchmod(fd, mode | 0o700)
+        try:
+            yield
+        finally:
+            os.fchmod(fd, mode)
+
+    def _step(self, fd: int, name: bytes, *, closed: bool) -> int:
         """A descriptor of the directory `name` in that of `fd`, which is closed unless that fails."""
-        following = self._walked(fd, name)
+        with self._passable(fd, closed=closed):
+            following = self._walked(fd, name, closed=closed)
         os.close(fd)
         return following
 
@@ -452,6 +471,16 @@ class Backing(Descriptors):
     def remove_xattr(self, node: Node, name: bytes, leave: Allowed) -> None:
         """removexattr(2)."""
         os.removexattr(self._object(node), name)
+
+
+def _open_closed(directory: int, name: bytes) -> int:
+    """A descriptor of this user's own directory, whose mode does not let it be listed and stays what it was."""
+    mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    os.chmod(name, mode | 0o700, dir_fd=directory)
+    try:
+        return os.open(name, _WALKED, dir_fd=directory)
+    finally:
+        os.chmod(name, mode, dir_fd=directory)
 
 
 def _key(fd: int) -> tuple[int, int]:

@@ -142,7 +142,7 @@ class Scratch:
         upper = self.directories[path].upper
         assert upper.parent is not None
         directory, name = self.layer.directory(upper.parent, changing=True), upper.name
-        for each in self.layer.walk(directory, name):
+        for each in self.layer.walk(directory, name, closed=True):
             self.sizes.drop(each.st.st_ino + self.layer.numbers)
         self.layer.remove_tree(directory, name, leave)
         for at, beside in list(self.below(path)):
@@ -232,15 +232,10 @@ class Scratch:
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Everything that lies in the layer."""
-        for above, beside in sorted(self.directories.items()):
-            directory = self.layer.directory(beside.upper)
-            for name in sorted(beside.names):
-                path = joined(above, name)
-                st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                yield path, st
-                if stat.S_ISDIR(st.st_mode):
-                    for each in self.layer.walk(directory, name):
-                        yield WorkspacePath(f"{path}/{each.path}"), each.st
+        for each in self.layer.walk(self.layer.directory(self.layer.top), b".", closed=True):
+            path = WorkspacePath(each.path)
+            if path not in self.directories:
+                yield path, each.st
 
     def files(self) -> Iterator[tuple[int, WorkspacePath, int]]:
         """Number, path and size of each file in the layer."""

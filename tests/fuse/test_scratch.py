@@ -493,3 +493,32 @@ def test_a_new_policy_counts_and_judges_what_is_there(mounted: Mounted, source: 
     assert (free / "more").stat().st_size == 600_000
     assert outcome((free / "another").touch) == errno.EACCES
     assert os.listdir(source) == []
+
+
+def test_a_new_policy_counts_what_lies_in_closed_directories(place: MakePlace) -> None:
+    """Their modes stay what they are, and `.bonobofs/scratch` lists what lies in them to the user of the server."""
+    world = place(policy=POLICY)
+    free, policy = world.path / "free", next(world.home.parent.glob("policy-*.toml"))
+
+    def fill() -> None:
+        (free / "closed/below/closed").mkdir(parents=True)
+        (free / "closed/below/closed/file").write_bytes(b"x" * 600_000)
+        (free / "closed/file").write_bytes(b"x" * 300_000)
+        for name, mode in (("closed/below/closed", 0o000), ("closed", 0o300)):
+            (free / name).chmod(mode)
+
+    world.does(fill)
+    listed = {("scratch", path) for path in ("free/closed/file", "free/closed/below/closed/file")}
+    assert listed < world.does(_held, world)
+    policy.write_text(POLICY.replace('paths = ["free/"]', 'paths = ["free/"]\nmax_total = "1MB"'))
+
+    answers: list[object] = []
+
+    def is_bound() -> bool:
+        answers.append(world.does(outcome, (free / "more").write_bytes, b"x" * 200_000))
+        return answers[-1] != 200_000
+
+    until(is_bound, "the bound is known")
+    assert set(answers) <= {200_000, errno.EFBIG}
+    layer = world.home / "sessions" / world.session.session / "scratch/free"
+    assert [stat.S_IMODE((layer / name).stat().st_mode) for name in ("closed/below/closed", "closed")] == [0, 0o300]
