@@ -227,7 +227,9 @@ def test_read_only_files_are_copied_and_committed(place: MakePlace) -> None:
         (world.source / "file").write_text("content")
         (world.source / "file").chmod(0o444)
         at = world.path
-        environment = {**os.environ, "HOME": str(world.source), "GIT_CONFIG_NOSYSTEM": "1"}
+        # A repository that is called .git is protected.
+        places = {"GIT_DIR": str(at / "repository"), "GIT_WORK_TREE": str(at / "repo")}
+        environment = {**os.environ, **places, "HOME": str(world.source), "GIT_CONFIG_NOSYSTEM": "1"}
 
         def run(*command: str) -> None:
             subprocess.run(command, cwd=at, check=True, env=environment, capture_output=True)
@@ -238,11 +240,12 @@ def test_read_only_files_are_copied_and_committed(place: MakePlace) -> None:
         run("tar", "-cf", "all.tar", "file", "copied")
         (at / "unpacked").mkdir()
         run("tar", "-xf", "all.tar", "-C", "unpacked")
-        run("git", "init", "-q", "repo")
+        (at / "repo").mkdir()
+        run("git", "init", "-q")
         shutil.copy(at / "file", at / "repo/file")
-        run("git", "-C", "repo", "add", "-A")
-        run("git", "-C", "repo", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "it")
-        run("git", "-C", "repo", "fsck", "--strict")
+        run("git", "add", "-A")
+        run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "it")
+        run("git", "fsck", "--strict")
         for name in ("copied", "archived", "installed", "unpacked/file"):
             assert (world.source / name).read_text() == "content"
             assert stat.S_IMODE((world.source / name).stat().st_mode) == 0o444

@@ -60,13 +60,16 @@ def test_git_sees_an_unchanged_tree_after_a_remount(place: MakePlace) -> None:
 
     def git(top: Path, *command: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", f"safe.directory={top}"]
-        environment = {**os.environ, "HOME": str(world.home), "GIT_CONFIG_NOSYSTEM": "1"}
-        return subprocess.check_output(["git", *identity, *command], cwd=top, env=environment, text=True)
+        # A repository that is called .git is protected.
+        places = {"GIT_DIR": str(top / "repository"), "GIT_WORK_TREE": str(top / "tree")}
+        environment = {**os.environ, **places, "HOME": str(world.home), "GIT_CONFIG_NOSYSTEM": "1"}
+        return subprocess.check_output(["git", *identity, *command], cwd=top / "tree", env=environment, text=True)
 
     def story() -> None:
+        (world.path / "tree").mkdir()
         git(world.path, "init", "-q")
         for number in range(20):
-            (world.path / f"file-{number}").write_text(str(number))
+            (world.path / f"tree/file-{number}").write_text(str(number))
         git(world.path, "add", "-A")
         git(world.path, "commit", "-qm", "all")
 
