@@ -134,6 +134,8 @@ def umount(
         some = ", ".join(ended.copies[:_NAMED])
         more = f" and {len(ended.copies) - _NAMED} more" if len(ended.copies) > _NAMED else ""
         note(f"a copy of the mount is left, and every access to it fails: {some}{more}; unmount it there too")
+    if ended.remover is not None:
+        note(f"the record is closed; the server (pid {ended.remover}) still removes the session's scratch files")
     if not ended.live and not ended.dead and ended.closed:
         say(f"{path}: already unmounted; the record is closed")
     elif not ended.live and not ended.dead:

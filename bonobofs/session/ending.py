@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends
 SECONDS_TO_SETTLE = 60.0
 _SECONDS_TO_END = 1.0
 """Seconds in which a server whose mount is gone ends by itself."""
+_SECONDS_TO_REMOVE = 5.0
+"""Seconds for which a server that has closed its record is waited for while it removes its scratch layer."""
 _NAMED = 5
 
 
@@ -31,6 +34,8 @@ class Ended(NamedTuple):
     """The record of what was ended has its closing entry, as far as it is kept here."""
     copies: tuple[str, ...] = ()
     """Where a copy of the mount is left, which is dead: other mountpoints, and processes of other namespaces."""
+    remover: int | None = None
+    """The server, where it still removes its scratch layer; its record is closed."""
 
 
 def stop(home: Path, mountpoint: Path) -> Ended:
@@ -48,11 +53,13 @@ def stop(home: Path, mountpoint: Path) -> Ended:
         raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists what is")
     live = closed = True
     copies: tuple[str, ...] = ()
+    remover = None
     if session is not None:
         there = mounts.at(path)[-1:]
         if there:
             _unmount(path)
         closed = _wait(home, session, path)
+        remover = session.pid if processes.is_alive(session.pid, session.starttime) else None
         copies = tuple(copy for mount in there for copy in mounts.copies(mount))
     elif not launch.is_dead(str(path)):
         # It is served from another state directory: ended like one of ours, and not by force.
@@ -63,7 +70,7 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     _note_ends(home, path)
     scratch.remove_left_overs(home)
     compress_ended(home)
-    return Ended(live, dead, closed, copies)
+    return Ended(live, dead, closed, copies, remover)
 
 
 def take_off(mountpoint: Path, *, leave: int = 0) -> int:
@@ -88,16 +95,25 @@ def _unmount(path: Path) -> None:
 
 
 def _wait(home: Path, session: Session, path: Path) -> bool:
+    """Wait until the server has ended, or has closed its record and needs long to remove its scratch layer."""
     if session.pid is None or session.starttime is None:
         return True
-    if not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
-        # A copy of the mount, elsewhere or in another namespace, keeps the connection. SIGTERM ends it after LINGER.
-        for number in (signal.SIGTERM, signal.SIGCONT):
-            processes.send(session.pid, session.starttime, number)
-    if not processes.wait_for_end(session.pid, session.starttime, SECONDS_TO_SETTLE):
-        raise MountError(
-            f"{path} is unmounted, but its server (pid {session.pid}) has not settled its record yet; wait for it"
-        )
+    deadline = time.monotonic() + SECONDS_TO_SETTLE
+    signalled = False
+    while not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
+        if was_closed(home, session):
+            if not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_REMOVE):
+                note_ends(home, [session.session])
+            return True
+        if not signalled:
+            # A copy of the mount, here or in another namespace, keeps the connection: SIGTERM ends it after LINGER.
+            signalled = True
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                processes.send(session.pid, session.starttime, number)
+        if time.monotonic() > deadline:
+            raise MountError(
+                f"{path} is unmounted, but its server (pid {session.pid}) has not settled its record yet; wait for it"
+            )
     return was_closed(home, session)
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 from pathlib import Path
@@ -25,13 +27,18 @@ def make(directory: Path, *, keep: bool) -> Path:
 
 
 def end(directory: Path) -> None:
-    """Take the layer in a session's directory away, unless it was to be kept."""
-    if (directory / NAME).exists():
-        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            remove_tree(at, os.fsencode(NAME))
-        finally:
-            os.close(at)
+    """Take the layer in a session's directory away, unless it was to be kept.
+
+    Where another process removes it, which may take minutes, this returns at once.
+    """
+    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (directory / NAME).exists():
+                remove_tree(at, os.fsencode(NAME))
+    finally:
+        os.close(at)
 
 
 def remove_tree(directory: int, name: bytes) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.state import mounts, processes
+from bonobofs.audit.history import is_closed
+from bonobofs.state import mounts, processes, scratch
+from bonobofs.state.home import session_directory
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs, environment, wait_for_mount
 
 
@@ -90,6 +92,38 @@ def test_a_mount_over_its_source_keeps_no_copy_of_other_mounts(mounted: Mounted,
     assert (ended.closed, ended.copies) == (True, ())
     (second.path / "file").write_text("served")
     assert second.umount().closed
+
+
+def test_umount_returns_while_the_server_removes_many_scratch_files(mounted: Mounted) -> None:
+    """The record is closed, the session has ended, and the mountpoint can be mounted again."""
+    world = mounted(policy=ALLOW_ALL)
+    layer = session_directory(world.home, world.session.session) / scratch.NAME
+    (layer / "one").touch()
+    for number in range(30_000):
+        os.link(layer / "one", layer / str(number))
+    command = [sys.executable, "-m", "bonobofs", "umount", str(world.path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as umount:
+        while not is_closed(world.trail):
+            assert umount.poll() is None
+        os.kill(world.pid, signal.SIGSTOP)
+        out, error = umount.communicate(timeout=60)
+    try:
+        assert umount.returncode == 0, error
+        assert out == f"{world.path}: unmounted\n"
+        assert f"the server (pid {world.pid}) still removes the session's scratch files" in error
+        assert any(layer.iterdir())
+        assert [one["state"] for one in json.loads(bonobofs("status", "--all", "--json").stdout)] == ["ended"]
+        again = mounted(policy=ALLOW_ALL)
+        (again.path / "file").write_text("recorded")
+        assert again.umount().remover is None
+        assert any(layer.iterdir())
+    finally:
+        os.kill(world.pid, signal.SIGCONT)
+    assert world.session.starttime is not None
+    assert processes.wait_for_end(world.pid, world.session.starttime, 60)
+    assert not layer.exists()
 
 
 @pytest.mark.parametrize("early", [True, False])

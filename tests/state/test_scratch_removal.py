@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -23,3 +24,17 @@ def test_a_layer_is_removed_however_deep_it_is(tmp_path: Path) -> None:
     scratch.end(tmp_path)
 
     assert not layer.exists()
+
+
+def test_one_process_removes_a_layer_and_others_do_not_wait(tmp_path: Path) -> None:
+    layer = scratch.make(tmp_path, keep=False)
+    remover = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(remover, fcntl.LOCK_EX)
+    scratch.end(tmp_path)
+    assert layer.exists()
+    os.close(remover)
+
+    scratch.end(tmp_path)
+
+    assert not layer.exists()
+    scratch.end(tmp_path)
