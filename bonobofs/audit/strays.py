@@ -22,7 +22,7 @@ from bonobofs.audit.record import BY, INODE
 from bonobofs.errors import TrailError
 from bonobofs.state.home import trail_path
 from bonobofs.state.processes import is_alive
-from bonobofs.state.sessions import load_all
+from bonobofs.state.sessions import read_all
 
 REMOVE_STRAY: Final = "remove_temporary"
 _PREFIX: Final = ".bonobofs-"
@@ -64,10 +64,10 @@ def by_way_of(path: str, details: Mapping[str, Any]) -> str | None:
 
 
 def left_in(home: Path, source: Path) -> list[Stray]:
-    """What the ended sessions of a source may have left there. StateError: the register cannot be read."""
+    """What the ended sessions of a source that can be read may have left there."""
     return [
         stray
-        for session in load_all(home)
+        for session in read_all(home)[0]
         if session.source == str(source) and not is_alive(session.pid, session.starttime)
         for stray in _unfinished(trail_path(home, session.session))
     ]

@@ -146,11 +146,14 @@ def report(
     with _index(home) as (index, progress):
         _check_filters(home, index, wanted)
         found.add(index.changes(wanted))
+    unreadable = session.unreadable(home)
+    for error in unreadable.values():
+        note(str(error))
     if json:
         document(found.document())
     else:
         print(found.markdown(), end="")
-    return 1 if progress.unread else 0
+    return 1 if progress.unread or unreadable else 0
 
 
 @app.command("index")

@@ -13,7 +13,7 @@ from bonobofs.session import launch
 from bonobofs.session.listing import was_closed
 from bonobofs.session.retention import compress_ended
 from bonobofs.state import mounts, processes, scratch
-from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends
+from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all
 
 SECONDS_TO_SETTLE = 60.0
 _SECONDS_TO_END = 1.0
@@ -119,6 +119,6 @@ def _wait(home: Path, session: Session, path: Path) -> bool:
 
 def _note_ends(home: Path, path: Path) -> list[Session]:
     """Note the end of each session there that ended without noting it, and return those sessions."""
-    over = [one for one in load_all(home) if one.mountpoint == str(path) and one.ended is None and not lives(one)]
+    over = [one for one in read_all(home)[0] if one.mountpoint == str(path) and one.ended is None and not lives(one)]
     note_ends(home, [one.session for one in over])
     return over

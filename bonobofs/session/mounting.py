@@ -22,14 +22,14 @@ from bonobofs.policy.engine import Policy
 from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
 from bonobofs.session.guest import find_guest, let_inside, open_way
-from bonobofs.session.listing import was_closed
+from bonobofs.session.listing import unreadable, was_closed
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
 from bonobofs.state.home import head_path, inside_directory, session_directory, trail_path
 from bonobofs.state.leases import Holder
 from bonobofs.state.reaching import database_environment
-from bonobofs.state.sessions import Session, live_at, lives, load_all, note_ends, save
+from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, save
 
 _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000
@@ -118,6 +118,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     places.check(source, mountpoint, home)
     policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
+    notes += tuple(f"A session that cannot be read is left out: {error}." for error in unreadable(home).values())
     scratch.remove_left_overs(home)
     earlier, differences = _look_back(home, source, policy.compiled)
     guest = None if order.user is None else find_guest(order.user)
@@ -221,7 +222,7 @@ def _standing(mountpoint: Path) -> tuple[str, ...]:
 def _also_mounted(home: Path, source: Path) -> tuple[str, ...]:
     return tuple(
         f"{source} is mounted on {session.mountpoint} too; locks do not reach from one mount to the other."
-        for session in load_all(home)
+        for session in read_all(home)[0]
         if session.source == str(source) and lives(session)
     )
 
@@ -231,7 +232,7 @@ def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], lis
 
     The two are compared only where the machine went down meanwhile: then what was recorded or done last may be missing.
     """
-    sessions = [session for session in load_all(home) if session.source == str(source)]
+    sessions = [session for session in read_all(home)[0] if session.source == str(source)]
     over = [one for one in sessions if one.ended is None and not lives(one)]
     boot = processes.boot_id()
     differences: list[dict[str, Any]] = []

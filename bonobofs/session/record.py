@@ -12,7 +12,7 @@ from bonobofs.audit.verify import read_head
 from bonobofs.errors import StateError, TrailError
 from bonobofs.state import presence
 from bonobofs.state.home import head_path, read_document, session_directory
-from bonobofs.state.sessions import load_all
+from bonobofs.state.sessions import read_all
 
 
 @contextlib.contextmanager
@@ -44,12 +44,12 @@ def rebuild_index(home: Path) -> Progress:
 
 
 def about_sessions(home: Path) -> dict[str, About]:
-    """What is known of each session whose record the index may hold, by UUID; of other hosts' by the database."""
+    """What is known of each session that can be read, by UUID; of other hosts' by the database."""
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
     with Database.open(home) as database:
         found = {name: About(role, source) for name, role, source in presence.entered(database)}
-    for session in load_all(home):
+    for session in read_all(home)[0]:
         head = _head(home, session.session)
         found[session.session] = About(session.role, session.source, session.policy.digest, *head)
     return found
@@ -66,7 +66,7 @@ def _head(home: Path, session: str) -> tuple[int, str]:
 def rules_of_sessions(home: Path) -> set[str]:
     """The names of the [[rule]] tables of all sessions' policies."""
     found: set[str] = set()
-    for session in load_all(home):
+    for session in read_all(home)[0]:
         with contextlib.suppress(OSError, StateError):
             policy = read_document(session_directory(home, session.session) / "policy.json")
             found.update(rule["name"] for rule in policy.get("rule", ()))

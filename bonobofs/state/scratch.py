@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from bonobofs.state.home import session_directory
-from bonobofs.state.sessions import lives, load_all
+from bonobofs.state.sessions import lives, read_all
 
 NAME = "scratch"
 KEPT = "kept"
@@ -84,7 +84,7 @@ def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
 
 def remove_left_overs(home: Path) -> None:
     """Take away the layers of sessions that were killed."""
-    for session in load_all(home):
+    for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
         if (directory / NAME).exists() and not lives(session):
             end(directory)

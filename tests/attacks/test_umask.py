@@ -50,7 +50,7 @@ def test_no_umask_outlives_the_request_that_it_came_with(act: str, mount: Path, 
         assert told.returncode == 0, (command, told.stdout, told.stderr)
 
 
-def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: Path) -> None:
+def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: Path, tmp_path: Path) -> None:
     """Damaged documents stand for unreadable ones: the tests run as root too."""
     good = mounted()
     live_damaged = mounted()
@@ -75,6 +75,15 @@ def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: 
         assert "3 trails" in told.stdout
         assert "1 findings" in told.stdout
         _trail_is_no_file(good)
+        told = bonobofs("audit", "report")
+        assert told.returncode == 1
+        assert damaged.session.session in told.stderr
+        assert good.session.session in told.stdout
+        (again := tmp_path / "again").mkdir()
+        told = bonobofs("mount", source, again)
+        assert (told.returncode, damaged.session.session in told.stderr) == (0, True), told.stderr
+        told = bonobofs("umount", again)
+        assert (told.returncode, told.stderr) == (0, "")
     finally:
         (place / "session.json").write_bytes(document)
 
