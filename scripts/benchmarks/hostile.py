@@ -149,10 +149,10 @@ class Row(NamedTuple):
 class Soak:
     """The sources, mounts and observers below one directory."""
 
-    def __init__(self, base: Path, python: str, started: Callable[[int], None]) -> None:
+    def __init__(self, base: Path, python: str, report: Callable[[int], None]) -> None:
         self._base = base
         self._program = [python, "-m", "bonobofs"]
-        self._started = started
+        self._report = report
         self._home = base / "home"
         self._mounts: dict[str, Mount] = {}
         self._meters: dict[str, Meter] = {}
@@ -183,7 +183,24 @@ class Soak:
         self._meters["no-mount"] = Meter(requests(self._base / "bare", mounted=False))
         self._meters["operator"] = Meter(self._commands())
         for name, meter in self._meters.items():
-            self._pids.append(fork(lambda name=name, meter=meter: meter.run(self._failures(name))))  # type: ignore[misc]
+            self._start(lambda name=name, meter=meter: meter.run(self._failures(name)))  # type: ignore[misc]
+
+    def _start(self, act: Callable[[], None], user: int | None = None) -> int:
+        pid = fork(act, user)
+        self._pids.append(pid)
+        self._report(pid)
+        return pid
+
+    def _end(self, pid: int) -> list[str]:
+        """Kill one that was started, and say so if it does not end."""
+        self._pids.remove(pid)
+        problems = end(pid)
+        self._report(-pid)
+        return problems
+
+    def stop(self) -> list[str]:
+        """Kill all that was started."""
+        return [problem for pid in self._pids[:] for problem in self._end(pid)]
 
     def _failures(self, name: str) -> Path:
         return self._base / f"failures-{name}"
@@ -232,13 +249,12 @@ class Soak:
             mount = self._mounts["same-mount"]
             inside = self._home / "sessions" / mount.session / "inside"
             agent = Agent(mount.mountpoint, mount.mountpoint / "arena", inside)
-            pid = fork(lambda: attacks.run(attack, agent, turns.count), NOBODY if os.geteuid() == 0 else None)
-            self._started(pid)
+            user = NOBODY if os.geteuid() == 0 else None
+            pid = self._start(lambda: attacks.run(attack, agent, turns.count), user)
         memory = self._watch(time.monotonic() + seconds, turns if pid else None)
         broken = [] if turns.turns or not attack else ["no turn of the attack succeeded"]
         if pid:
-            broken += end(pid)
-            self._started(0)
+            broken += self._end(pid)
         times = {observer: meter.slowest() for observer, meter in self._meters.items()}
         return Row(name, turns.turns, times, memory, self._new_entries(), broken + self._lost())
 
@@ -280,7 +296,7 @@ class Soak:
 
     def settle(self) -> list[str]:
         """End the observers and the sessions; the record must verify."""
-        broken = [problem for pid in self._pids for problem in end(pid)]
+        broken = self.stop()
         broken += [f"{name} had {most / 1e6:.0f} MB resident" for name, most in self._most() if most > MEMORY]
         unmount(self._base / "mnt-further")
         try:
@@ -302,6 +318,7 @@ def fork(act: Callable[[], None], user: int | None = None) -> int:
         return pid
     try:
         os.setpgid(0, 0)
+        os.closerange(3, 1024)  # an open end of the pipe would keep the directory from being cleared
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.chdir("/")
         if user is not None:
@@ -388,7 +405,8 @@ def show(row: Row) -> None:
 def directory(parent: Path) -> Iterator[tuple[Path, Callable[[int], None]]]:
     """A directory that another process clears when this one ends, also by SIGKILL.
 
-    The second value tells that process which group attacks, for it to be killed before.
+    The second value reports the process groups to that process, for it to kill them before: a group that was started
+    by its number, one that has ended by the negative number.
     """
     place = Path(tempfile.mkdtemp(prefix="bonobofs-hostile-", dir=parent))
     place.chmod(0o755)
@@ -399,8 +417,8 @@ def directory(parent: Path) -> Iterator[tuple[Path, Callable[[int], None]]]:
             os.close(writer)
             os.setsid()
             with open(reader) as stream:
-                group = int(([*stream] or ["0"])[-1])
-            if group:
+                reports = [int(line) for line in stream]
+            for group in {one for one in reports if one > 0 and -one not in reports}:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
             unmount(place)
@@ -426,12 +444,16 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a background job of a shell
         signal.signal(number, signal.default_int_handler)
     try:
-        with directory(options.work) as (base, started):
+        with directory(options.work) as (base, report):
             users = [pwd.getpwuid(uid) for uid in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}]
             python = peers.for_bonobofs(peers.interpreter(users), CHECKOUT, users)
             code = copy_of_checkout(base, python)
             os.environ |= {"PYTHONPATH": str(code), "BONOBOFS_HOME": str(base / "home")}
-            return _run(Soak(base, python, started), chosen, options.minutes * 60 / (len(chosen) + 1))
+            soak = Soak(base, python, report)
+            try:
+                return _run(soak, chosen, options.minutes * 60 / (len(chosen) + 1))
+            finally:
+                soak.stop()
     except (BenchError, ChildProcessError) as error:
         print(f"hostile: {error}", file=sys.stderr)
         return 1
