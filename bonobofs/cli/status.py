@@ -79,6 +79,8 @@ def _notes(one: session.Status) -> list[str]:
         notes.append(f"{where}: {one.unreadable}")
     if one.leases is not None:
         notes.append(f"{where}: it is not known what is leased, so every change is refused: {one.leases}")
+    if one.caches is not None:
+        notes.append(f"{where}: {one.caches}")
     return notes
 
 
@@ -116,7 +118,7 @@ def _row(one: session.Status) -> tuple[str, ...]:
 
 def _plain(one: session.Status) -> dict[str, Any]:
     plain = {**dataclasses.asdict(one.session), "state": one.state.value}
-    plain |= {"watch": one.watch, "policy_error": one.policy_error, "leases": one.leases}
+    plain |= {"watch": one.watch, "policy_error": one.policy_error, "leases": one.leases, "caches": one.caches}
     notes = _notes(one)
     if notes:
         plain["note"] = " ".join(notes)

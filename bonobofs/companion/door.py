@@ -68,7 +68,10 @@ class RemoteDoor:
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """As `Door.admit`. Leaving the admission returns when the mount shows what was changed."""
+        """As `Door.admit`. Leaving the admission returns when the mount shows what was changed.
+
+        Leaving it raises OSError, ETIMEDOUT, where the change is made and recorded and the mount may not show it.
+        """
         document = {
             "question": plain_question(request, facts),
             "parts": [plain_question(part.request, part.facts) for part in parts],
@@ -126,7 +129,7 @@ class RemoteDoor:
         self._check(self._ask(Kind.SYNC, {})[1])
 
     def show(self) -> None:
-        """Return when the mount shows all that was changed by now, by whomever."""
+        """Return when the mount shows all that was changed by now, by whomever. OSError: as for `admit`."""
         self._ask_later(Kind.SHOW, {})
 
     def _check(self, answer: dict[str, Any]) -> None:
@@ -146,7 +149,9 @@ class RemoteDoor:
     def _ask_later(self, kind: Kind, document: dict[str, Any]) -> None:
         number, waiting = self._wait()
         self._tell_later(kind, {**document, "ask": number})
-        waiting.get()
+        stale = waiting.get().get("stale")
+        if stale is not None:
+            raise OSError(errno.ETIMEDOUT, stale)
 
     def _ask(self, kind: Kind, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """The number of what is asked, and the answer. OSError: the server is gone, or has failed at it."""

@@ -29,6 +29,11 @@ from bonobofs.guard import Admission, Guard, Part
 from bonobofs.policy.engine import in_source
 from bonobofs.policy.told import decision, plain_decision
 
+STALE: Final = (
+    "the change is recorded, but the mount may not show it: the kernel does not take an invalidation, because some "
+    "program holds a directory; look at bonobofs status"
+)
+
 Tell = Callable[[Kind, Any], None]
 
 
@@ -207,7 +212,7 @@ class Admissions:
             self._noticing.lost()
 
     def _answer_when_shown(self, ask: int, tell: Tell) -> None:
-        self._notices.then(lambda: tell(Kind.ANSWER, {"ask": ask}))
+        self._notices.then(lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE}))
 
     def _release(self, number: int, tell: Tell) -> None:
         for _, before in self._bound:

@@ -1,8 +1,8 @@
 """The connection to the kernel: mount, the request loop, replies, invalidations, unmount.
 
 One thread serves. It tries a bounded number of reads before it waits, because being woken on another CPU costs more
-than anything Python does. Invalidations are sent from a second thread, which sleeps otherwise: the kernel may hold, for
-the very request being served, a lock that an invalidation waits for.
+than anything Python does. Invalidations are sent from other threads (`notifier`): the kernel may hold, for the very
+request being served, a lock that an invalidation waits for.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import array
 import errno
 import os
-import queue
 import select
 import socket
 import struct
 import subprocess
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +26,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import Handler, Header, Notices
 from bonobofs.fuse.idle import Idle
 from bonobofs.fuse.moving import Pipe, Stretch
+from bonobofs.fuse.notifier import GONE, Notifier
 from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
 from bonobofs.fuse.transport import Hooks
 from bonobofs.state import mounts
@@ -36,8 +35,6 @@ SPIN: Final = 200
 """Reads that are tried before waiting, where there are two CPUs or more."""
 READ_AHEAD_KB: Final = 512
 """Four times what a mount begins with: 1 GiB is read in five sixths of the time. More leaves the processor's cache."""
-LOOK: Final = 1.0
-"""Seconds after which a request counts as hanging, at most twice as many."""
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
 _MS_NOEXEC: Final = 8
@@ -78,7 +75,6 @@ _HEARD: Final = -2
 """The same: something that is listened to can be read, and there is no request."""
 _LONG: Final = -3
 """The same: there is no request, and a long one can go on."""
-_GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
 _PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
 
@@ -202,13 +198,12 @@ class Connection:
         self._idle: Final = Idle()
         self._served = 0
         self._pipe: Final = Pipe()
-        self._notices: Final[queue.SimpleQueue[bytes | Callable[[], None]]] = queue.SimpleQueue()
+        self._notices: Final = Notifier(fd, lambda: self._idle.look(self._served))
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
         self._buffers: Final = [self._buffer]
         self._view: Final = memoryview(self._buffer)
         self._spinner: Final = select.poll()
         self._spinner.register(fd, select.POLLIN)
-        self._notifier: Final = threading.Thread(target=self._notify, daemon=True)
         self._poll: Final = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -216,7 +211,6 @@ class Connection:
         self._listener: Final = select.poll()
         self.flags = p.Init(0)
         self._minor = 0
-        self._closed = False
         self._slices: Final = Slices()
         self.listen(self._slices.bell, self._slices.collect)
         os.set_blocking(fd, False)
@@ -229,7 +223,12 @@ class Connection:
     @property
     def notices(self) -> Notices:
         """What the kernel can be told through this connection."""
-        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._then)
+        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.then)
+
+    @property
+    def blocked_notices(self) -> int:
+        """How many notifications the kernel has not taken in time."""
+        return self._notices.blocked
 
     def listen(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
@@ -297,7 +296,7 @@ class Connection:
         hooks: Hooks,
     ) -> None:
         """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
-        self._notifier.start()
+        self._notices.start()
         due = listened = monotonic()
         while True:
             length = self._next(due)
@@ -305,6 +304,7 @@ class Connection:
                 return
             now = monotonic()
             if length == 0 or now >= due:
+                self._notices.look(now)
                 wait = hooks.idle(now)
                 if wait is None:
                     return
@@ -364,7 +364,7 @@ class Connection:
             return 0 if error.errno in _PASSING else self._ended(error)
 
     def _ended(self, error: OSError) -> int:
-        if error.errno in _GONE:
+        if error.errno in GONE:
             return _ENDED
         raise error
 
@@ -449,7 +449,7 @@ class Connection:
             else:
                 os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
         except OSError as error:
-            if error.errno not in (*_PASSING, *_GONE):
+            if error.errno not in (*_PASSING, *GONE):
                 self._error(unique, errno.EIO)
 
     def _move(self, unique: int, stretch: Stretch) -> None:
@@ -461,7 +461,7 @@ class Connection:
         try:
             os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE, -code, unique))
         except OSError as error:
-            if error.errno not in (*_PASSING, *_GONE):
+            if error.errno not in (*_PASSING, *GONE):
                 raise
 
     def invalidate(self, node_id: int, offset: int, length: int) -> None:
@@ -489,39 +489,9 @@ class Connection:
         for parent_id, name in names:
             self.invalidate_entry(parent_id, name)
 
-    def _then(self, call: Callable[[], None]) -> None:
-        if self._closed:
-            call()
-        else:
-            self._notices.put(call)
-
-    def _notify(self) -> None:
-        gone = False
-        while True:
-            try:
-                notice = self._notices.get(timeout=LOOK)
-            except queue.Empty:
-                self._idle.look(self._served)
-                continue
-            if callable(notice):
-                notice()
-                continue
-            if not notice:
-                return
-            if gone:
-                continue
-            try:
-                os.write(self._fd, notice)
-            except OSError as error:
-                gone = error.errno in _GONE or error.errno == errno.EBADF
-                # ENOENT: the kernel does not know the node, so there is nothing to forget
-
     def close(self) -> None:
         """End the connection: whoever still stands in the mount gets ENOTCONN."""
-        self._closed = True
-        self._notices.put(b"")
-        if self._notifier.is_alive():
-            self._notifier.join(1.0)
+        self._notices.close()
         self._idle.close()
         self._pipe.close()
         os.close(self._fd)

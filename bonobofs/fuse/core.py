@@ -27,6 +27,8 @@ LONG: Final = 86_400
 """Seconds for which the kernel may believe names and attributes while the source is watched."""
 SHORT: Final = 1
 """The same while it is not."""
+NEVER: Final = 0
+"""The same while the kernel does not take what it is told."""
 NOTHING: Final = b""
 LEAVES: Final = Facts(leaves=True, in_source=True)
 MOST_NAMES: Final = 1000
@@ -60,8 +62,8 @@ class Notices(NamedTuple):
     """Node ids, and the names of the same nodes: forget those that nobody has open."""
     names: Callable[[], bool]
     """Look every name up again. False: the kernel is too old to be told so."""
-    then: Callable[[Callable[[], None]], None]
-    """Once all that was queued before has been told, this is called, in whatever thread."""
+    then: Callable[[Callable[[bool], None]], None]
+    """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
 
 
 class Core:

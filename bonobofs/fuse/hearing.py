@@ -15,7 +15,7 @@ from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.admissions import Admissions
 from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.control import Kind
-from bonobofs.fuse.core import LONG, SHORT
+from bonobofs.fuse.core import LONG, NEVER, SHORT
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
@@ -32,6 +32,11 @@ _KEEPS_ENDING: Final = (
 )
 _NOBODY_FOLLOWS: Final = "the process that follows them has ended"
 _SECONDS_TO_FINISH: Final = 1.0
+_BLOCKED: Final = (
+    "the kernel does not take an invalidation, because a program holds a directory of the mount; nothing is cached, "
+    "names that were cached before may be stale, and calls that wait for an invalidation fail; abort the FUSE "
+    "connection that the program serves"
+)
 _UNTOLD: Final = "the process that follows them does not say"
 
 
@@ -71,6 +76,7 @@ class Hearing:
         self._protected: set[str] = set()
         """Those of them that lie under protection."""
         self._noticing.watched = not watch
+        self._caches: str | None = None
         if watch:
             operations.believe(SHORT)
         self._keep()
@@ -242,16 +248,34 @@ class Hearing:
     def _end_watch(self, reason: str) -> None:
         if self._noticing.watched:
             self._noticing.watched = False
-            self._operations.believe(SHORT)
+            self._watch = reason
+            self._believe()
             self._noticing.lost()
         self._watch = reason
         self._keep()
+
+    def _believe(self) -> None:
+        self._operations.believe(NEVER if self._caches else SHORT if self._watch else LONG)
+
+    def trust_caches(self, blocked: int) -> None:
+        """Let the kernel cache nothing while `blocked` notifications have not returned. TrailError: not entered."""
+        if (self._caches is None) == (blocked == 0):
+            return
+        self._caches = _BLOCKED if blocked else None
+        self._believe()
+        # Notifications that were left out, or wait behind a blocked one, come by another thread.
+        self._noticing.lost()
+        self._keep()
+        if blocked:
+            self._trail.alert("The kernel does not take an invalidation; nothing is cached.", operation="caches")
+        else:
+            self._trail.event("caches")
 
     def _stand(self, standing: Standing) -> None:
         """Another companion stands: everything is looked at anew."""
         self._watch = standing.watch or standing.refused
         self._noticing.watched = not self._watch
-        self._operations.believe(SHORT if self._watch else LONG)
+        self._believe()
         # What changed while nobody watched is among what the kernel knows, or it is looked up from now on.
         self._noticing.lost()
         self._keep()
@@ -299,6 +323,9 @@ class Hearing:
         mark = PolicyMark(self._origin, policy.digest, policy.generation)
         self._told_leases = self._leases()
         try:
-            write_live(self._directory, Live(self._watch or WATCHING, mark, self._policy_error, self._told_leases))
+            write_live(
+                self._directory,
+                Live(self._watch or WATCHING, mark, self._policy_error, self._told_leases, self._caches),
+            )
         except OSError as error:
             self._diagnostics.say(f"live.json cannot be written: {error}")

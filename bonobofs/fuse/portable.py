@@ -510,8 +510,12 @@ class Portable:
             lambda _directory, _name: None,
             lambda _nodes, _names: self._callbacks.paths.give_up(),
             lambda: True,
-            lambda call: call(),
+            lambda call: call(True),
         )
+
+    @property
+    def blocked_notices(self) -> int:
+        return 0
 
     def listen(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""

@@ -295,6 +295,7 @@ class Server:
             self._reload_asked = False
             self._hearing.reload()
         self._beside.tidy(now)
+        self._hearing.trust_caches(self._transport.blocked_notices)
         self._more = self._hearing.tidy()
         self._operations.quiet()
 

@@ -32,6 +32,10 @@ class Transport(Protocol):
     def notices(self) -> Notices:
         """What the kernel can be told of its own accord."""
 
+    @property
+    def blocked_notices(self) -> int:
+        """How many notifications the kernel has not taken in time."""
+
     def listen(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
 

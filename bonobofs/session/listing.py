@@ -57,6 +57,8 @@ class Status(NamedTuple):
     """Why the policy file that is there now is not in force."""
     leases: str | None = None
     """Why it is not known what is leased, so that every change is refused."""
+    caches: str | None = None
+    """Why the kernel caches nothing, and what it has cached may be stale."""
     unreadable: str | None = None
     """Why its live.json cannot be read; the fields above are then those of its beginning."""
 
@@ -85,7 +87,7 @@ def _status(home: Path, session: Session, state: State) -> Status:
     session = dataclasses.replace(session, policy=live.policy)
     if state not in SERVED:
         return Status(session, state)
-    return Status(session, state, live.watch, live.policy_error, live.leases)
+    return Status(session, state, live.watch, live.policy_error, live.leases, live.caches)
 
 
 def around(home: Path, path: Path) -> Status | None:

@@ -66,6 +66,8 @@ class Live:
     """Why the policy file that is there now is not in force; null where it is."""
     leases: str | None = None
     """Why it is not known what is leased, so that every change is refused; null where it is."""
+    caches: str | None = None
+    """Why the kernel caches nothing and what it has cached may be stale; null where it is not."""
 
 
 WATCHING = "watching"

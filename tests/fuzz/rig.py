@@ -94,7 +94,7 @@ class Rig:
         self._layer = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
         above = Backing(self._layer, inodes, cache=8, pins=64, apart=Apart.SCRATCH)
         self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
-        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call())
+        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True))
         files = Virtual({b"policy.md": lambda _: b"text"})
         self._operations = Operations(
             inodes, self._backing, Held(str(directory), 8, count()), self._scratch, self._guard, files, notices
