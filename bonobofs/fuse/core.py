@@ -66,6 +66,14 @@ class Notices(NamedTuple):
     """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
 
 
+class Crossing(OSError):  # noqa: N818 - what is asked can be had by copying
+    """EXDEV, with the rule, the reason and the advice."""
+
+    def __init__(self, words: tuple[str, str, str]) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.words = words
+
+
 class Core:
     """The parts of one mount, and what its families of handlers share."""
 

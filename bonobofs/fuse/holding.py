@@ -16,7 +16,7 @@ from bonobofs.audit.strays import stray_name
 from bonobofs.decision import Allowed, Apart, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
-from bonobofs.fuse.core import Core, Header, Reply
+from bonobofs.fuse.core import Core, Crossing, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.guard import Part
@@ -150,7 +150,7 @@ class Holding(Core):
     def _check_in_source(self, directory: Node) -> None:
         """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
         if directory.apart:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise Crossing(words.OF_HELD)
 
     def _named(self, node: Node, parent: Node, name: bytes) -> None:
         """The held file lies in the source now, under this name."""
@@ -174,8 +174,7 @@ class Holding(Core):
         if flags & system.RENAME_NOREPLACE and taken:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         if flags & system.RENAME_EXCHANGE and (moving is None or over is None):
-            code = errno.EXDEV if taken else errno.ENOENT
-            raise OSError(code, os.strerror(code))
+            raise Crossing(words.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         if moving is None:
             return False
         if moving is over:

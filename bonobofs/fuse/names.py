@@ -8,7 +8,7 @@ import os
 from bonobofs.decision import Apart, Code, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
-from bonobofs.fuse.core import LEAVES, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.core import LEAVES, NOTHING, Crossing, Handler, Header, Reply
 from bonobofs.fuse.holding import End
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
@@ -16,7 +16,7 @@ from bonobofs.fuse.scratching import Scratching
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.policy.words import ELSEWHERE
-from bonobofs.request import Facts, Kind, Operation, Request
+from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
 
 
 class Names(Scratching):
@@ -107,8 +107,15 @@ class Names(Scratching):
         (name,) = p.strings(body[p.LINK_IN.size :], 1)
         parent, directory = self._changing(header, Operation.LINK, name)
         node = self._changed(header, Operation.LINK, old_id)
-        if node.apart is Apart.TEMPORARY:
-            return self._link_held(header, node, parent, directory, name)
+        try:
+            if node.apart is Apart.TEMPORARY:
+                return self._link_held(header, node, parent, directory, name)
+            return self._link_or_raise(header, node, parent, directory, name)
+        except OSError as error:
+            self._show_crossing(header, Operation.LINK, self._inodes.join(parent, name), error)
+            raise
+
+    def _link_or_raise(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         try:
             return self._link_node(header, node, parent, directory, name)
         except Elsewhere:
@@ -189,25 +196,28 @@ class Names(Scratching):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         source = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
-        try:
-            return self._rename_ends(header, source, target, flags)
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                self._guard.show_denial(
-                    Denied(Code.ELSEWHERE, *ELSEWHERE, source.path, Operation.RENAME), self._caller(header)
-                )
-            raise
-
-    def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Reply:
-        if self._held.directories and self._rename_held(header, source, target, flags):
-            return NOTHING
-        if source.st is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        steps = self._rename_above_or_below(header, source, target, flags)
+        steps = self._rename_ends(header, source, target, flags)
         ends = (source, target) if flags & system.RENAME_EXCHANGE else (source,)
         if any(end.st is not None and kind_of(end.st.st_mode) is Kind.DIRECTORY for end in ends):
             return steps
         return finished(steps)
+
+    def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        try:
+            if self._held.directories and self._rename_held(header, source, target, flags):
+                return NOTHING
+            if source.st is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return (yield from self._rename_above_or_below(header, source, target, flags))
+        except OSError as error:
+            self._show_crossing(header, Operation.RENAME, source.path, error)
+            raise
+
+    def _show_crossing(self, header: Header, operation: Operation, path: WorkspacePath, error: OSError) -> None:
+        """Show in `denials.jsonl` why a rename or link fails with EXDEV."""
+        if error.errno == errno.EXDEV:
+            words = error.words if isinstance(error, Crossing) else ELSEWHERE
+            self._guard.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
 
     def _rename_above_or_below(self, header: Header, source: End, target: End, flags: int) -> Steps:
         if not (source.parent.apart or target.parent.apart):

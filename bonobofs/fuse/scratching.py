@@ -14,7 +14,7 @@ from typing import Final
 
 from bonobofs.decision import Allowed, Apart, Denied, Refused
 from bonobofs.fuse import system
-from bonobofs.fuse.core import LEAVES, MOST_NAMES, NOTHING, Handler, Header, Reply
+from bonobofs.fuse.core import LEAVES, MOST_NAMES, NOTHING, Crossing, Handler, Header, Reply
 from bonobofs.fuse.held import joined
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
@@ -242,7 +242,7 @@ class Scratching(Holding):
         if end.parent.apart or end.st is None:
             return end
         if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise Crossing(words.OF_SOURCE if self._guard.policy.scratch_table(end.path) else words.ELSEWHERE)
         node = self._inodes.reference(end.parent, end.name, end.st)
         try:
             if self._raise(header, node) is None:
@@ -262,7 +262,7 @@ class Scratching(Holding):
         for end, path in ((source, target.path), (target, source.path))[: 2 if exchange else 1]:
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                raise Crossing(words.TWO_SCRATCH)
             self._check_room(header, Request(Operation.RENAME, path), -1, end.st.st_size)
 
     def _resized(self, node: Node | None, path: WorkspacePath) -> None:

@@ -127,6 +127,21 @@ ELSEWHERE: Final = (
     "Copy it and remove the old name, as mv does.",
 )
 """Rule, reason and advice of a rename or link between scratch and the rest."""
+OF_SOURCE: Final = (
+    "scratch",
+    "The source holds this at a scratch path. There only files and symlinks of the source are renamed, as copies.",
+    "Copy it and remove the old name, as mv does.",
+)
+TWO_SCRATCH: Final = (
+    "scratch",
+    "The two paths belong to different [[scratch]] tables, which limit their files apart.",
+    "Copy it and remove the old name, as mv does.",
+)
+OF_HELD: Final = (
+    "temporary",
+    "The session holds a temporary name apart from the source; it is not exchanged with a file, nor moved to scratch.",
+    "Rename it to a name that a rule admits; it enters the source there.",
+)
 LEASED: Final = Refusal(
     Code.LEASED,
     "lease",

@@ -14,7 +14,7 @@ from bonobofs.decision import Allowed, Apart, Code, Decision, Denied, as_documen
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy import words
 from bonobofs.policy.engine import Policy, compile_policy, decide
-from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.request import HEAD_BYTES, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.session.leasing import known
 from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
@@ -154,7 +154,9 @@ def _judge_move(
         if path and operation is Operation.RENAME:
             decisions.append(place.decide(Request(operation, WorkspacePath(old), each), Facts(leaves=True)))
         if new is not None:
-            decisions.append(place.decide(Request(operation, WorkspacePath(new), each), _appearing(each, st)))
+            decisions.append(
+                place.decide(Request(operation, WorkspacePath(new), each), _appearing(place.root / old, each, st))
+            )
     denied = next((one for one in decisions if isinstance(one, Denied)), None)
     if denied is not None:
         return denied
@@ -172,10 +174,26 @@ def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
                 yield path[len(str(directory)) :], _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE), st
 
 
-def _appearing(kind: Kind, found: os.stat_result | None) -> Facts:
+def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Facts:
+    if kind is Kind.SYMLINK and found is not None:
+        return Facts(target=os.readlink(path), in_source=True)
     if kind is not Kind.FILE or found is None:
         return Facts(in_source=found is not None)
-    return Facts(size=found.st_size, mode=stat.S_IMODE(found.st_mode), in_source=True)
+    return Facts(size=found.st_size, mode=stat.S_IMODE(found.st_mode), head=_head(path), in_source=True)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a regular file; none if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, HEAD_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _crosses(path: str, operation: Operation) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -170,6 +171,46 @@ paths = ["out/"]
 write = ["**"]
 deny = ["closed/"]
 """
+
+
+def test_a_link_across_the_layers_is_explained(mounted: Mounted) -> None:
+    """EXDEV from link has an entry in denials.jsonl, and `why` predicts it."""
+    world = mounted(policy=RENAMES)
+    for name in ("free", "out"):
+        (world.path / name).mkdir()
+        (world.path / name / "a.txt").touch()
+    for old, new in (("free/a.txt", "out/b.txt"), ("out/a.txt", "free/b.txt")):
+        answer = _why(old, "--op", "link", "--to", new, code=77, cwd=world.path)
+        with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
+            os.link(world.path / old, world.path / new)
+        last = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
+        assert (last["code"], last["operation"], last["path"]) == ("ELSEWHERE", "link", new)
+        assert (answer["code"], answer["reason"]) == (last["code"], last["reason"])
+
+
+def test_a_directory_of_the_source_at_a_scratch_path_has_its_own_reason(mounted: Mounted, source: Path) -> None:
+    """Its move is EXDEV inside scratch too, for the source keeps what it holds."""
+    (source / "out/held").mkdir(parents=True)
+    world = mounted(policy=RENAMES)
+    with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
+        (world.path / "out/held").rename(world.path / "out/moved")
+    last = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
+    assert (last["code"], last["path"]) == ("ELSEWHERE", "out/held")
+    assert last["reason"].startswith("The source holds this at a scratch path.")
+
+
+def test_executable_content_below_a_directory_is_foreseen(mounted: Mounted) -> None:
+    """`why --op rename --to` reads the first bytes of the files below, as the mount does."""
+    free, docs = (f'[[rule]]\nname = "{name}"\npaths = ["{name}/"]\n' for name in ("free", "docs"))
+    world = mounted(policy=free + docs + "executable = false\n")
+    (world.path / "free/tool").mkdir(parents=True)
+    (world.path / "docs").mkdir()
+    (world.path / "free/tool/run").write_text("#!/bin/sh\n")
+    answer = _why("free/tool", "--op", "rename", "--to", "docs/tool", code=77, cwd=world.path)
+    with pytest.raises(PermissionError):
+        (world.path / "free/tool").rename(world.path / "docs/tool")
+    last = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
+    assert (answer["code"], last["code"]) == ("EXECUTABLE", "EXECUTABLE")
 
 
 def test_a_rename_is_judged_by_both_names_and_all_below(mounted: Mounted, source: Path) -> None:
