@@ -38,7 +38,7 @@ PACKAGES: Final = os.pathsep.join(filter(os.path.isdir, sys.path))
 """PYTHONPATH for a program of the tests' own interpreter."""
 
 PATIENCE: Final = 60.0
-"""Seconds that one program may take."""
+"""Seconds that one program may take, unless a test gives another limit."""
 
 
 class Place:
@@ -69,7 +69,13 @@ class Place:
         }
 
     def run(
-        self, *command: str | Path, cwd: str = ".", text: str = "", code: int = 0, env: Mapping[str, str] | None = None
+        self,
+        *command: str | Path,
+        cwd: str = ".",
+        text: str = "",
+        code: int = 0,
+        env: Mapping[str, str] | None = None,
+        seconds: float = PATIENCE,
     ) -> str:
         """What a program said on standard output; AssertionError when it ended otherwise than with `code`."""
         ran = subprocess.run(
@@ -80,7 +86,7 @@ class Place:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=seconds,
         )
         if ran.returncode != code:
             raise AssertionError(f"{command} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
@@ -172,11 +178,13 @@ class Workshop:
         work: Work,
         prepare: Work | None = None,
         *,
-        policy: str = POLICY,
+        policy: str | Path = POLICY,
         refused: Collection[str] = (),
         apart: Collection[str] = (),
     ) -> None:
         """Do the work twice and compare all but the paths `apart`; `prepare` is done to each copy before.
+
+        `policy` is the text of a policy, or the path or the name of one.
 
         In the mount nothing may be refused but changes of `refused`, regular expressions of paths.
         """

@@ -1,4 +1,4 @@
-"""Package managers and build programs of people's own projects, offline, where every file of a project may change."""
+"""Package managers and build programs of people's own projects, offline, under the preset `project`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Final
 
 import pytest
 
-from tests.workflows.harness import DEFAULT, Place, Work, Workshop
+from tests.workflows.harness import Place, Work, Workshop
 from tests.workflows.test_builds import make_wheel
 
 TOOLS: Final = Path(os.environ.get("BONOBOFS_TOOLS", "/nowhere"))
 """Where scripts/test puts what Debian does not have."""
-POLICY: Final = DEFAULT.replace('\ndefault = "deny"', '\ndefault = "allow"').replace(
-    "\nhidden = []", '\nhidden = ["**"]'
-)
+POLICY: Final = Path("project")
+"""The preset that a person gets who names no policy."""
+PATIENCE: Final = 180.0
+"""Seconds that one program may take: a compiler with an empty cache on a loaded machine."""
 PYTHON: Final = str(Path(sys.base_prefix) / "bin" / "python3")
 NOTEBOOK: Final = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
@@ -50,6 +51,10 @@ CRATE: Final = '[package]\nname = "{0}"\nversion = "0.1.0"\nedition = "2021"\n[w
 
 FILES: Final[dict[str, dict[str, str]]] = {
     "uv": {"pyproject.toml": PROJECT},
+    "poetry": {
+        "pyproject.toml": '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npython = ">=3.11"\n'
+        'tiny = { path = "vendor/tiny-1.0-py3-none-any.whl" }\n',
+    },
     "virtualenv": {},
     "tox": {"tox.ini": '[tox]\nenvlist = t\n[testenv]\nskip_install = true\ncommands = python -c "print(1)"\n'},
     "nox": {"noxfile.py": 'import nox\n\n@nox.session\ndef t(s):\n    s.run("python", "-c", "print(1)")\n'},
@@ -82,6 +87,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["uv", "sync", "--offline", "--python", PYTHON],
         ["uv", "run", "--offline", "tiny"],
     ],
+    "poetry": [["poetry", "install", "--quiet"], ["poetry", "run", "tiny"]],
     "virtualenv": [
         ["virtualenv", "--quiet", "--no-periodic-update", "--python", PYTHON, ".venv"],
         [".venv/bin/python", "-c", ""],
@@ -123,6 +129,7 @@ ENVIRONMENT: Final = {
     "GOCACHE": str(TOOLS / "go-cache"),
     "GOFLAGS": "-mod=mod",
     "GOTOOLCHAIN": "local",
+    "POETRY_VIRTUALENVS_IN_PROJECT": "true",
     "UV_PYTHON_DOWNLOADS": "never",
     "YARN_ENABLE_TELEMETRY": "0",
     "YARN_NODE_LINKER": "node-modules",
@@ -143,12 +150,12 @@ def _prepare(name: str) -> Work:
 def _work(name: str) -> Work:
     def work(at: Place) -> list[str]:
         path = f"{TOOLS}/bin:{TOOLS}/node_modules/.bin:{at.env['PATH']}"
-        return [at.run(*command, env={**ENVIRONMENT, "PATH": path}) for command in COMMANDS[name]][1:]
+        return [at.run(*command, env={**ENVIRONMENT, "PATH": path}, seconds=PATIENCE) for command in COMMANDS[name]][1:]
 
     return work
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_program_works_by_default(name: str, workshop: Workshop) -> None:
     """It leaves in a mount what it leaves in a bare directory, and nothing is refused."""
