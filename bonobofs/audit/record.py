@@ -29,6 +29,8 @@ COUNTS: Final = "counts"
 """Key in the details of an intent and its outcome that stand for many changes in scratch. The outcome has the numbers,
 as `created`, `modified`, `deleted`, `failed`."""
 
+REPLACES: Final = "replaces"
+"""Key in the details of a rename: true where the other name had a file or an empty directory, which this replaces."""
 BY: Final = "by"
 """Key in the details of an intent: the name, beside the one that changes, by way of which new content comes there."""
 INODE: Final = "inode"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.history import UNREADABLE, Change
 from bonobofs.audit.markdown import written
-from bonobofs.audit.record import APART, COUNTS, AuditEntry, instant
+from bonobofs.audit.record import APART, COUNTS, REPLACES, AuditEntry, instant
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.request import Operation
 
@@ -209,6 +209,8 @@ class Report:
         moved = _take(tree, entry.path) or _Node()
         replaced = _reach(tree, other)
         was_there = replaced.what in ("modified", "deleted", "renamed")
+        # No earlier entry names a file that the source had and the session did not change.
+        was_there |= replaced.what != "created" and bool(entry.details.get(REPLACES))
         moved.changes += 1 + replaced.changes
         if moved.what == "created":
             # Written beside the file and put in its place, or made under another name at first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from bonobofs.audit.record import REPLACES
 from bonobofs.decision import Apart, Code, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
@@ -244,7 +245,11 @@ class Names(Scratching):
         self._check_not_needed(source.path, st)
         if exchange and over is not None:
             self._check_not_needed(target.path, over)
-        details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
+        details: dict[str, object] = {"to": target.path}
+        if exchange:
+            details["exchange"] = True
+        elif over is not None and not same:
+            details[REPLACES] = True
         with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
             moved, other = self._settled(source.parent, st), None
             if over is not None and exchange:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from markdown_it import MarkdownIt
 from bonobofs.audit.history import Change, shown
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.report import MOST, About, Report
+from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FROM: dict[str, Any] = {"from": ".t"}
@@ -72,6 +76,11 @@ def changed(*changes: Change) -> dict[str, str]:
         ([change("rename", "a", to="b"), change("delete_file", "b")], {"a": "deleted"}),
         ([change("create_file", "a"), change("rename", "a", to="b")], {"b": "created"}),
         ([change("write_file", "b"), change("create_file", "t"), change("rename", "t", to="b")], {"b": "modified"}),
+        ([change("create_file", "t"), change("rename", "t", to="b", replaces=True)], {"b": "modified"}),
+        (
+            [change("create_file", name) for name in "bt"] + [change("rename", "t", to="b", replaces=True)],
+            {"b": "created"},
+        ),
         ([change("create_file", "d/x"), change("rename", "d", to="e")], {"e": "renamed from d", "e/x": "created"}),
         ([change("rename", "a", to="b", exchange=True)], {"a": "modified", "b": "modified"}),
         ([change("create_file", "s", apart="scratch")], {}),
@@ -261,3 +270,15 @@ def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:
     text = report.markdown()
     assert len(text) < 65_536
     assert text.count("\nAnd ") == 7
+
+
+def test_a_file_that_an_editor_replaces_is_modified(mounted: Mounted, source: Path) -> None:
+    """Its new version is a file of another name at first, which the rules admit."""
+    (source / "plan.py").write_text("one\n")
+    world = mounted(policy=ALLOW_ALL)
+    for name in ("new.py", "plan.py.new"):
+        (world.path / name).write_text("two\n")
+    os.rename(world.path / "plan.py.new", world.path / "plan.py")
+    world.umount()
+    told = json.loads(bonobofs("audit", "report", "--json").stdout)["changed"]
+    assert {one["path"]: one["what"] for one in told} == {"plan.py": "modified", "new.py": "created"}
