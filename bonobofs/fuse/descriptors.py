@@ -122,6 +122,8 @@ class Descriptors:
             try:
                 st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=changing), follow_symlinks=False)
             except FileNotFoundError:
+                if not changing and self._keeps_removed(node):
+                    return os.fstat(node.fd)
                 raise self._stale(node) from None
             except PermissionError:
                 if node.fd < 0:
@@ -130,6 +132,8 @@ class Descriptors:
         if not self._is(node, st):
             if node.covered:
                 return st
+            if not changing and self._keeps_removed(node):
+                return os.fstat(node.fd)
             raise self._stale(node)
         # A new inode has a new change time: one that the kernel was told of is the old inode.
         if node.told != st.st_size << 62 | st.st_ctime_ns and self.has_ended(node):
@@ -266,7 +270,7 @@ class Descriptors:
         if fd >= 0 and node.access & need == need:
             node.used = self._request
             if node.parent is not None and self.now - node.checked >= RECHECK:
-                self._recheck(node)
+                self._recheck(node, reading=need == R)
             return fd
         if node.parent is None:
             if node.pin < 0 and fd < 0:
@@ -293,7 +297,8 @@ class Descriptors:
         if node.parent is not None:
             self._recheck(node)
 
-    def _recheck(self, node: Node) -> None:
+    def _recheck(self, node: Node, *, reading: bool = False) -> None:
+        """Raise ESTALE if the name does not lead to the node. `reading`: a removed file is read to its end."""
         assert node.parent is not None
         if node.held:
             return
@@ -302,11 +307,28 @@ class Descriptors:
         except PermissionError:
             return  # the way there was closed to us since; who has the file open may go on
         except FileNotFoundError:
+            if reading and self._keeps_removed(node):
+                return
             raise self._stale(node) from None
         if not self._is(node, st):
+            if reading and self._keeps_removed(node):
+                return
             self._drop(node)
             raise self._stale(node)
         node.checked = self.now
+
+    def _keeps_removed(self, node: Node) -> bool:
+        """Whether the file was removed or replaced behind the mount while a descriptor of it is open.
+
+        That descriptor is then held until FORGET, so that a reader gets the old file to its end. A file that has a name
+        anywhere is none: it was moved, perhaps to where other rules hold.
+        """
+        if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
+            return False
+        self.lost(node)
+        self.hold(node)
+        self._inodes.cut_off(node)
+        return True
 
     def _open_as(self, need: int, opener: Opener) -> tuple[int, int]:
         if need & W:

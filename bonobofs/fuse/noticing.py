@@ -33,6 +33,8 @@ _MODIFICATION: Final = (1 << 62) - 1
 _MARGIN: Final = 10_000_000_000
 """Nanoseconds. Twice as long as the watcher may keep to itself that a file was closed."""
 _AT_ONCE: Final = 512
+_REPLACED: Final = 4096
+"""Names that were made or replaced behind the mount, of which the latest are known."""
 
 
 def told_by(st: os.stat_result) -> int:
@@ -138,6 +140,7 @@ class Noticing:
         self._backing: Final = backing
         self._suspects: dict[str, Suspect] = {}
         self._anew: list[Node] = []
+        self._replaced: dict[tuple[int, bytes], None] = {}
         self.since = time.time_ns()
         """What has changed before this time, in nanoseconds since 1970, the watcher has told."""
 
@@ -163,6 +166,12 @@ class Noticing:
                 self._suspect(self._inodes.path(node), MODIFIED, st)
         elif told not in (told_by(st), once_moved(st)):
             self._suspect(self._inodes.path(node), MODIFIED, st)
+
+    def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
+        """Whether this regular file may soon be replaced behind the mount, as its name was before or just now."""
+        if parent.apart or not stat.S_ISREG(st.st_mode):
+            return False
+        return st.st_ctime_ns >= self.since or (parent.ino, name) in self._replaced
 
     # -- what the watcher says
 
@@ -253,6 +262,11 @@ class Noticing:
             self._notices.entry(directory.id, name)
             self._notices.inode(directory.id, 0, 0)
             directory.told = UNTOLD
+            if st is not None:
+                self._replaced.pop((directory.ino, name), None)
+                self._replaced[directory.ino, name] = None
+                if len(self._replaced) > _REPLACED:
+                    del self._replaced[next(iter(self._replaced))]
         self._suspect(self._text(path, name), kinds & ~MODIFIED, st)
 
     def _directory_differs(self, node: Node, told: int, st: os.stat_result, path: str, kinds: int) -> None:

@@ -27,6 +27,8 @@ WHY: Final = b"user.bonobofs.why"
 """The extended attribute that says whether a path may be written, and if not, why."""
 _WHY_NAME: Final = WHY + b"."
 """Prefix of the attribute of a directory that answers for a name in it, which need not exist."""
+_LOOKS: Final = 16
+"""Times that a name is looked up while another process replaces its file."""
 _NEW_FILE: Final = Facts(size=0, mode=0o644)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
@@ -81,11 +83,28 @@ class Reading(Scratching):
             return self._held_entry(held)
         if self._scratch.directories and (entry := self._lookup_beside(parent, name)) is not None:
             return entry
+        for _ in range(_LOOKS):
+            try:
+                st = parent.layer.stat_entry(parent, name)
+            except FileNotFoundError:
+                return self._no_entry
+            reply = self._entry(parent, name, st)
+            if not self.noticing.may_be_replaced(parent, name, st) or self._open_early(parent, st):
+                return reply
+        raise stale()
+
+    def _open_early(self, parent: Node, st: os.stat_result) -> bool:
+        """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""
+        node = self._inodes.find(st.st_ino + parent.layer.numbers)
+        if node is None or node.fd >= 0:
+            return True
         try:
-            st = parent.layer.stat_entry(parent, name)
-        except FileNotFoundError:
-            return self._no_entry
-        return self._entry(parent, name, st)
+            node.layer.file(node, R)
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.ENOENT):
+                self._forget_node(node.id, 1)
+                return False
+        return True
 
     def _forget(self, header: Header, body: memoryview) -> Reply:
         self._forget_one(header.node_id, p.FORGET_IN.unpack_from(body)[0])
