@@ -21,7 +21,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.record import ZERO, AuditEntry, body_of, object_of
+from bonobofs.audit.record import ZERO, AuditEntry, body_of, object_of, within_bounds
 from bonobofs.audit.trail_file import sync_directory
 from bonobofs.decision import Denied
 from bonobofs.errors import TrailError
@@ -376,7 +376,7 @@ class Trail:
     def _queue(self, body: str) -> None:
         """Give an entry its place behind what waits; _writing is held."""
         seq, link = self._last
-        text = f'{body}{seq + 1},"prev":"{link}"'
+        text = f'{within_bounds(body)}{seq + 1},"prev":"{link}"'
         link = sha256(text.encode()).hexdigest()
         line = f'{text},"hash":"{link}"}}\n'
         # In this order no call stands between the two, so no signal handler can part them.
@@ -398,7 +398,7 @@ class Trail:
         lines = queued[:]
         for body in bodies:
             seq += 1
-            text = f'{body}{seq},"prev":"{link}"'
+            text = f'{within_bounds(body)}{seq},"prev":"{link}"'
             link = sha256(text.encode()).hexdigest()
             lines.append(f'{text},"hash":"{link}"}}\n')
         if not lines:

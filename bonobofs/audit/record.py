@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
+from hashlib import sha256
+from itertools import islice
 from json.encoder import encode_basestring_ascii
 from types import UnionType
 from typing import Any, Final
@@ -38,6 +40,10 @@ INODE: Final = "inode"
 TOUCHES: Final = "touches"
 """Key in the details of an intent: further paths that the change touches; one that ends in `/` is all below it."""
 
+_LONG: Final = 1 << 15
+_LONGEST_BODY: Final = 8 << 20
+LONGEST_TEXT: Final = 8192
+"""Characters that a line longer than 32 KiB has of each text."""
 
 Line = bytes
 """A line as it lies on the disk. `AuditEntry` has a field named `bytes`, so the type needs another name there."""
@@ -166,6 +172,38 @@ def body_of(entry: AuditEntry) -> str:
         f',"bytes":{int(entry.bytes)}'
         ',"seq":'
     )
+
+
+def within_bounds(body: str) -> str:
+    """Return the beginning of a line, with long texts cut; a reader takes lines of up to 16 MiB.
+
+    The digest of the whole replaces what is cut. Lists stay whole as long as the line has at most 8 MiB.
+    """
+    if len(body) <= _LONG:
+        return body
+    entry = json.loads(f"{body}0}}")
+    for most_items, longest in ((len(body), LONGEST_TEXT), (1000, 256), (10, 64)):
+        cut = json.dumps(shortened(entry, most_items, longest), separators=(",", ":"))[:-2]
+        if len(cut) <= _LONGEST_BODY:
+            break
+    return cut
+
+
+def shortened(value: Any, most_items: int, longest: int) -> Any:
+    """Return a JSON value with at most so many items in each list and object, and characters in each text."""
+    if isinstance(value, str) and len(value) > longest:
+        digest = sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{value[:longest]}... ({len(value)} characters, sha256 {digest})"
+    if not isinstance(value, (dict, list)):
+        return value
+    rest = ""
+    if len(value) > most_items:
+        digest = sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+        rest = f"({len(value)} items, sha256 {digest})"
+    if isinstance(value, list):
+        return [shortened(one, most_items, longest) for one in value[:most_items]] + [rest] * bool(rest)
+    members = [(key, shortened(value[key], most_items, longest)) for key in islice(value, most_items)]
+    return dict([*members, ("...", rest)] if rest else members)
 
 
 def text_or_null(text: str | None) -> str:

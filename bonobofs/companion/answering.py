@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 import threading
 from collections import deque
@@ -21,7 +22,14 @@ _MOST_WAITING: Final = 32
 """Calls that wait for that, of a name of which it is said otherwise; of all there are no more than connections."""
 _LONGEST: Final = 1 << 20
 """Bytes of a call that brings neither content of a file nor a list of paths."""
-_LONG: Final = frozenset({"write_file", "git.add", "git.restore", "git.remove", "git.commit", "git.stash_push"})
+_LISTS: Final = 4 << 20
+"""Bytes of a call that brings a list of paths; its entry in the trail has each of them, and readers take 16 MiB."""
+_LONG: Final = {
+    "write_file": 17 << 20,  # the entrance takes 16 MiB, and a block more
+    **dict.fromkeys(("git.add", "git.restore", "git.remove", "git.commit", "git.stash_push"), _LISTS),
+}
+_NAME: Final = re.compile(rb'\s*\{\s*"call"\s*:\s*"([a-z_.]{1,64})"')
+"""The beginning of a long call, whose name has to come first."""
 _LONGEST_REST: Final = 1 << 18
 """Bytes of a call beside what stands in its texts: each value takes some, and much more memory once it is read."""
 _LONGEST_TOLD: Final = 200
@@ -133,6 +141,11 @@ def failure(error: Exception) -> bytes:
 
 def _call(line: bytes) -> tuple[str, dict[str, Any]]:
     """The name of a call, and its arguments. UsageError."""
+    if len(line) > _LONGEST:
+        first = _NAME.match(line)
+        if first is None:
+            raise UsageError(f"a call of more than {_LONGEST} bytes begins with its name")
+        _check_size(first[1].decode(), line)
     if len(line) > _LONGEST_REST and _has_much_beside_texts(line):
         raise UsageError(f"a call has at most {_LONGEST_REST} bytes beside its texts")
     try:
@@ -141,9 +154,15 @@ def _call(line: bytes) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"this is no JSON document: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("call"), str):
         raise UsageError('a call is an object such as {"call": "whoami"}')
-    if len(line) > _LONGEST and document["call"] not in _LONG:
-        raise UsageError(f"a call of {document['call']:.{_LONGEST_TOLD}} has at most {_LONGEST} bytes")
+    _check_size(document["call"], line)
     return document.pop("call"), document
+
+
+def _check_size(name: str, line: bytes) -> None:
+    """Refuse a call that is longer than calls of that name may be. UsageError."""
+    longest = _LONG.get(name, _LONGEST)
+    if len(line) > longest:
+        raise UsageError(f"a call of {name:.{_LONGEST_TOLD}} has at most {longest} bytes; send less in one call")
 
 
 def _has_much_beside_texts(line: bytes) -> bool:

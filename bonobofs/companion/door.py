@@ -14,14 +14,18 @@ import queue
 from collections.abc import Callable
 from typing import Any, Final
 
+from bonobofs.audit.record import shortened
 from bonobofs.decision import Allowed, Denied, Refused
-from bonobofs.errors import TrailError
+from bonobofs.errors import ProtocolError, TrailError, UsageError
 from bonobofs.fuse.asked import plain_question
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.guard import NOBODY, Admission, Caller, Outcome, Part
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.told import decision, plain_decision
 from bonobofs.request import NO_FACTS, Agent, Facts, Request
+
+_OF_OUTCOME: Final = 1000, 1000
+"""Items of a list, and characters of a text, that the server is sent of an outcome."""
 
 TellLater = Callable[[Kind, dict[str, Any]], None]
 
@@ -140,9 +144,9 @@ class RemoteDoor:
         document = {
             "admission": outcome.seq,
             "error": outcome.error,
-            "reason": outcome.reason,
+            "reason": shortened(outcome.reason, *_OF_OUTCOME),
             "written": outcome.written,
-            "details": outcome.details,
+            "details": shortened(outcome.details, *_OF_OUTCOME),
         }
         self._ask_later(Kind.ENDED, document)
 
@@ -156,7 +160,12 @@ class RemoteDoor:
     def _ask(self, kind: Kind, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """The number of what is asked, and the answer. OSError: the server is gone, or has failed at it."""
         number, waiting = self._wait()
-        if not self._line.tell(kind, {**document, "ask": number}):
+        try:
+            sent = self._line.tell(kind, {**document, "ask": number})
+        except ProtocolError as error:
+            self._waiting.pop(number)
+            raise UsageError("the call names too many paths, or too long ones; send less in one call") from error
+        if not sent:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         answer = waiting.get()
         if "error" in answer:
