@@ -67,8 +67,9 @@ def _notes(one: session.Status) -> list[str]:
     where = one.session.mountpoint or one.session.source
     notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
     if one.watch not in (None, session.WATCHING):
+        watched = "is watched only in part" if one.watch.startswith(session.PARTLY) else "is not watched"
         notes.append(
-            f"{where}: its source is not watched, so what changes behind the mount may show a second late, and is not "
+            f"{where}: its source {watched}, so what changes behind the mount may show a second late, and is not "
             f"entered in the record: {one.watch}"
         )
     if one.policy_error is not None:

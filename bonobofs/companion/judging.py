@@ -23,7 +23,7 @@ from bonobofs.companion.index_refresh import IndexRefresh
 from bonobofs.fuse.control import Kind, Line
 from bonobofs.guards.beads.lock import is_held, lock_path
 from bonobofs.guards.git.busy import was_at_work
-from bonobofs.state.changes import BEGAN, GONE, MADE
+from bonobofs.state.changes import BEGAN, GONE, MADE, reachable
 from bonobofs.state.sessions import Session, lives, load
 from bonobofs.state.worktrees import is_view
 
@@ -103,7 +103,7 @@ class Judging:
                 left = {path: one for path, one in left.items() if not _is_of(top, path)}
         left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
         if left:
-            self._line.tell(Kind.OUT_OF_BAND, list(_told(left)))
+            self._line.tell_list(Kind.OUT_OF_BAND, _told(left))
 
     def _issues_were_in_use(self) -> bool:
         """Whether a bd of some session's gate has run since the burst began.
@@ -202,7 +202,7 @@ class _Records:
         for old, new in self._moves:
             found |= {new + path.removeprefix(old) for path in found if path.startswith(f"{old}/")}
         above = self._source + "/"
-        return {path.removeprefix(above) for path in found if path.startswith(above)}
+        return {reachable(path.removeprefix(above)) for path in found if path.startswith(above)}
 
     def _look(self, trail: Path, since: float) -> None:
         """Take in what was recorded since the last look."""

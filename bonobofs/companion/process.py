@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -30,7 +30,6 @@ from bonobofs.companion.watching import Watching
 from bonobofs.errors import MountError
 from bonobofs.fuse import system
 from bonobofs.fuse.control import Kind, Line
-from bonobofs.integrity.watch import UnwatchableError
 from bonobofs.request import Agent
 from bonobofs.state import mounts
 from bonobofs.state.home import INSIDE
@@ -111,7 +110,7 @@ class Companion:
             if self._watching is not None and self._watching.fileno() in ready:
                 self._watching.read(now)
             if self._watching is not None and self._watching.due(now) <= 0:
-                self._watching.tell_closed()
+                self._watching.act(now)
             if self._judging.due(now) <= 0:
                 self._judging.judge()
             if self._policy.due(now) <= 0:
@@ -162,6 +161,7 @@ class _Standing:
     watch: str
     refused: str = ""
     apart: bool = False
+    part: bool = False
 
 
 def _stand_apart(config: dict[str, Any]) -> _Standing:
@@ -275,8 +275,9 @@ def main(channel: int) -> int:
         try:
             _go_to_source(config, standing)
             watching = Watching(line)
-        except (UnwatchableError, OSError) as error:
-            standing = _Standing(str(error), apart=standing.apart)
+            standing = replace(standing, watch=watching.reason, part=watching.is_partial)
+        except OSError as error:
+            standing = replace(standing, watch=str(error))
     if standing.refused:
         line.tell(Kind.STANDING, asdict(standing))
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from time import monotonic
 from typing import Final
 
 from bonobofs.fuse.control import Kind, Line
@@ -20,18 +21,32 @@ _LONGEST: Final = 5.0
 _MOST_READS: Final = 100
 """Readings in a row after which those who keep changing things are waited for no longer."""
 _MOST_CLOSED: Final = 20_000
+_FIRST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 60.0
+"""Seconds until what is not watched is tried again: the first, then twice as long each time, up to the longest."""
 
 
 class Watching:
-    """One service of the companion. UnwatchableError from its making: the source cannot be watched.
+    """One service of the companion. What cannot be watched is tried again, after 1 s and then ever later.
 
     That a file was closed means something only where it was written through a mapping, and the server closes every file
     that was written through the mount: this waits until nobody is busy.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, budget: int | None = None) -> None:
+        """`budget` as for `Watcher`."""
         self._line: Final = line
-        self._watcher: Watcher | None = Watcher()
+        self._budget: Final = budget
+        self._watcher: Watcher | None = None
+        self.reason = ""
+        """Why the source, or a part of it, is not watched; "" while all is."""
+        try:
+            self._watcher = Watcher(budget)
+            self.reason = self._watcher.gap
+        except UnwatchableError as error:
+            self.reason = str(error)
+        self._wait = _FIRST_WAIT
+        self._retry_at = monotonic() + self._wait if self.reason else float("inf")
         self._not_before = 0.0
         self._last = 0.0
         self._closed: dict[tuple[int, bytes, bytes], None] = {}
@@ -47,10 +62,51 @@ class Watching:
         return max(0.0, self._not_before - now)
 
     def due(self, now: float) -> float:
-        """Seconds until it is told which files were closed."""
+        """Seconds until it is told which files were closed, or until what is not watched is tried again."""
+        retry = max(0.0, self._retry_at - now)
         if not self._closed:
-            return float("inf")
+            return retry
+        return min(retry, self._due_closed(now))
+
+    def _due_closed(self, now: float) -> float:
         return max(0.0, min(self._last + _QUIET, self._closed_first + _LONGEST) - now)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of the source is watched and another is not."""
+        return self._watcher is not None and bool(self.reason)
+
+    def retry(self, now: float) -> None:
+        """Try to watch what is not watched, if it is time."""
+        if now < self._retry_at:
+            return
+        try:
+            if self._watcher is None:
+                self._watcher = Watcher(self._budget)
+            else:
+                self._watcher.fill_gaps()
+        except UnwatchableError as error:
+            self._lose(str(error))
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        self._retry_at = now + self._wait
+        if self._watcher is not None:
+            self._tell_gap(self._watcher.gap, now)
+
+    def _tell_gap(self, reason: str, now: float) -> None:
+        """Tell the server, if what is not watched is another thing than it knows."""
+        if bool(reason) != bool(self.reason) or (reason and self._wait == _LONGEST_WAIT and reason != self.reason):
+            self._line.tell(Kind.UNWATCHED, {"reason": reason, "part": bool(reason)})
+        if reason and not self.reason:
+            self._retry_at = now + self._wait
+        elif not reason:
+            self._retry_at = float("inf")
+        self.reason = reason
+
+    def _lose(self, reason: str) -> None:
+        if self._watcher is not None or reason != self.reason:
+            self._line.tell(Kind.UNWATCHED, {"reason": reason, "part": False})
+        self._watcher, self.reason = None, reason
+        self._retry_at = monotonic() + self._wait
 
     def read_rest(self, now: float) -> None:
         """Tell the server all that has changed by now."""
@@ -71,21 +127,28 @@ class Watching:
         try:
             changes = self._watcher.read()
             self._tell(changes)
+            if self._watcher.gap and not self.reason:
+                self._tell_gap(self._watcher.gap, now)
             if changes.lost:
                 self._line.tell(Kind.LOST)
                 self._watcher.begin_anew()
                 # What changed between the two is below directories that were not watched yet.
                 self._line.tell(Kind.LOST)
         except UnwatchableError as error:
-            self._watcher = None
-            self._line.tell(Kind.UNWATCHED, {"reason": str(error)})
+            self._lose(str(error))
         return True
+
+    def act(self, now: float) -> None:
+        """Do what is due."""
+        self.retry(now)
+        if self._closed and self._due_closed(now) <= 0:
+            self.tell_closed()
 
     def tell_closed(self) -> None:
         """Tell the server which files were closed."""
         if self._closed:
             found = [Names(ino, path, {name: MODIFIED}) for ino, path, name in self._closed]
-            self._line.send(Kind.CHANGED, encode(self._closed_since, found))
+            self._send(self._closed_since, found)
             self._closed.clear()
 
     def _tell(self, changes: Changes) -> None:
@@ -102,9 +165,13 @@ class Watching:
             if names:
                 found.append(Names(ino, path, names))
         if found:
-            self._line.send(Kind.CHANGED, encode(changes.since, found))
+            self._send(changes.since, found)
         if len(self._closed) > _MOST_CLOSED:
             self.tell_closed()
+
+    def _send(self, since: int, found: list[Names]) -> None:
+        for message in encode(since, found):
+            self._line.send(Kind.CHANGED, message)
 
 
 def _is_ready(descriptor: int) -> bool:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -57,6 +57,8 @@ class Standing(NamedTuple):
     """Why nothing may be mounted; "" where it may."""
     apart: bool = False
     """It stands where a mount over the source does not cover the source."""
+    part: bool = False
+    """`watch` concerns a part of the source; the rest is watched."""
 
 
 class Companion:
@@ -134,6 +136,10 @@ class Companion:
     def tell(self, kind: Kind, document: Any = None) -> None:
         """Say something to it; it may be deaf by now."""
         self._line.tell(kind, document)
+
+    def tell_list(self, kind: Kind, items: Iterable[Any]) -> int:
+        """Send it a list in pieces, and return how many items it did not take."""
+        return self._line.tell_list(kind, items)
 
     def settle(self) -> list[tuple[Kind, bytes]]:
         """Have it say what it has still to say, within a second."""

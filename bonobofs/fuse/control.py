@@ -10,13 +10,17 @@ import json
 import socket
 import struct
 import threading
+from collections.abc import Iterable
 from typing import Any, Final
 
 from bonobofs.errors import ProtocolError
 
 _HEAD: Final = struct.Struct("=IB")
-_MOST_WAITING: Final = 4 << 20
-_LONGEST: Final = 64 << 20
+_MOST_WAITING: Final = 32 << 20
+_LONGEST: Final = 16 << 20
+"""Bytes of a message without its head. `send` refuses a longer one, so that the other end never has to."""
+_PIECE: Final = 1 << 20
+"""Bytes of a message that carries a part of a list; more only where one item is longer."""
 _MOST_HANDED: Final = 4
 _NUMBERS: Final = struct.Struct("=i")
 _ANCILLARY: Final = socket.CMSG_SPACE(4 * _MOST_HANDED) + socket.CMSG_SPACE(12)
@@ -48,7 +52,7 @@ class Kind(enum.IntEnum):
     BROKEN = 9
     """From it: {"origin", "error"}, a policy that cannot be enforced."""
     UNWATCHED = 10
-    """From it: {"reason"}, the source cannot be watched any more."""
+    """From it: {"reason", "part"}, why the source, or only a part of it, is not watched; "reason" is "" if all is."""
     LEASES = 12
     """From it: {"number", "until", "leases"}: what was seen of the leases, which is known until then."""
     BOUND = 13
@@ -109,8 +113,26 @@ class Line:
         """Send a message whose body is JSON; see `send`."""
         return self.send(kind, b"" if document is None else json.dumps(document).encode())
 
+    def tell_list(self, kind: Kind, items: Iterable[Any]) -> int:
+        """Send a list in messages of at most 1 MiB each, and return how many items were not sent; see `send`."""
+        piece: list[str] = []
+        size = unsent = 0
+        for text in (*map(json.dumps, items), None):
+            if piece and (text is None or size + len(text) > _PIECE):
+                unsent += 0 if self.send(kind, f"[{','.join(piece)}]".encode()) else len(piece)
+                piece, size = [], 0
+            if text is not None:
+                piece.append(text)
+                size += len(text) + 1
+        return unsent
+
     def send(self, kind: Kind, body: bytes) -> bool:
-        """Send a message. False: the other end is gone, or takes nothing and too many suspects wait for it already."""
+        """Send a message. False: the other end is gone, or takes nothing and too many suspects wait for it already.
+
+        ProtocolError: the message is longer than the other end takes; nothing was sent.
+        """
+        if len(body) > _LONGEST:
+            raise ProtocolError(f"a message of {len(body)} bytes is too long; server and companion take {_LONGEST}")
         message = _HEAD.pack(len(body), kind) + body
         with self._speaking:
             if self._waits:
@@ -151,7 +173,7 @@ class Line:
         Raises EOFError if the other end is gone, ProtocolError if a process other than the peer has sent.
         """
         try:
-            data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY, socket.MSG_DONTWAIT)
+            data, ancillary, _, _ = self.socket.recvmsg(1 << 16, _ANCILLARY, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except OSError as error:

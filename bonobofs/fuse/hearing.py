@@ -17,13 +17,14 @@ from bonobofs.fuse.companion import Companion, Standing
 from bonobofs.fuse.control import Kind
 from bonobofs.fuse.core import LONG, NEVER, SHORT
 from bonobofs.fuse.diagnostics import Diagnostics
+from bonobofs.fuse.noticing import Suspect
 from bonobofs.fuse.operations import Operations
 from bonobofs.guard import Guard
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.leases import compile_leases
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
-from bonobofs.state.sessions import WATCHING, Live, PolicyMark, write_live
+from bonobofs.state.sessions import PARTLY, WATCHING, Live, PolicyMark, write_live
 
 _NOBODY: Final = "no process watches it"
 _KEEPS_ENDING: Final = (
@@ -40,22 +41,26 @@ _BLOCKED: Final = (
 _UNTOLD: Final = "the process that follows them does not say"
 
 
+def _watch_of(standing: Standing) -> str:
+    return f"{PARTLY}{standing.watch}" if standing.part and standing.watch else standing.watch or standing.refused
+
+
 class Hearing:
     """The server's ear. Used by the thread that serves."""
 
     def __init__(
         self,
         companion: Companion | None,
-        watch: str,
+        standing: Standing,
         operations: Operations,
         admissions: Admissions,
         guard: Guard,
         config: dict[str, Any],
         diagnostics: Diagnostics,
     ) -> None:
-        """`watch` is why the source is not watched; "" where it is."""
+        """`standing` is how the companion stands when the mount is made."""
         self._companion = companion
-        self._watch = watch
+        self._watch = _watch_of(standing)
         self._admissions: Final = admissions
         self._plain: dict[str, Any] = config["policy"]
         self._unknown = ""
@@ -75,9 +80,9 @@ class Hearing:
         self._unentered: list[Difference] = []
         self._protected: set[str] = set()
         """Those of them that lie under protection."""
-        self._noticing.watched = not watch
+        self._noticing.watched = standing.part or not standing.watch
         self._caches: str | None = None
-        if watch:
+        if standing.watch:
             operations.believe(SHORT)
         self._keep()
 
@@ -200,7 +205,7 @@ class Hearing:
             self._unentered += [Difference(each.pop("path"), each.pop("what"), each) for each in found]
             self._enter()
         elif kind is Kind.UNWATCHED:
-            self._watch_no_more(json.loads(body)["reason"])
+            self._change_watch(**json.loads(body))
         elif kind is Kind.POLICY:
             self._change_policy(**json.loads(body))
         elif kind is Kind.BROKEN:
@@ -213,12 +218,16 @@ class Hearing:
             self._stand(Standing(**json.loads(body)))
 
     def _give_suspects(self) -> None:
+        if self._companion is not None:
+            self._noticing.give_suspects(self._send_suspects, self._admissions.touches)
+
+    def _send_suspects(self, found: list[Suspect]) -> None:
+        """Have the companion judge them; those that it does not take are entered by their number. TrailError."""
         companion = self._companion
-        if companion is not None:
-            self._noticing.give_suspects(
-                lambda found: companion.tell(Kind.SUSPECTS, [[*one, self._is_protected(one[0])] for one in found]),
-                self._admissions.touches,
-            )
+        assert companion is not None
+        unsent = companion.tell_list(Kind.SUSPECTS, ([*one, self._is_protected(one.path)] for one in found))
+        if unsent:
+            self._trail.event(recovery.OUT_OF_BAND, {"more": unsent})
 
     def _enter(self) -> None:
         """Enter what was found behind the mount. TrailError: it waits until it can be."""
@@ -241,9 +250,25 @@ class Hearing:
         except TrailError as error:
             self._diagnostics.say(str(error))
 
-    def _watch_no_more(self, reason: str) -> None:
-        self._end_watch(reason)
-        self._trail.alert("The source is not watched any more.", operation="watch", details={"reason": reason})
+    def _change_watch(self, reason: str, part: bool) -> None:
+        if reason and not part:
+            self._end_watch(reason)
+            self._trail.alert("The source is not watched any more.", operation="watch", details={"reason": reason})
+            return
+        was = self._watch
+        self._resume_watch(Standing(reason, part=part))
+        if not reason:
+            self._trail.event("watch", {"watch": WATCHING})
+        elif not was.startswith(PARTLY):
+            self._trail.alert("A part of the source is not watched.", operation="watch", details={"reason": reason})
+
+    def _resume_watch(self, standing: Standing) -> None:
+        self._watch = _watch_of(standing)
+        self._noticing.watched = standing.part or not self._watch
+        self._believe()
+        # What changed while nothing watched it is among what the kernel knows, or it is looked up from now on.
+        self._noticing.lost()
+        self._keep()
 
     def _end_watch(self, reason: str) -> None:
         if self._noticing.watched:
@@ -273,12 +298,7 @@ class Hearing:
 
     def _stand(self, standing: Standing) -> None:
         """Another companion stands: everything is looked at anew."""
-        self._watch = standing.watch or standing.refused
-        self._noticing.watched = not self._watch
-        self._believe()
-        # What changed while nobody watched is among what the kernel knows, or it is looked up from now on.
-        self._noticing.lost()
-        self._keep()
+        self._resume_watch(standing)
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
     def _change_policy(self, origin: str, policy: dict[str, Any], tracked: list[str], file: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from bonobofs.fuse.descriptors import Descriptors
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.state import changes
-from bonobofs.state.changes import BEGAN, GONE, MADE, MODIFIED
+from bonobofs.state.changes import BEGAN, GONE, MADE, MODIFIED, reachable
 
 if TYPE_CHECKING:
     from bonobofs.fuse.core import Notices
@@ -32,9 +32,9 @@ _REMEMBERED: Final = 20_000
 _MODIFICATION: Final = (1 << 62) - 1
 _MARGIN: Final = 10_000_000_000
 """Nanoseconds. Twice as long as the watcher may keep to itself that a file was closed."""
-_AT_ONCE: Final = 512
 _REPLACED: Final = 4096
 """Names that were made or replaced behind the mount, of which the latest are known."""
+_SECONDS_AT_ONCE: Final = 0.01
 
 
 def told_by(st: os.stat_result) -> int:
@@ -316,15 +316,18 @@ class Noticing:
 
     def go_on(self) -> None:
         """Compare some of the nodes that wait for it."""
-        for _ in range(min(len(self._anew), _AT_ONCE)):
+        until = time.monotonic() + _SECONDS_AT_ONCE
+        while self._anew and time.monotonic() < until:
             node = self._anew.pop()
             if self._inodes.by_id.get(node.id) is not node or node.parent is None or node.covered or node.apart:
                 continue
             path = self._inodes.path(node)
             try:
-                st = os.stat(os.fsencode(path), dir_fd=self._backing.root, follow_symlinks=False)
-            except OSError:
+                st = self._backing.stat_below(os.fsencode(path))
+            except (FileNotFoundError, NotADirectoryError):
                 st = None
+            except OSError:
+                continue  # found when it is asked for
             if st is None or st.st_ino != node.ino:
                 self._suspect(path, GONE if st is None else MADE, st)
             elif node.told not in (UNTOLD, told_by(st), once_moved(st)):
@@ -335,8 +338,11 @@ class Noticing:
     # -- what others are to judge
 
     def _suspect(self, path: str, kinds: int, st: os.stat_result | None) -> None:
-        known = self._suspects.get(path)
         size = -2 if st is None else st.st_size if stat.S_ISREG(st.st_mode) else -1
+        ancestor = reachable(path)
+        if ancestor != path:
+            path, kinds, size = ancestor, MODIFIED, -1
+        known = self._suspects.get(path)
         if known is not None:
             kinds = known.kinds | (kinds & ~BEGAN)
         self._suspects[path] = Suspect(path, kinds, size)

@@ -142,7 +142,7 @@ class Server:
         config, diagnostics, noticing = self._config, self._diagnostics, self._operations.noticing
         admissions = Admissions(self._guard, noticing, self._transport.notices, self._root, config["session"])
         self._operations.is_needed = admissions.needs
-        hearing = Hearing(companion, standing.watch, self._operations, admissions, self._guard, config, diagnostics)
+        hearing = Hearing(companion, standing, self._operations, admissions, self._guard, config, diagnostics)
         beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)
         return hearing, beside
 

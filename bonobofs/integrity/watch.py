@@ -17,13 +17,15 @@ import os
 import struct
 import time
 import warnings
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
-from bonobofs.state.changes import BEGAN, CLOSED, DIRECTORY, GONE, MADE, MODIFIED, Names
+from bonobofs.state.changes import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, Names
 
 _CREATE: Final = InotifyConstants.IN_CREATE
 _DELETE: Final = InotifyConstants.IN_DELETE
@@ -53,6 +55,12 @@ _CLOCK: Final = 20_000_000
 """Nanoseconds by which a file's times may lag behind the clock."""
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST: Final = 3800
+"""Bytes of the longest path of a directory that is watched; a name in it is reached by one system call."""
+_LONG: Final = f"the path of a directory has more than {_LONGEST} bytes"
+_TOO_LONG: Final = b"/"
+"""Stands for a path that no system call takes."""
+_LIMITS: Final = Path("/proc/sys/fs/inotify")
+_LONGEST_SHOWN: Final = 200
 _CONFIRMED: Final = 3
 """Reads after which a directory that moved must be where it is believed to be."""
 _REMOTE: Final = {
@@ -106,11 +114,15 @@ class Directory:
 
     @property
     def path(self) -> bytes:
-        """Where it lies now, from the watched root; the root is empty."""
+        """Where it lies now, from the watched root; the root is empty. _TOO_LONG: its path has too many bytes."""
         parts = []
+        length = 0
         at = self
         while at.parent is not None:
             parts.append(at.name)
+            length += len(at.name) + 1
+            if length > LONGEST_PATH:
+                return _TOO_LONG
             at = at.parent
         return b"/".join(reversed(parts))
 
@@ -151,8 +163,13 @@ class _Queue(InotifyFD):
 class Watcher:
     """Watches the working directory and all below it. Used by one thread."""
 
-    def __init__(self) -> None:
-        """Watch from now on. UnwatchableError."""
+    def __init__(self, budget: int | None = None) -> None:
+        """Watch from now on, with at most `budget` watches; None: a quarter of max_user_watches. UnwatchableError."""
+        self._budget: Final = _share() if budget is None else budget
+        self._gaps: dict[Directory, None] = {}
+        """Watched directories in which a directory is left out."""
+        self.gap: str = ""
+        """Why a part of the source is not watched; "" where all is."""
         self._root: Final = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._device: Final = os.fstat(self._root).st_dev
         remote = _REMOTE.get(_type_of(self._root))
@@ -169,6 +186,9 @@ class Watcher:
         except OSError as error:
             raise UnwatchableError(_said(error)) from error
         self._by_wd: dict[int, Directory] = {}
+        self._gaps, self.gap = {}, ""
+        self._moved: dict[Directory, None] = {}
+        """Directories that could not be read where they were believed to be."""
         self._moving: dict[int, Directory] = {}
         self._left: list[Directory] = []
         self._displaced: tuple[Directory, bytes, Directory] | None = None
@@ -197,11 +217,19 @@ class Watcher:
         lost = self._note(self._queue.take())
         for directory in leaving:
             self._abandon(directory)
+        if self._moved:
+            moved, self._moved = self._moved, {}
+            self._read_again(moved)
         self._confirm()
         lost = lost or self._confused
         # Both halves of a move are queued together, but one read may end between them.
         self._left = list(self._moving.values())
-        found = [Names(directory.ino, directory.path, names) for directory, names in self._names.items() if names]
+        found = []
+        for directory, names in self._names.items():
+            if names and (path := directory.path) != _TOO_LONG:
+                found.append(Names(directory.ino, path, names))
+            elif names and directory.parent is not None:
+                self._leave_out(directory.parent, _LONG)
         return Changes(since - _CLOCK, found, lost)
 
     def _note(self, data: bytes) -> bool:
@@ -268,8 +296,11 @@ class Watcher:
     def _confirm(self) -> None:
         """Look whether what moved is where it is believed to be; it may have moved on, which a later read tells."""
         for directory, left in list(self._unsure.items()):
+            path = directory.path
             try:
-                is_there = os.stat(directory.path, dir_fd=self._root, follow_symlinks=False).st_ino == directory.ino
+                is_there = (
+                    path == _TOO_LONG or os.stat(path, dir_fd=self._root, follow_symlinks=False).st_ino == directory.ino
+                )
             except OSError:
                 is_there = False
             if is_there or directory.wd not in self._by_wd:
@@ -280,7 +311,7 @@ class Watcher:
                 self._confused = True
 
     def _put(self, directory: Directory, above: Directory, name: bytes) -> None:
-        at: Directory | None = above
+        at: Directory | None = above if directory.below or above is directory else None
         while at is not None:
             if at is directory:
                 self._confused = True  # nothing lies in itself: an event was misunderstood
@@ -290,44 +321,89 @@ class Watcher:
         above.below[name] = directory
 
     def _add(self, above: Directory | None, name: bytes, ino: int = 0) -> None:
-        """Watch a directory and all below it, and note every name that is in it already."""
-        waiting = [(above, name, ino)]
+        """Watch a directory and all below it, the upper levels first, and note every name that is in it already."""
+        self._add_all(deque([(above, [(name, ino)])]))
+
+    def _add_all(self, waiting: deque[tuple[Directory | None, list[tuple[bytes, int]]]]) -> None:
+        """Watch these names of each directory and all below. Each directory is opened once, its children beneath it."""
         while waiting:
-            above, name, ino = waiting.pop()
+            above, names = waiting.popleft()
+            path = None if above is None else above.path
             try:
-                fd = self._open(above, name)
-            except OSError as error:
-                if error.errno == errno.EACCES and above is not None:
-                    self._judge_closed(above, name)
-                continue  # gone by now, or no directory: there is an event that says so
+                fd = os.open(path or b".", _OPEN, dir_fd=self._root) if path != _TOO_LONG else -1
+            except OSError:
+                fd = -1  # gone by now, or moved: an event says so, and then it is read again
+            if fd < 0:
+                if above is not None:
+                    self._moved[above] = None
+                continue
             try:
-                st = os.fstat(fd)
-                if st.st_dev != self._device or (ino and st.st_ino != ino):
-                    continue
-                directory = self._watch(fd, above, name, st.st_ino)
-                names = self._names.setdefault(directory, {})
-                with suppress(OSError):  # another's directory
-                    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # to be watched is not to be read
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        raw = os.fsencode(entry.name)
-                        names[raw] = names.get(raw, 0) | MADE
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append((directory, raw, entry.inode()))
-            except FileNotFoundError:
-                continue  # removed meanwhile
+                for name, ino in names:
+                    if above is not None and len(path or b"") + len(name) >= _LONGEST:
+                        self._leave_out(above, _LONG)
+                        continue
+                    try:
+                        found = self._add_one(above, fd, name, ino)
+                    except FileNotFoundError:
+                        continue  # removed meanwhile
+                    if found is not None and found[1]:
+                        waiting.append(found)
             finally:
                 os.close(fd)
 
-    def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory:
+    def _add_one(
+        self, above: Directory | None, fd: int, name: bytes, ino: int
+    ) -> tuple[Directory, list[tuple[bytes, int]]] | None:
+        """Watch one directory; its subdirectories, or None if it is not watched. FileNotFoundError: it is gone.
+
+        `fd` is the directory above, open. UnwatchableError: the root cannot be watched.
+        """
+        try:
+            child = os.open(name or b".", _OPEN, dir_fd=fd)
+        except OSError as error:
+            if error.errno == errno.EACCES and above is not None and os.access(name, os.X_OK, dir_fd=fd):
+                self._leave_out(above, _closed(b"/".join(filter(None, (above.path, name)))))
+            return None  # no directory any more: there is an event that says so
+        try:
+            st = os.fstat(child)
+            if st.st_dev != self._device or (ino and st.st_ino != ino):
+                return None
+            directory = self._watch(child, above, name, st.st_ino)
+            return None if directory is None else (directory, self._note_all(directory, child))
+        finally:
+            os.close(child)
+
+    def _note_all(self, directory: Directory, fd: int) -> list[tuple[bytes, int]]:
+        """Note every name in it, and return its subdirectories with their inode numbers."""
+        below = []
+        names = self._names.setdefault(directory, {})
+        with suppress(OSError):  # another's directory
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # to be watched is not to be read
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                raw = os.fsencode(entry.name)
+                names[raw] = names.get(raw, 0) | MADE
+                if entry.is_dir(follow_symlinks=False):
+                    below.append((raw, entry.inode()))
+        return below
+
+    def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory | None:
+        """Watch an open directory; None: it is left out. FileNotFoundError: it is gone."""
+        if above is not None and len(self._by_wd) >= self._budget:
+            self._leave_out(above, _said(OSError(errno.ENOSPC, "")))
+            return None
         try:
             wd = self._queue.watch(b"/proc/self/fd/%d/." % fd)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
-            raise UnwatchableError(_said(error)) from error
+            if above is None:
+                raise UnwatchableError(_said(error)) from error
+            self._leave_out(above, _said(error))
+            return None
         if wd < 0:
-            raise UnwatchableError("inotify refused: Permission denied")
+            self._leave_out(above, "inotify refused: Permission denied")
+            return None
         directory = self._by_wd.get(wd)
         if directory is None:
             directory = self._by_wd[wd] = Directory(above, name, ino, wd)
@@ -337,32 +413,47 @@ class Watcher:
             self._put(directory, above, name)
         return directory
 
-    def _open(self, above: Directory | None, name: bytes) -> int:
-        path = b"." if above is None else b"/".join(filter(None, (above.path, name)))
-        fd = self._root
-        while True:
-            cut = path.rfind(b"/", 0, _LONGEST) if len(path) >= _LONGEST else len(path)
-            try:
-                below = os.open(path[:cut], _OPEN, dir_fd=fd)
-            finally:
-                if fd != self._root:
-                    os.close(fd)
-            fd, path = below, path[cut + 1 :]
-            if not path:
-                return fd
+    def _leave_out(self, above: Directory | None, reason: str) -> None:
+        """A directory in `above` stays unwatched, with all below it."""
+        if above is None:
+            raise UnwatchableError(reason)
+        if not self._gaps:
+            self.gap = reason
+        self._gaps[above] = None
 
-    def _judge_closed(self, above: Directory, name: bytes) -> None:
-        """A directory that may not be read cannot be watched; that matters where what is in it can be reached."""
-        path = b"/".join(filter(None, (above.path, name)))
-        if os.access(path, os.X_OK, dir_fd=self._root):
-            raise UnwatchableError(
-                f"the directory {os.fsdecode(path)!r} may be entered and not read, so it cannot be watched; "
-                "as its owner: chmod u+r"
-            )
+    def fill_gaps(self) -> bool:
+        """Watch what was left out, as far as that is possible by now; return whether all is watched."""
+        gaps, self._gaps, self.gap = self._gaps, {}, ""
+        self._read_again(gaps)
+        self._names = {}  # the server compares all that the kernel knows once nothing is left out
+        return not self._gaps
+
+    def _read_again(self, directories: Iterable[Directory]) -> None:
+        """Watch all in these directories that is not watched."""
+        waiting: deque[tuple[Directory | None, list[tuple[bytes, int]]]] = deque()
+        for directory in directories:
+            path = directory.path
+            if directory.wd not in self._by_wd:
+                continue
+            if path == _TOO_LONG:
+                self._leave_out(directory, _LONG)
+                continue
+            try:
+                fd = os.open(path or b".", _OPEN, dir_fd=self._root)
+            except OSError:
+                self._moved[directory] = None
+                continue
+            try:
+                below = [one for one in self._note_all(directory, fd) if one[0] not in directory.below]
+                waiting.append((directory, below))
+            finally:
+                os.close(fd)
+        self._add_all(waiting)
 
     def _forget(self, directory: Directory) -> None:
         """The kernel watches this directory no more: it was removed."""
         self._by_wd.pop(directory.wd, None)
+        self._gaps.pop(directory, None)
         self._queue.forget(directory.wd)
         above = directory.parent
         if above is not None and above.below.get(directory.name) is directory:
@@ -377,8 +468,26 @@ class Watcher:
         while waiting:
             one = waiting.pop()
             waiting += one.below.values()
+            self._gaps.pop(one, None)
             if self._by_wd.pop(one.wd, None) is not None:
                 self._queue.unwatch(one.wd)
+
+
+def _share() -> int:
+    """Watches that one session may have: the kernel counts those of all sessions of a user together."""
+    try:
+        limit = int((_LIMITS / "max_user_watches").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        limit = 8192
+    return max(limit // 4, min(limit // 2, 8192))
+
+
+def _closed(path: bytes) -> str:
+    name = os.fsdecode(path)
+    return (
+        f"the directory {name[:_LONGEST_SHOWN]!r} may be entered and not read, so it cannot be watched; "
+        "as its owner: chmod u+r"
+    )
 
 
 def _type_of(fd: int) -> int:
@@ -391,6 +500,7 @@ def _type_of(fd: int) -> int:
 def _said(error: OSError) -> str:
     """Why inotify refused, and what to do about it."""
     if error.errno == errno.ENOSPC:
+        # A session gets a quarter of the limit, so others may have watches left.
         return f"the limit of watched directories is reached; {_raise('max_user_watches', 1_048_576)}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"the limit of watching programs is reached; {_raise('max_user_instances', 1024)}"
@@ -399,7 +509,7 @@ def _said(error: OSError) -> str:
 
 def _raise(name: str, wanted: int) -> str:
     try:
-        limit = Path("/proc/sys/fs/inotify", name).read_text(encoding="ascii").strip()
+        limit = (_LIMITS / name).read_text(encoding="ascii").strip()
     except OSError:
         limit = "unknown"
     return f"it is {limit}; as root: sysctl fs.inotify.{name}={wanted}"

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from bonobofs.session.showing import InForce, in_force
     from bonobofs.session.sockets import callable_around
     from bonobofs.state.home import home
-    from bonobofs.state.sessions import WATCHING, Session, live_at
+    from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
 __all__ = [
+    "PARTLY",
     "SERVED",
     "WATCHING",
     "ChosenPolicy",
@@ -96,7 +97,7 @@ _PARTS: Final = {
     "bonobofs.session.sockets": "callable_around",
     "bonobofs.session.showing": "InForce in_force",
     "bonobofs.state.home": "home",
-    "bonobofs.state.sessions": "WATCHING Session live_at",
+    "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }
 _PART_OF: Final = {name: part for part, names in _PARTS.items() for name in names.split()}
 

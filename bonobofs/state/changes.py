@@ -6,6 +6,7 @@ each directory `/INODE/PATH`, followed by its names, each after one character th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -20,6 +21,18 @@ CLOSED: Final = 32
 _PLAIN: Final = 64
 """Added to a sum of these, so that it is a character, and not a slash."""
 _SLASH: Final = 47
+_LONGEST: Final = 1 << 16
+
+
+LONGEST_PATH: Final = 4095
+"""Bytes of the longest path that a system call takes."""
+
+
+def reachable(path: str) -> str:
+    """Return `path`, or its deepest ancestor that a system call takes; one that ends in `/` stands for all below it."""
+    if len(path) <= LONGEST_PATH // 4 or len(raw := os.fsencode(path)) <= LONGEST_PATH:
+        return path
+    return os.fsdecode(raw[: raw.rfind(b"/", 0, LONGEST_PATH + 1)])
 
 
 class Names(NamedTuple):
@@ -31,13 +44,22 @@ class Names(NamedTuple):
     names: dict[bytes, int]
 
 
-def encode(since: int, found: Iterable[Names]) -> bytes:
-    """The message."""
-    parts = [b"%d" % since]
+def encode(since: int, found: Iterable[Names]) -> Iterator[bytes]:
+    """The messages: each of at most 64 KiB and one part, so that the server serves requests between them."""
+    first = b"%d" % since
+    parts, size = [first], 0
     for ino, path, names in found:
-        parts.append(b"/%d/%s" % (ino, path))
-        parts += [b"%c%s" % (_PLAIN + kinds, name) for name, kinds in names.items()]
-    return b"\0".join(parts)
+        directory = b"/%d/%s" % (ino, path)
+        parts.append(directory)
+        size += len(directory)
+        for name, kinds in names.items():
+            if size >= _LONGEST:
+                yield b"\0".join(parts)
+                parts, size = [first, directory], 0
+            parts.append(b"%c%s" % (_PLAIN + kinds, name))
+            size += len(name) + 2
+    if len(parts) > 1:
+        yield b"\0".join(parts)
 
 
 def since(message: bytes) -> int:

@@ -71,6 +71,8 @@ class Live:
 
 
 WATCHING = "watching"
+PARTLY = "in part: "
+"""Begins `Live.watch` where a part of the source is not watched."""
 
 
 def write_live(directory: Path, live: Live) -> None:

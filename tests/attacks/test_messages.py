@@ -1,0 +1,109 @@
+"""Messages of any size that an agent causes: the companion lives, and every line of the trail can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bonobofs.audit.history import LONGEST_LINE
+from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.errors import UsageError
+from tests.calls.conftest import Called, answer
+from tests.fuse.people import tell
+from tests.git.conftest import ENVIRONMENT
+from tests.watch.looking import companion_of, out_of_band, until
+from tests.worlds import ALLOW_ALL, Mounted, World
+
+DEPTH: Final = 600
+NAME: Final = b"d" * 250
+FILES: Final = 700
+
+
+@contextmanager
+def unharmed(world: World) -> Iterator[None]:
+    """The companion at the end is the one at the beginning, it serves, and the trail verifies."""
+    companion = companion_of(world.pid)
+    yield
+    assert companion_of(world.pid) == companion
+    (world.source / "sign").touch()
+    until(lambda: "sign" in out_of_band(world), "the sign is entered")
+    assert max(map(len, world.trail.read_bytes().splitlines())) < LONGEST_LINE // 2
+    world.umount()
+    report = verify_trail(world.trail, world.head, session=world.session.session)
+    assert (report.findings, report.status) == ([], Status.CLOSED)
+
+
+def below(root: Path, *, make: bool = False) -> int:
+    """Open the directory DEPTH levels below, whose path has 150,600 bytes."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(DEPTH):
+        if make:
+            os.mkdir(NAME, dir_fd=fd)
+        above, fd = fd, os.open(NAME, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(above)
+    return fd
+
+
+def test_removal_of_files_with_very_long_paths(mounted: Mounted, source: Path) -> None:
+    """The server would tell the companion of 700 paths of 150 KB: 105 MB in one message."""
+    deep = below(source, make=True)
+    for number in range(FILES):
+        os.close(os.open(f"{number}", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=deep))
+    world = mounted(policy=ALLOW_ALL)
+
+    def look() -> int:
+        fd = below(world.path)
+        found = [os.stat(name, dir_fd=fd).st_ino for name in os.listdir(fd)]
+        os.close(fd)
+        return len(found)
+
+    assert tell(look) == FILES
+    with unharmed(world):
+        for number in range(FILES):
+            os.unlink(f"{number}", dir_fd=deep)
+        until(lambda: tell(look) == 0, "the removal shows")
+    os.close(deep)
+
+
+@pytest.fixture
+def called(mounted: Mounted, source: Path) -> Called:
+    """A mount over a repository, called through its guard socket."""
+    for arguments in (["init", "-q", "-b", "topic"], ["commit", "-q", "--allow-empty", "-m", "First"]):
+        subprocess.run(["git", *arguments], cwd=source, env=ENVIRONMENT, check=True)
+    return Called(mounted(policy=f"{ALLOW_ALL}\n[git]\nmessage_pattern = '.'\n"))
+
+
+def test_a_call_with_a_long_list_is_refused_before_it_is_parsed(called: Called) -> None:
+    """14 MB of paths: 100,000 of 140 characters."""
+    with unharmed(called.world):
+        with pytest.raises(UsageError, match="at most 4194304 bytes"):
+            called("git.commit", message="A commit", files=[f"{number:0140}" for number in range(100_000)])
+        with called.connected() as end:
+            end.sendall(json.dumps({"message": "m" * (2 << 20), "call": "git.commit"}).encode() + b"\n")
+            assert "begins with its name" in answer(end)["error"]["message"]
+        failed = called("git.commit", message="A commit", files=[f"{number:04}-{'é' * 30}" for number in range(20_000)])
+        assert "failed" in failed
+
+
+def test_a_long_message_is_cut_in_the_trail(called: Called) -> None:
+    """Its beginning and its digest are kept."""
+    message = "A commit\n\n" + "é" * 600_000
+    (called.path / "file").write_text("text")
+    with unharmed(called.world):
+        called("git.add", paths=["file"])
+        made = called("git.commit", message=message)
+        assert "failed" not in made, made
+        lines = called.world.trail.read_text().splitlines()
+        (entry,) = [each for each in map(json.loads, lines) if each["details"].get("message")]
+        kept = entry["details"]["message"]
+        assert kept.startswith("A commit")
+        assert len(kept) < 9000
+        assert hashlib.sha256(made["message"].encode()).hexdigest() in kept

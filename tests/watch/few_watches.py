@@ -1,0 +1,12 @@
+"""A companion that may watch 30 directories, as where an operator's limit is small."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bonobofs.companion import process
+from bonobofs.companion.watching import Watching
+
+BUDGET = 30
+process.Watching = partial(Watching, budget=BUDGET)  # type: ignore[attr-defined,assignment]
+main = process.main
