@@ -74,7 +74,7 @@ def _options(
 
 
 def tree(named: str = "") -> typer.Typer:
-    """All commands; or only that one or that family, where there is one of that name.
+    """All commands; only that one or that family, if one has that name; none for `--version`.
 
     Reading what all of them are made of would take longer than most of them do.
     """
@@ -87,7 +87,7 @@ def tree(named: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    is_known = named in _COMMANDS or named in _FAMILIES
+    is_known = named == "--version" or named in _COMMANDS or named in _FAMILIES
     for name, place in _COMMANDS.items():
         if name == named or not is_known:
             app.command(name)(_at(place))
