@@ -103,7 +103,7 @@ def test_a_lease_in_somebody_elses_mount_is_not_ones_own(alice: Called, tmp_path
     assert acquired.returncode == 0, acquired.stderr
     (lease,) = alice("lease.list")
     assert (lease["agent"], lease["patterns"]) == ("alice", ["docs/**"])
-    assert bonobofs("lease", "list", env=other).stdout == ""
+    assert bonobofs("lease", "list", env=other).stdout == "nothing is leased\n"
 
 
 def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> None:
