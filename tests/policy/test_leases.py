@@ -42,7 +42,7 @@ def may_change(held: list[dict[str, Any]], path: str) -> bool:
 
 
 @settings(max_examples=500, deadline=None)
-@given(leases, plain_paths.filter(lambda path: ".bonobofs" not in path))
+@given(leases, plain_paths.filter(lambda path: ".bonobofs" not in path and ".git" not in path))  # always protected
 def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
     policy = ALLOW.bound_by(compile_leases(held))
     decision = decide(policy, ANN, Request(Operation.WRITE_FILE, WorkspacePath(path)))
