@@ -144,6 +144,7 @@ def test_fsync_reaches_the_disk_after_the_record(traffic: Traffic) -> None:
     ]
     for sync, expected, below in calls:
         os.pwrite(fd, b"more", 0)
+        (traffic.path / f"before-{below}-{expected}").touch()  # an entry that is not on the disk
         before = len(traffic.notes())
         sync()
         disk = [(note["disk"], note["path"]) for note in traffic.notes()[before:] if "disk" in note]
