@@ -130,11 +130,10 @@ class Backing(Descriptors):
                 below: list[str] = []
                 with self._passable(fd, closed=closed), os.scandir(fd) as entries:
                     for entry in entries:
-                        raw = os.fsencode(entry.name)
-                        st = os.stat(raw, dir_fd=fd, follow_symlinks=False)
-                        yield Below(above + entry.name, fd, raw, st)
-                        if stat.S_ISDIR(st.st_mode):
+                        if entry.is_dir(follow_symlinks=False):
                             below.append(entry.name)
+                        else:
+                            yield _below(above, fd, entry.name)
                 while not below:
                     if not levels:
                         return
@@ -144,6 +143,8 @@ class Backing(Descriptors):
                     if _key(fd) != key:
                         raise stale()
                 name_below = below.pop()
+                with self._passable(fd, closed=closed):
+                    yield _below(above, fd, name_below)  # not above: empty directories would be walked without a yield
                 levels.append((_key(fd), len(above), below))
                 above += f"{name_below}/"
                 fd = self._step(fd, os.fsencode(name_below), closed=closed)
@@ -481,6 +482,11 @@ def _open_closed(directory: int, name: bytes) -> int:
         return os.open(name, _WALKED, dir_fd=directory)
     finally:
         os.chmod(name, mode, dir_fd=directory)
+
+
+def _below(above: str, fd: int, name: str) -> Below:
+    raw = os.fsencode(name)
+    return Below(above + name, fd, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
 
 
 def _key(fd: int) -> tuple[int, int]:

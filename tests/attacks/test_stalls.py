@@ -128,6 +128,18 @@ def test_others_are_served_while_a_large_directory_is_moved(mounted: Mounted, so
     assert not (source / "old").exists()
 
 
+def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mounted, source: Path) -> None:
+    """The walk lets others be served at each directory that it enters, also if that has no entry."""
+    for number in range(8000):
+        (source / f"old/{number}").mkdir(parents=True)
+    (source / "beside").mkdir()
+    world = mounted(policy=ALLOW_ALL)
+
+    seen: Beside = tell(beside, world.path, lambda: os.rename(world.path / "old", world.path / "new"))
+    assert seen.seconds > 5 * seen.slowest
+    assert len(os.listdir(source / "new")) == 8000
+
+
 def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path) -> None:
     """fsync(2) of 100 MB, eight at a time: threads make it, and the other program is served."""
     (source / "beside").mkdir()
