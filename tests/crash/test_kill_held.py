@@ -25,6 +25,7 @@ temporary = ["**/*.tmp"]
 [[rule]]
 name = "notes"
 paths = ["notes/"]
+suffixes = [".md"]
 """
 OLD: Final = b"the old text"
 NEW: Final = b"the new text, which is longer"
