@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import uuid
@@ -113,7 +114,13 @@ class Rig:
             layer.drop_all()
             os.close(layer._mountinfo)
         self._connection.close()
-        for fd in (self._root, self._layer, self._connection._wake, self._connection._waker):
+        for fd in (
+            self._root,
+            self._layer,
+            self._connection._wake,
+            self._connection._waker,
+            self._connection._slices.bell,
+        ):
             os.close(fd)
         self._kernel.close()
         os.umask(self._umask)
@@ -132,8 +139,19 @@ class Rig:
         connection._buffer[: len(message)] = message
         self._backing.now += 1.0
         connection._handle(len(message), self._operations.handlers, self._failed)
+        self._finish()
         unique = p.IN_HEADER.unpack_from(message)[2] if len(message) >= p.IN_SIZE else 0
         return Reply(self._answers(), unique)
+
+    def _finish(self) -> None:
+        """Go on with a long request until it is answered, as the loop of the connection does."""
+        slices = self._connection._slices
+        while slices.ready or slices._under_way:
+            if slices._under_way:
+                select.select([slices.bell], [], [])
+                slices.collect()
+            while slices.ready:
+                self._connection._advance(slices.ready.popleft(), self._failed)
 
     def node(self, *names: str) -> int:
         """The node of a path, looked up from the root."""
