@@ -121,6 +121,7 @@ class Backing(Descriptors):
         Two descriptors are open at a time, whatever the tree's depth and width, and of paths only the current one is
         kept: the way up is `..`, which is compared with the directory that the walk came from. ESTALE: it is another.
         """
+        assert not closed or self.apart is Apart.SCRATCH  # modes of the source change with a permit alone
         fd = self._walked(directory, name, closed=closed)
         above = ""
         levels: list[tuple[tuple[int, int], int, list[str]]] = []

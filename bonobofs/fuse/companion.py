@@ -197,7 +197,7 @@ def _become(
     try:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGPIPE else signal.SIG_DFL)
         # The terminal sends Ctrl-C to server and companion, and the companion ends with the server. A handler, because
         # the programs that the companion runs would inherit an ignored signal.
         signal.signal(signal.SIGINT, lambda *_: None)
