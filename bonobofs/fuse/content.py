@@ -23,7 +23,7 @@ from bonobofs.state.turns import may_be_half
 _OPEN: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 _CREATING: Final = 0
 """Key of the run whose file has no node yet."""
-_MOST_COPIED: Final = 8 << 20
+_MOST_COPIED: Final = 2 << 20
 """Bytes that one COPY_FILE_RANGE copies, so that others wait 10 ms and not a second: the caller asks for the rest."""
 
 

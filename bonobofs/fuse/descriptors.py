@@ -518,7 +518,7 @@ class Descriptors:
 
     def hold_before_mode(self, node: Node, mode: int) -> None:
         """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
-        if self.privileged or node.held:
+        if self.privileged or (node.held and node.access == R | W):
             return
         if node.is_dir:
             if mode & 0o100 == 0:

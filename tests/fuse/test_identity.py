@@ -284,8 +284,9 @@ def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> N
         opened = os.open(world.path / "file", os.O_RDWR)
         (world.source / "file").unlink()
         (world.source / "file").symlink_to(victim)
-        assert outcome(os.pread, opened, 100, 0) == errno.ESTALE
-        assert outcome(os.write, opened, b"changed") == errno.ESTALE
+        # The server may hold the removed file, which is then read and written as on a bare directory.
+        assert outcome(os.pread, opened, 100, 0) in (b"inside", errno.ESTALE)
+        assert outcome(os.write, opened, b"changed") in (7, errno.ESTALE)
         os.close(opened)
         assert victim.read_text() == "outside"
 
@@ -302,8 +303,8 @@ def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(place: MakePlace) -> None
         reading, writing = (os.open(world.path / "file", flags) for flags in (os.O_RDONLY, os.O_WRONLY))
         (world.source / "file").unlink()
         os.mkfifo(world.source / "file")
-        assert outcome(os.pread, reading, 10, 0) == errno.ESTALE
-        assert outcome(os.pwrite, writing, b"new", 0) == errno.ESTALE
+        assert outcome(os.pread, reading, 10, 0) in (b"content", errno.ESTALE)
+        assert outcome(os.pwrite, writing, b"new", 0) in (3, errno.ESTALE)
         assert (world.path / "other").read_text() == "content"
         for fd in (reading, writing):
             os.close(fd)
