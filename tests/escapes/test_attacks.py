@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from hashlib import sha256
+
 import pytest
 
-from bonobofs.decision import Code
+from bonobofs.audit.record import AuditEntry
 from tests.escapes.attack import ATTACKS
 from tests.escapes.attacker import TOOL, load
 from tests.escapes.conftest import Ground
@@ -37,10 +40,16 @@ def test_attack_fails_changes_nothing_and_is_on_record(name: str, ground: Ground
         assert target.startswith(own), "it was made by the attacker itself"
         changed.discard(target)
     assert changed == set()
-    entry, *_ = (one for one in denied if answers.get((Code(one.code or ""), one.path)) == answer.said)
+    wanted = {(code, path) for (code, path), error in answers.items() if error == answer.said}
+    entry, *_ = (one for one in denied if any(one.code == code and _is_about(one, path) for code, path in wanted))
     assert (entry.agent, entry.agent_id) == ("alice", ground.session.agent_id)
     assert (entry.action, entry.governance) != ("", "pass")
     if attack.by_kernel:
         assert (entry.tool, entry.details["pid"]) == ("", 0)
     else:
         assert (entry.tool, entry.details["pid"]) == (TOOL, answer.pid)
+
+
+def _is_about(entry: AuditEntry, path: str) -> bool:
+    """The entry of a refusal keeps the ends of a long path, and the hash of the whole."""
+    return path == entry.path or entry.details.get("path_sha256") == sha256(os.fsencode(path)).hexdigest()
