@@ -98,9 +98,11 @@ def test_umount_returns_while_the_server_removes_many_scratch_files(mounted: Mou
     """The record is closed, the session has ended, and the mountpoint can be mounted again."""
     world = mounted(policy=ALLOW_ALL)
     layer = session_directory(world.home, world.session.session) / scratch.NAME
-    (layer / "one").touch()
-    for number in range(30_000):
-        os.link(layer / "one", layer / str(number))
+    # Enough names that their removal takes seconds. ext4 gives one file at most 65,000.
+    for file in ("a", "b", "c", "d"):
+        (layer / file).touch()
+        for number in range(50_000):
+            os.link(layer / file, layer / f"{file}{number}")
     command = [sys.executable, "-m", "bonobofs", "umount", str(world.path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()

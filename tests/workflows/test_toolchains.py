@@ -12,8 +12,9 @@ import pytest
 
 from tests.workflows.harness import Place, Work, Workshop
 from tests.workflows.test_builds import make_wheel
+from tests.worlds import ROOT
 
-TOOLS: Final = Path(os.environ.get("BONOBOFS_TOOLS", "/nowhere"))
+TOOLS: Final = Path(os.environ.get("BONOBOFS_TOOLS", ROOT / ".venv-tools"))
 """Where scripts/test puts what Debian does not have."""
 POLICY: Final = Path("project")
 """The preset that a person gets who names no policy."""
