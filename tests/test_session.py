@@ -54,6 +54,7 @@ def test_a_session_is_on_record_as_contracts_say(mounted: Mounted) -> None:
         "started",
         "ended",
         "issue",
+        "source_inode",
     ]
     assert record["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (record["agent"], record["ended"]) == ("ann", None)

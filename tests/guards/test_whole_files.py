@@ -356,7 +356,7 @@ os.wait()
     with open_session(source, agent="bob") as session:
         files = FileGuard(session)
         assert os.listdir(source / "aidlc-docs") == ["a.md"]
-        (entry,) = files.audit.recent()
+        (entry,) = files.audit.filter_by_agent("bob")
         assert (entry.kind, entry.operation, entry.path) == ("event", "remove_temporary", f"aidlc-docs/{stray}")
         assert entry.details == {"session": intent.session, "intent": intent.seq}
         assert list(compare(source, [(trail, trail.with_suffix(".head"))])) == [], "all is explained after a crash"
@@ -387,7 +387,7 @@ os.wait()
         living.guard.trail.intent("write_file", "aidlc-docs/a.md", "modify", "x", details={"by": used})
         with open_session(source, agent="bob") as session:
             FileGuard(session)
-            assert [entry.operation for entry in session.log.recent()] == []
+            assert session.log.filter_by_agent("bob") == []
     assert sorted(os.listdir(source / "aidlc-docs")) == [".bonobofs-" + 32 * "0", used, "kept.md"]
 
 
