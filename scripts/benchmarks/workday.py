@@ -57,11 +57,11 @@ calls = [("write_file", {**path, "content": "x = 1\\n"}), ("read_file", path), (
 with socket.socket(socket.AF_UNIX) as line:
     line.connect(json.load(open(".bonobofs/whoami.json"))["socket"])
     answers = line.makefile()
-    for number, (name, arguments) in enumerate(calls):
-        line.sendall(json.dumps({"id": number, "method": name, "arguments": arguments}).encode() + b"\\n")
+    for name, arguments in calls:
+        line.sendall(json.dumps({"call": name, **arguments}).encode() + b"\\n")
         answer = answers.readline()
         print(answer)
-        if "error" in json.loads(answer):
+        if not json.loads(answer)["ok"]:
             sys.exit(1)
 """
 """The file tools, through the guard socket."""
