@@ -295,7 +295,7 @@ class Trail:
             self._settle(())
 
     def close(self, *, final: bool = True) -> None:
-        """Enter the clean end if it is `final`, sync, and let go of the files. A second call does nothing."""
+        """Enter the clean end if it is `final`, sync, and close the files. A second call does nothing."""
         with self._syncing:
             if self._descriptor < 0:
                 return

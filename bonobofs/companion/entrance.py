@@ -80,8 +80,9 @@ class Entrance:
     """Listens from its making to `close`."""
 
     def __init__(self, directory: Path, answer: Answer, at_once: Mapping[str, int], guest: int | None = None) -> None:
-        """Listen in this directory, in place of whoever did before. OSError. `at_once` as for `Answering`.
+        """Listen in this directory, and replace the socket of an earlier companion. OSError.
 
+        `at_once` as for `Answering`.
         `guest` is the uid of a further user who is admitted.
         """
         self._path: Final = directory / GUARD_SOCKET

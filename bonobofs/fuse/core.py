@@ -66,7 +66,7 @@ class Notices(NamedTuple):
     """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
 
 
-class Crossing(OSError):  # noqa: N818 - what is asked can be had by copying
+class Crossing(OSError):  # noqa: N818 - no fault: the caller can copy instead
     """EXDEV, with the rule, the reason and the advice."""
 
     def __init__(self, words: tuple[str, str, str]) -> None:

@@ -110,7 +110,7 @@ class Notifier:
             os.write(self._fd, notice)
         except OSError as error:
             return error.errno in GONE or error.errno == errno.EBADF
-            # ENOENT: the kernel does not know the node, so there is nothing to forget
+            # ENOENT: the kernel has not cached the node
         return False
 
     def _is_replaced(self) -> bool:
