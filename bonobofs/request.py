@@ -74,6 +74,7 @@ class Operation(enum.StrEnum):
     TAG = "tag"
     CREATE_WORKTREE = "create_worktree"
     REMOVE_WORKTREE = "remove_worktree"
+    PUBLISH = "publish"
 
     CREATE_ISSUE = "create_issue"
     CREATE_EPIC = "create_epic"

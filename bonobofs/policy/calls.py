@@ -40,6 +40,7 @@ OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.TAG: Call("git", ("tag",)),
     Operation.CREATE_WORKTREE: Call("git", ()),
     Operation.REMOVE_WORKTREE: Call("git", ()),
+    Operation.PUBLISH: Call("git", ("commit", "branch", "merge", "reset", "tag")),
     Operation.CREATE_ISSUE: Call("beads", ("create",)),
     Operation.CREATE_EPIC: Call("beads", ("epic",)),
     Operation.UPDATE_ISSUE: Call("beads", ("update",)),

@@ -1,0 +1,1 @@
+"""Git: the session's own repository, and the publication of its branches into the source."""

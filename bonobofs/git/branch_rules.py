@@ -1,0 +1,341 @@
+"""The rules of `[git]` of the policy for names of branches and tags, messages and identities. Pure.
+
+rules = rules_of(policy.document)
+refusal = new_branch(rules, "aidlc/unit-1-scribe")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
+
+from bonobofs.decision import Code, Denied
+from bonobofs.request import Agent, Operation, WorkspacePath
+
+AIDLC_BRANCH_PREFIX: Final = "aidlc/"
+PROTECTED_BRANCHES: Final = ["main", "master", "develop"]
+COMMIT_MESSAGE_PATTERN: Final = re.compile(r"^\[[\w.-]+\]\s.+")
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)*")
+_TAG_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*")
+_LONGEST_NAME: Final = 200
+_OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_FIRST_OF_REFS: Final = ("refs", "heads", "tags", "remotes")
+_SPECIAL: Final = re.compile(r"[A-Z_]*HEAD|[A-Z_]+")
+_BRACKETED: Final = re.compile(r"\[([^\]\n]*)\]")
+_AUTOSQUASH: Final = re.compile(r"(?:(?:fixup|squash|amend)! )+")
+_REVERT: Final = re.compile(r'(?:Revert|Reapply) "(.*)"', re.DOTALL)
+_TRAILER: Final = re.compile(r"^[ \t]*([A-Za-z-]+-by)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
+_NOT_IN_IDENTITY: Final = str.maketrans("", "", "<>\n\r\0")
+
+
+class Rules(NamedTuple):
+    """`[git]`, ready for use."""
+
+    branch_prefix: str = AIDLC_BRANCH_PREFIX
+    protected_branches: tuple[str, ...] = tuple(PROTECTED_BRANCHES)
+    """Names, or patterns with `*`."""
+    message_pattern: re.Pattern[str] = COMMIT_MESSAGE_PATTERN
+    author_email: str | None = None
+    """May hold {agent} and {id}; None: `ID@bonobofs.invalid`."""
+    sign: str | None = None
+    """`off`, `ssh:FILE` or `openpgp:KEY`; None: as in the operator's own configuration of git."""
+
+    def protects(self, branch: str) -> bool:
+        """Whether only the operator moves this branch."""
+        return any(fnmatchcase(branch, pattern) for pattern in self.protected_branches)
+
+
+class Refusal(NamedTuple):
+    """Why a rule of publication refuses. The sentences are constant for a rule and a policy."""
+
+    code: Code
+    rule: str
+    reason: str
+    instead: str
+
+    def of(self, operation: Operation, path: str = "", about: str = "") -> Denied:
+        """The decision, about an operation on the repository or on one path of it."""
+        return Denied(self.code, self.rule, self.reason, self.instead, WorkspacePath(path), operation, None, about)
+
+
+BRANCH: Final = Refusal(
+    Code.GIT, "git.branch", "There is no branch of this name.", "Name a branch that `git branch --list` shows."
+)
+BASE: Final = Refusal(
+    Code.GIT, "git.base", "There is nothing of this name to start from.", "Name a branch that exists as the base."
+)
+EXISTS: Final = Refusal(
+    Code.GIT, "git.exists", "A branch of this name exists already.", "Check it out, or choose another name."
+)
+CLEAN: Final = Refusal(
+    Code.GIT,
+    "git.clean",
+    "The working tree has uncommitted changes.",
+    "Commit them, or put them aside with `git stash`, and try again.",
+)
+CHECKED_OUT: Final = Refusal(
+    Code.GIT,
+    "git.checked-out",
+    "The branch is checked out in another worktree.",
+    "Work in that worktree, or on another branch.",
+)
+STRATEGY: Final = Refusal(
+    Code.GIT, "git.strategy", "There is no merge strategy of this name.", "Use the strategy merge or squash."
+)
+SYMBOLIC: Final = Refusal(
+    Code.GIT,
+    "git.symbolic",
+    "The branch of the source is a symbolic reference.",
+    "Publish the branch that it stands for.",
+)
+REF: Final = Refusal(
+    Code.GIT,
+    "git.ref",
+    "Only branches and tags can be published.",
+    "Push to refs/heads/NAME, or to refs/tags/NAME.",
+)
+AMBIGUOUS: Final = Refusal(
+    Code.GIT,
+    "git.ambiguous",
+    "A branch, a tag or a remote branch of the source has this name already, or git reads the name as something else.",
+    "Choose another name.",
+)
+PUBLISHER: Final = Refusal(
+    Code.GIT,
+    "git.publisher",
+    "Another agent published this branch.",
+    "Publish under another name, or ask that agent or the operator to move the branch.",
+)
+FORCE: Final = Refusal(
+    Code.GIT,
+    "git.force",
+    "The update drops commits of the branch that this agent did not publish.",
+    "Run `git fetch source`, then rebase or merge onto the branch of the source, and publish again.",
+)
+MOVED: Final = Refusal(
+    Code.GIT,
+    "git.moved",
+    "The branch of the source moved since this session read it.",
+    "Run `git fetch source`, then rebase or merge, and publish again.",
+)
+TAG_EXISTS: Final = Refusal(
+    Code.GIT, "git.tag", "A published tag can be neither moved nor deleted.", "Choose a new name for the tag."
+)
+TAGGER: Final = Refusal(
+    Code.GIT,
+    "git.tagger",
+    "The tag names another tagger, or it is not a tag of a commit.",
+    "Make the tag again with the session's user.name and user.email.",
+)
+COMMITTER: Final = Refusal(
+    Code.GIT,
+    "git.committer",
+    "The committer of a commit is not the agent.",
+    "Unset GIT_COMMITTER_NAME and GIT_COMMITTER_EMAIL, then run `git commit --amend --no-edit` or rebase.",
+)
+AUTHOR: Final = Refusal(
+    Code.GIT,
+    "git.author",
+    "The author of a commit is somebody else, and no published commit of that author has the same change.",
+    "Run `git commit --amend --reset-author`, or publish the change in the agent's own name.",
+)
+TRAILER: Final = Refusal(
+    Code.GIT,
+    "git.trailer",
+    "The message has a trailer of somebody else, and no published commit with the same change has that trailer.",
+    "Remove the trailer with `git commit --amend`.",
+)
+DATE: Final = Refusal(
+    Code.GIT,
+    "git.date",
+    "The date of a commit lies in the future, or before that of its parent.",
+    "Unset GIT_COMMITTER_DATE and GIT_AUTHOR_DATE, then run `git commit --amend --no-edit --date=now`.",
+)
+OBJECT: Final = Refusal(
+    Code.GIT,
+    "git.object",
+    "An object is damaged, has an unknown header, or is not of the type that git needs there.",
+    "Make the commit again with git.",
+)
+LIMIT: Final = Refusal(
+    Code.GIT,
+    "git.limit",
+    "The publication exceeds a limit on references, commits, bytes or seconds.",
+    "Publish fewer references, or commits in several steps.",
+)
+SUBMODULE: Final = Refusal(
+    Code.GIT,
+    "git.submodule",
+    "The source has no such commit of the submodule, or .gitmodules names a place outside of the workspace.",
+    "Leave the submodule as it is, or ask the operator.",
+)
+STAGED: Final = Refusal(
+    Code.GIT,
+    "git.staged",
+    "The operator has staged changes in this checkout that the switch would overwrite.",
+    "Work in a checkout of its own: ask the operator for `bonobofs worktree add`.",
+)
+SHARED: Final = Refusal(
+    Code.GIT,
+    "git.checkout",
+    "HEAD of this checkout was moved by somebody else.",
+    "Work in a checkout of its own: ask the operator for `bonobofs worktree add`.",
+)
+UNPUBLISHED: Final = Refusal(
+    Code.GIT,
+    "git.unpublished",
+    "The source does not have the branch or the commit that HEAD names.",
+    "Publish the branch first, or switch to a published branch.",
+)
+NOT_OURS: Final = Refusal(
+    Code.OUTSIDE,
+    "outside",
+    "No commit may hold a path like this.",
+    "Name a file that lies in the workspace, and none of git's own.",
+)
+
+
+def rules_of(document: Mapping[str, Any]) -> Rules:
+    """The rules of a policy document, with the defaults for what it leaves out."""
+    table = {key: value for key, value in (document.get("git") or {}).items() if value is not None}
+    if "message_pattern" in table:
+        table["message_pattern"] = re.compile(table["message_pattern"])
+    if "protected_branches" in table:
+        table["protected_branches"] = tuple(table["protected_branches"])
+    return Rules(**table)
+
+
+def identity(agent: Agent, rules: Rules) -> tuple[str, str]:
+    """Name and e-mail address of the agent, as author and committer."""
+    name = agent.label.translate(_NOT_IN_IDENTITY).strip(" .,:;\"'\\") or agent.id
+    email = f"{agent.id}@bonobofs.invalid"
+    if rules.author_email is not None:
+        email = rules.author_email.replace("{agent}", name).replace("{id}", agent.id)
+    return name, email.translate(_NOT_IN_IDENTITY).strip()
+
+
+def protected(rules: Rules) -> Refusal:
+    names = ", ".join(rules.protected_branches)
+    return Refusal(
+        Code.PROTECTED,
+        "git.protected",
+        f"Protected branches ({names}) are the operator's to move.",
+        f"Work on a branch of your own, such as {rules.branch_prefix}ISSUE.",
+    )
+
+
+def bad_name(rules: Rules) -> Refusal:
+    return Refusal(
+        Code.GIT,
+        "git.name",
+        "The name of a branch is lower-case letters, digits, hyphens and slashes.",
+        f"Use a name such as {rules.branch_prefix}unit-1-scribe.",
+    )
+
+
+def bad_prefix(rules: Rules) -> Refusal:
+    return Refusal(
+        Code.GIT,
+        "git.prefix",
+        f"Branches of agents begin with {rules.branch_prefix}.",
+        f"Use a name such as {rules.branch_prefix}unit-1-scribe.",
+    )
+
+
+def bad_message(rules: Rules, why: str) -> Refusal:
+    example = (
+        "Begin with the issue, as in: [gt-17] Add the functional design."
+        if rules.message_pattern == COMMIT_MESSAGE_PATTERN
+        else f"Write a message that matches {rules.message_pattern.pattern}"
+    )
+    return Refusal(Code.GIT, "git.message", f"A message {why}.", f"{example} (git commit --amend)")
+
+
+def new_branch(rules: Rules, name: str) -> Refusal | None:
+    """Why a branch of this name may not be published; None: it may."""
+    if rules.protects(name):
+        return protected(rules)
+    if not name.isascii() or len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        return bad_name(rules)
+    if not name.startswith(rules.branch_prefix) or name == rules.branch_prefix:
+        return bad_prefix(rules)
+    return AMBIGUOUS if is_read_otherwise(name) else None
+
+
+def new_tag(name: str) -> Refusal | None:
+    """Why a tag of this name may not be published; None: it may."""
+    fits = name.isascii() and len(name) <= _LONGEST_NAME and _TAG_NAME.fullmatch(name)
+    return None if fits and not is_read_otherwise(name) else AMBIGUOUS
+
+
+def is_read_otherwise(name: str) -> bool:
+    """Whether git would read the name as an object id, a special reference or a path of references."""
+    return bool(
+        name.partition("/")[0] in _FIRST_OF_REFS
+        or _OBJECT_ID.fullmatch(name)
+        or _SPECIAL.fullmatch(name)
+        or name.endswith(".lock")
+        or ".." in name
+    )
+
+
+def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
+    """The message for a commit of GitGuard: tidy, and with the issue in front if that is missing."""
+    text = tidy(text)
+    if issue is not None and text and _BRACKETED.match(text) is None:
+        prefixed = f"[{issue}] {text.lstrip()}"
+        text = prefixed if rules.message_pattern.match(prefixed) else text
+    refusal = judge_message(rules, text, issue)
+    return text if refusal is None else refusal
+
+
+def judge_message(rules: Rules, text: str, issue: str | None) -> Refusal | None:
+    """Why a message of an ordinary commit cannot be published; None: it can. Nothing is rewritten."""
+    if not is_text(text):
+        return bad_message(rules, "is text")
+    text = text[found.end() :] if (found := _AUTOSQUASH.match(text)) else text
+    subject = text.partition("\n")[0]
+    reverted = _REVERT.fullmatch(subject)
+    while reverted is not None and (inner := _REVERT.fullmatch(reverted[1])) is not None:
+        reverted = inner
+    if reverted is not None and rules.message_pattern.match(reverted[1]):
+        return None
+    found = _BRACKETED.match(text)
+    if found is not None and rules.message_pattern == COMMIT_MESSAGE_PATTERN:
+        if issue is not None and found[1] != issue:
+            return bad_message(rules, "names the issue that it is for, and no other")
+        if not text[found.end() :].strip():
+            return bad_message(rules, "says what was done, not only for which issue")
+    if not rules.message_pattern.match(text):
+        return bad_message(rules, f"matches {rules.message_pattern.pattern}")
+    return None
+
+
+def foreign_trailers(text: str, own: tuple[str, str]) -> frozenset[str]:
+    """The lines `WORD-by: PERSON` of a message that name another person than `own` (name and e-mail address)."""
+    signature = f"{own[0]} <{own[1]}>"
+    return frozenset(f"{word.lower()}: {who}" for word, who in _TRAILER.findall(text) if who != signature)
+
+
+def is_text(text: str) -> bool:
+    """Whether git can store the message whole: it is UTF-8 without NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def tidy(text: str) -> str:
+    """As git stores a message: no space at line ends, no empty line around it or twice, a newline at the end."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        line = line.rstrip(" \t\r\f\v")  # noqa: PLW2901 - the line as it is stored
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return "\n".join(lines) + "\n" if lines else ""

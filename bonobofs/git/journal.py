@@ -1,0 +1,162 @@
+"""What a publication is about to change in the source, so that another process can remove what a killed one left.
+
+    journal = Journal(directory / JOURNAL)
+    token = journal.begin(git_dir, common_dir, updates)
+    ...
+    journal.end()
+
+    recover(directory / JOURNAL)    # any process that may write to the repository, once the writer is dead
+
+The writer holds a lock of the journal file as long as it lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+JOURNAL: Final = "journal.json"
+_MOST_LOCK_BYTES: Final = 100
+_SLACK: Final = 1.0
+"""Seconds by which the clock of a file system may be behind."""
+_OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}")
+
+
+class Left(NamedTuple):
+    """An update that a killed publication was about to make."""
+
+    ref: str
+    old: str
+    new: str
+    is_made: bool
+
+
+class Journal:
+    """The journal of one writer."""
+
+    def __init__(self, file: Path) -> None:
+        """OSError: the file cannot be written, or (BlockingIOError) another writer lives."""
+        self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def begin(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> str:
+        """Enter what is about to be changed, and sync. `updates` begin with (ref, old, new).
+
+        Returns:
+            A token. Every temporary file has it in its name.
+        """
+        token = uuid.uuid4().hex
+        document = {
+            "token": token,
+            "git_dir": os.path.abspath(git_dir),
+            "common_dir": os.path.abspath(common_dir),
+            "updates": [list(update[:3]) for update in updates],
+            "began": time.time(),
+        }
+        self._write(json.dumps(document))
+        return token
+
+    def end(self) -> None:
+        """Nothing is left to be removed."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        self._file.truncate(0)
+        self._file.write(text)
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+
+
+def recover(file: Path) -> list[Left]:
+    """Remove the locks and temporary files of a dead writer, and return what it was about to do. OSError.
+
+    BlockingIOError: the writer lives.
+    """
+    try:
+        stream = file.open("r+", encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            document = json.loads(stream.read())
+        except ValueError:  # the writer was killed before it changed anything, or after it ended
+            return []
+        common, git_dir = Path(document["common_dir"]), Path(document["git_dir"])
+        updates = [(ref, old, new) for ref, old, new in document["updates"]]
+        _remove_temporaries(git_dir, common, document["token"])
+        for ref, _, new in updates:
+            _remove_lock(common / f"{ref}.lock", new, document["began"])
+            if not new:
+                _remove_lock(common / "packed-refs.lock", None, document["began"])
+        left = [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates]
+        stream.truncate(0)
+    return left
+
+
+def read_ref(common: Path, ref: str) -> str:
+    """The object id of a reference; "" if there is none, or if it is symbolic."""
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        text = (common / ref).read_text(encoding="ascii", errors="replace").strip()
+        return text if _OBJECT_ID.fullmatch(text) else ""
+    with suppress(FileNotFoundError), (common / "packed-refs").open(encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            if line[41:].rstrip("\n") == ref and _OBJECT_ID.fullmatch(line[:40]):
+                return line[:40]
+    return ""
+
+
+def _remove_temporaries(git_dir: Path, common: Path, token: str) -> None:
+    """Remove the files with the token in their names, and the locks that are other names of such files."""
+    ours: set[tuple[int, int]] = set()
+    found = [*_named(git_dir, token), *_named(common / "objects", token)]
+    for path in found:
+        st = path.stat()
+        ours.add((st.st_dev, st.st_ino))
+    for name in ("HEAD.lock", "index.lock"):
+        with suppress(FileNotFoundError):
+            st = (git_dir / name).stat()
+            if (st.st_dev, st.st_ino) in ours:
+                (git_dir / name).unlink()
+    for path in found:
+        path.unlink(missing_ok=True)
+
+
+def _named(directory: Path, token: str) -> Iterable[Path]:
+    with suppress(FileNotFoundError):
+        return [directory / name for name in os.listdir(directory) if token in name]
+    return []
+
+
+def _remove_lock(path: Path, new: str | None, began: float) -> None:
+    """Remove a lock that libgit2 made for the dead writer: later than the journal, and empty or with the new value."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        st = path.stat()
+        if st.st_mtime < began - _SLACK or st.st_uid != os.geteuid() or _is_open(st.st_dev, st.st_ino):
+            return
+        if new is not None:
+            text = path.read_text(encoding="ascii", errors="replace")[:_MOST_LOCK_BYTES].strip()
+            if text not in ("", new):
+                return
+        path.unlink()
+
+
+def _is_open(device: int, inode: int) -> bool:
+    """Whether a process that this one may inspect has the file open."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                for name in os.listdir(process / "fd"):
+                    with suppress(OSError):
+                        st = os.stat(process / "fd" / name)
+                        if (st.st_dev, st.st_ino) == (device, inode):
+                            return True
+    return False

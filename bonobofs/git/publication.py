@@ -1,0 +1,405 @@
+"""Publication: a judged, recorded and atomic move of branches and tags of the source.
+
+    publisher = Publisher(door, Repository(git_dir, [objects]), branches)
+    published = publisher.publish([RefUpdate("refs/heads/aidlc/gt-17", old, new)], issue="gt-17")
+
+All updates of a call are published, or none. The objects are in the source's object store already, or in a further
+object directory, from which they are moved. Refused (a PermissionError): a rule or the policy refuses; GitError: the
+repository does not admit the change. After either, nothing of the source has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
+
+import pygit2
+
+from bonobofs.audit.record import TOUCHES
+from bonobofs.decision import Denied
+from bonobofs.errors import GitError
+from bonobofs.git import branch_rules, judge
+from bonobofs.git.branch_rules import Refusal, identity, rules_of
+from bonobofs.git.journal import Journal
+from bonobofs.git.judge import BranchFacts, CommitFacts, Standing
+from bonobofs.git.object_store import move_objects
+from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
+from bonobofs.git.tree_changes import TreeChanges
+from bonobofs.guard import Caller, Door, Part
+from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
+from bonobofs.state.home import read_document, write_document
+
+GUARD: Final = "git"
+MOST_UPDATES: Final = 100
+MOST_COMMITS: Final = 20_000
+MOST_PATHS: Final = 200_000
+_MOST_SEARCHED: Final = 200_000
+"""Published commits among which the original of a foreign commit is searched."""
+_MOST_RECORDED: Final = 1000
+"""Commits, and paths, that an entry lists; it has the number of all."""
+_ZERO: Final = frozenset("0")
+
+
+class RefUpdate(NamedTuple):
+    """What a reference is to have. Object ids are hex; "" stands for none."""
+
+    ref: str
+    """A full name, `refs/heads/…` or `refs/tags/…`."""
+    old: str
+    """What the caller expects the source to have."""
+    new: str
+
+
+class Published(NamedTuple):
+    """An update that was made."""
+
+    ref: str
+    old: str
+    new: str
+    kind: str
+    """create, fast-forward, merge, force, delete or tag."""
+    commits: tuple[str, ...]
+    """The new commits, parents first."""
+
+
+class Branches(Protocol):
+    """Which agent published which branch."""
+
+    def find(self, ref: str) -> tuple[str, str]:
+        """UUID of the agent, and the tip; "" and "" where no agent published it."""
+
+    def note(self, ref: str, tip: str) -> None:
+        """The agent of the session published this tip; "": the branch is deleted."""
+
+
+class PublishedBranches:
+    """`published.json` in the state directory: `{"COMMON-DIR ref": [agent id, tip]}`."""
+
+    def __init__(self, home: Path, common_dir: Path, agent_id: str) -> None:
+        self._file: Final = home / "published.json"
+        self._common_dir: Final = os.path.realpath(common_dir)
+        self._agent_id: Final = agent_id
+
+    def find(self, ref: str) -> tuple[str, str]:
+        """As `Branches.find`."""
+        agent, tip = self._read().get(f"{self._common_dir} {ref}", ("", ""))
+        return agent, tip
+
+    def all(self) -> dict[str, tuple[str, str]]:
+        """By reference of this repository, UUID of the agent and tip."""
+        above = f"{self._common_dir} "
+        return {key.removeprefix(above): (one[0], one[1]) for key, one in self._read().items() if key.startswith(above)}
+
+    def note(self, ref: str, tip: str) -> None:
+        """As `Branches.note`. Also for a branch that the service prepared for the agent."""
+        with (self._file.with_suffix(".lock")).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._read()
+            key = f"{self._common_dir} {ref}"
+            if tip:
+                known[key] = [self._agent_id, tip]
+            else:
+                known.pop(key, None)
+            write_document(self._file, known)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_document(self._file)
+        except FileNotFoundError:
+            return {}
+
+
+class _Move(NamedTuple):
+    published: Published
+    parts: list[Part]
+
+
+class Publisher:
+    """Publishes for one agent into one repository."""
+
+    def __init__(
+        self,
+        door: Door,
+        repository: Repository,
+        branches: Branches,
+        *,
+        objects: Path | None = None,
+        journal: Journal | None = None,
+        touches: Sequence[str] = (".git/",),
+        tool: str = "git push",
+    ) -> None:
+        """`objects` is an object directory whose content is moved into the source once the updates are admitted.
+
+        `repository` must have been opened with it. `touches` are the paths of the source, relative to its root, below
+        which publication changes files. `tool` is named in the record.
+        """
+        self._door: Final = door
+        self._repository: Final = repository
+        self._branches: Final = branches
+        self._objects: Final = objects
+        self._journal: Final = journal
+        self._touches: Final = list(touches)
+        self._tool: Final = tool
+        self._rules: Final = rules_of(door.policy.document)
+        self._own: Final = identity(door.agent, self._rules)
+        self._tips: Final = repository.protected_tips(self._rules)
+        self._base: Final = cache(repository.merge_base)
+
+    def publish(
+        self,
+        updates: Sequence[RefUpdate],
+        *,
+        issue: str | None,
+        operation: Operation = Operation.PUBLISH,
+        details: dict[str, Any] | None = None,
+        message: str = "publish",
+        then: Callable[[list[Published]], None] | None = None,
+    ) -> list[Published]:
+        """Judge, record and make the updates.
+
+        `operation` is that of the entries, `details` are further details of them, `message` is for the reflog. `then`
+        runs when the references are moved, before the outcome is recorded.
+        """
+        caller = Caller(self._tool, {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]})
+        if not 0 < len(updates) <= MOST_UPDATES or len({update.ref for update in updates}) != len(updates):
+            self._refuse(branch_rules.LIMIT.of(operation), caller)
+        moves = [self._judge(update, issue, operation, caller) for update in updates]
+        published = [move.published for move in moves]
+        parts = list(dict.fromkeys(part for move in moves for part in move.parts))
+        entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
+        request = Request(operation, WorkspacePath(""))
+        with self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD):
+            self._make(published, message)
+            if then is not None:
+                then(published)
+            if self._journal is not None:
+                self._journal.end()
+        return published
+
+    # -- judging
+
+    def _judge(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
+        ref = update.ref
+        old, new = ("" if set(oid) == _ZERO else oid for oid in update[1:])
+        if ref.startswith(TAGS):
+            return self._judge_tag(RefUpdate(ref, old, new), issue, operation, caller)
+        if not ref.startswith(BRANCHES):
+            self._refuse(branch_rules.REF.of(operation, about=f"Reference: {ref}."), caller)
+        facts = self._branch_facts(ref, old, new, operation, caller)
+        self._demand(judge.judge_branch(self._rules, ref[len(BRANCHES) :], facts), operation, caller, f"Branch: {ref}.")
+        commits = self._new_commits(new, facts.current, operation, caller)
+        merges = not commits or any(len(self._parents(oid)) > 1 for oid in commits)
+        kind = judge.kind_of(facts, merges=merges)
+        resets = kind == judge.FORCE and not commits
+        self._demand_role(Operation.RESET if resets else judge.OPERATIONS[kind], caller)
+        parts = self._judge_commits(commits, facts.current, new, issue, operation, caller) if new else []
+        return _Move(Published(ref, facts.current, new, kind, tuple(commits)), parts)
+
+    def _judge_tag(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
+        ref, old, new = update
+        name = ref[len(TAGS) :]
+        exists = bool(old) or not new or self._repository.exists(ref)
+        namesake = any(self._repository.exists(prefix + name) for prefix in (BRANCHES, REMOTES))
+        refusal = judge.judge_tag(name, exists=exists, has_namesake=namesake)
+        self._demand(refusal, operation, caller, f"Tag: {ref}.")
+        self._demand_role(Operation.TAG, caller)
+        target = new
+        if self._repository.commit(new) is None:
+            found = judge.read_tagger(self._repository.bytes_of(new))
+            if found is None or (found[1].name, found[1].email) != self._own:
+                self._refuse(branch_rules.TAGGER.of(operation, about=f"Tag: {ref}."), caller)
+            target = found[0]
+        commits = self._new_commits(target, "", operation, caller)
+        parts = self._judge_commits(commits, "", target, issue, operation, caller)
+        return _Move(Published(ref, "", new, judge.TAG, tuple(commits)), parts)
+
+    def _branch_facts(self, ref: str, old: str, new: str, operation: Operation, caller: Caller) -> BranchFacts:
+        name = ref[len(BRANCHES) :]
+        try:
+            current = self._repository.target(ref)
+        except GitError:
+            self._refuse(branch_rules.SYMBOLIC.of(operation, about=f"Branch: {ref}."), caller)
+        if new and self._repository.commit(new) is None:
+            self._refuse(branch_rules.OBJECT.of(operation, about=f"Object: {new}."), caller)
+        publisher, tip = self._branches.find(ref)
+        forwards = bool(new) and (not current or self._repository.reaches(new, current))
+        namesake = any(self._repository.exists(prefix + name) for prefix in (TAGS, REMOTES))
+        return BranchFacts(current, old, new, forwards, publisher, tip, self._door.agent.id, namesake)
+
+    def _new_commits(self, tip: str, current: str, operation: Operation, caller: Caller) -> list[str]:
+        if not tip:
+            return []
+        if self._repository.commit(tip) is None:
+            self._refuse(branch_rules.OBJECT.of(operation, about=f"Object: {tip}."), caller)
+        known = [*self._tips, *filter(None, [current])]
+        found = self._repository.new_commits(tip, known, MOST_COMMITS)
+        if len(found) > MOST_COMMITS:
+            self._refuse(branch_rules.LIMIT.of(operation, about=f"More than {MOST_COMMITS} new commits."), caller)
+        return found
+
+    def _judge_commits(
+        self, commits: list[str], current: str, tip: str, issue: str | None, operation: Operation, caller: Caller
+    ) -> list[Part]:
+        """The questions about all paths of the new commits, and of the update as a whole."""
+        roots = [*self._tips, *filter(None, [current])]
+        standing = Standing(
+            self._own, issue, int(time.time()), self._parent_time, lambda commit: self._originals(commit, roots)
+        )
+        changes = TreeChanges(self._repository, operation)
+        new = set(commits)
+        parts: list[Part] = []
+        for oid in commits:
+            commit = judge.read_commit(oid, self._repository.bytes_of(oid))
+            refusal = branch_rules.OBJECT if commit is None else judge.judge_commit(self._rules, commit, standing)
+            self._demand(refusal, operation, caller, f"Commit: {oid}.")
+            assert commit is not None
+            first = commit.parents[0] if commit.parents else ""
+            others = [parent for parent in commit.parents[1:] if parent not in new and self._is_published(parent)]
+            found = self._unpublished(self._repository.differences(first, oid), first, others)
+            parts += self._questions(changes, found, first, operation, caller, len(parts))
+        for before, found in self._wholes(current, tip):
+            parts += self._questions(changes, found, before, operation, caller, len(parts))
+        return parts
+
+    def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[Difference]]]:
+        """What the update changes as a whole: against the old tip, and against the protected branches it contains."""
+        bases = dict.fromkeys(base for each in self._tips if (base := self._base(tip, each)))
+        if current:
+            yield current, self._unpublished(self._repository.differences(current, tip), current, list(bases))
+        for base in bases:
+            before = self._base(current, base) if current else ""
+            yield base, self._unpublished(self._reverted(base, before, current, tip), base, ())
+
+    def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[Difference]:
+        """What the tip has otherwise than `base`, apart from what the branch already had otherwise than `before`."""
+        entry = self._repository.entry
+        for each in self._repository.differences(base, tip):
+            had = current and entry(current, each.path) == each.new and entry(before, each.path) != each.new
+            if not had:
+                yield each
+
+    def _unpublished(
+        self, differences: Iterable[Difference], before: str, others: Sequence[str]
+    ) -> Iterator[Difference]:
+        """The differences whose new content is that of no protected branch, and of none of the commits `others`."""
+        for each in differences:
+            if not any(self._is_taken(each, before, commit) for commit in (*self._tips, *others)):
+                yield each
+
+    def _is_taken(self, difference: Difference, before: str, commit: str) -> bool:
+        path, _, new = difference
+        if self._repository.entry(commit, path) != new:
+            return False
+        if new is not None:
+            return True
+        # A path is removed there only if it was there before.
+        base = self._base(before, commit) if before else ""
+        return bool(base) and self._repository.entry(base, path) is not None
+
+    def _questions(
+        self,
+        changes: TreeChanges,
+        differences: Iterator[Difference],
+        before: str,
+        operation: Operation,
+        caller: Caller,
+        count: int,
+    ) -> list[Part]:
+        found: list[Difference] = []
+        for each in differences:
+            found.append(each)
+            if count + len(found) > MOST_PATHS:
+                self._refuse(branch_rules.LIMIT.of(operation, about=f"More than {MOST_PATHS} paths."), caller)
+        denied = changes.refusal(found)
+        if denied is not None:
+            self._refuse(denied, caller)
+        return list(changes.parts(found, before))
+
+    def _is_published(self, commit: str) -> bool:
+        return any(self._repository.reaches(tip, commit) for tip in self._tips)
+
+    def _parents(self, oid: str) -> list[pygit2.Oid]:
+        commit = self._repository.commit(oid)
+        return [] if commit is None else list(commit.parent_ids)
+
+    def _parent_time(self, commit: CommitFacts) -> int:
+        parents = (self._repository.commit(parent) for parent in commit.parents)
+        return max((parent.commit_time for parent in parents if parent is not None), default=0)
+
+    def _originals(self, commit: CommitFacts, roots: list[str]) -> list[CommitFacts]:
+        """Published commits with the same author, author time and change."""
+        if not roots or len(commit.parents) > 1:
+            return []
+        wanted = self._repository.fingerprint(commit.oid)
+        walk = self._repository.raw.walk(pygit2.Oid(hex=roots[0]))
+        for root in roots[1:]:
+            walk.push(pygit2.Oid(hex=root))
+        found = []
+        for _, each in zip(range(_MOST_SEARCHED), walk, strict=False):
+            if each.author.time == commit.author.time and len(each.parent_ids) <= 1:
+                facts = judge.read_commit(str(each.id), self._repository.bytes_of(str(each.id)))
+                if facts is not None and facts.author == commit.author:
+                    found.append(facts)
+        return [facts for facts in found if self._repository.fingerprint(facts.oid) == wanted]
+
+    def _demand_role(self, operation: Operation, caller: Caller) -> None:
+        verdict = self._door.decide(Request(operation, WorkspacePath("")))
+        if isinstance(verdict, Denied):
+            self._refuse(verdict, caller)
+
+    def _demand(self, refusal: Refusal | None, operation: Operation, caller: Caller, about: str) -> None:
+        if refusal is not None:
+            self._refuse(refusal.of(operation, about=about), caller)
+
+    def _refuse(self, denied: Denied, caller: Caller) -> NoReturn:
+        raise self._door.refuse(denied, caller, guard=GUARD)
+
+    # -- recording and making
+
+    def _recorded(self, published: Sequence[Published], parts: Sequence[Part]) -> dict[str, Any]:
+        paths = list(dict.fromkeys(part.request.path for part in parts))
+        updates = [
+            {**one._asdict(), "commits": list(one.commits[-_MOST_RECORDED:]), "count": len(one.commits)}
+            for one in published
+        ]
+        return {
+            "updates": updates,
+            "paths": paths[:_MOST_RECORDED],
+            "path_count": len(paths),
+            TOUCHES: self._touches,
+        }
+
+    def _make(self, published: Sequence[Published], message: str) -> None:
+        common = self._repository.common_dir
+        token = "" if self._journal is None else self._journal.begin(self._repository.git_dir, common, published)
+        if self._objects is not None:
+            move_objects(self._objects, common / "objects", token or str(os.getpid()))
+        self._move_refs(published, message)
+        for one in published:
+            if one.ref.startswith(BRANCHES):
+                self._branches.note(one.ref, one.new)
+
+    def _move_refs(self, published: Sequence[Published], message: str) -> None:
+        """Move all references, or none. GitError: another process moved one, or holds its lock."""
+        source = pygit2.Repository(str(self._repository.git_dir), pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
+        source.set_ident(*self._own)
+        try:
+            with source.transaction() as transaction:
+                for one in published:
+                    transaction.lock_ref(one.ref)
+                for one in published:
+                    found = source.references.get(one.ref)
+                    if ("" if found is None else str(found.target)) != one.old:
+                        raise GitError(f"{one.ref} was moved by another process; publish again", kind="moved")
+                    if one.new:
+                        text = f"{message}: {one.kind}"
+                        transaction.set_target(one.ref, pygit2.Oid(hex=one.new), message=text)
+                    else:
+                        transaction.remove(one.ref)
+        except (pygit2.GitError, ValueError, KeyError) as error:
+            raise GitError(f"the branch cannot be moved: {error}", kind="busy") from error

@@ -1,0 +1,265 @@
+"""A repository of the source, opened by libgit2 in a way that runs no program and reads no configuration of a user."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pygit2
+from pygit2.enums import ObjectType, Option
+
+from bonobofs.errors import GitError
+from bonobofs.git.branch_rules import Rules
+from bonobofs.request import HEAD_BYTES
+
+BRANCHES: Final = "refs/heads/"
+TAGS: Final = "refs/tags/"
+REMOTES: Final = "refs/remotes/"
+
+TREE: Final = 0o040000
+FILE: Final = 0o100644
+EXECUTABLE: Final = 0o100755
+SYMLINK: Final = 0o120000
+SUBMODULE: Final = 0o160000
+
+ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LC_ALL": "C",
+    "HOME": "/nonexistent",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+"""The environment of every git that works for the service."""
+_LARGE: Final = 16 << 20
+"""Bytes of a blob from which on its first bytes are read by `git cat-file`, which streams."""
+
+
+class Entry(NamedTuple):
+    """What a tree holds under a path."""
+
+    mode: int
+    oid: str
+
+
+class Difference(NamedTuple):
+    """A path that two trees have otherwise; None: the tree does not have it."""
+
+    path: bytes
+    old: Entry | None
+    new: Entry | None
+
+
+class Repository:
+    """Objects and references of one repository."""
+
+    def __init__(self, git_dir: Path, objects: Iterable[Path] = ()) -> None:
+        """Open `git_dir`; `objects` are further object directories. GitError: libgit2 cannot read it."""
+        _prepare()
+        self.git_dir: Final = git_dir
+        try:
+            self.raw: Final = pygit2.Repository(str(git_dir), pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
+        except (pygit2.GitError, KeyError) as error:
+            raise GitError(f"the repository cannot be read: {error}", kind="unreadable") from error
+        for directory in objects:
+            self.raw.odb.add_disk_alternate(str(directory))
+        self.common_dir: Final = find_common_dir(git_dir)
+        self._objects: Final = [self.common_dir / "objects", *objects]
+
+    def target(self, ref: str) -> str:
+        """The object id that a reference has; "" if there is none. GitError: it is symbolic."""
+        try:
+            found = self.raw.references[ref]
+        except (KeyError, pygit2.InvalidSpecError):
+            return ""
+        if not isinstance(found.target, pygit2.Oid):
+            raise GitError(f"{ref} is a symbolic reference", kind="symbolic")
+        return str(found.target)
+
+    def exists(self, ref: str) -> bool:
+        return self.raw.references.get(ref) is not None
+
+    def protected_tips(self, rules: Rules) -> list[str]:
+        """The commits of the protected branches, each once."""
+        names: Iterable[str] = rules.protected_branches
+        if any(set("*?[") & set(name) for name in names):
+            prefixed = (ref for ref in self.raw.references.iterator() if ref.name.startswith(BRANCHES))
+            names = [ref.name[len(BRANCHES) :] for ref in prefixed if rules.protects(ref.name[len(BRANCHES) :])]
+        found = (self._resolved(BRANCHES + name) for name in names)
+        return list(dict.fromkeys(tip for tip in found if tip))
+
+    def _resolved(self, ref: str) -> str:
+        try:
+            return str(self.raw.references[ref].resolve().target)
+        except (KeyError, pygit2.GitError, pygit2.InvalidSpecError):
+            return ""
+
+    def commit(self, oid: str) -> pygit2.Commit | None:
+        """The commit of that id; None: there is none, or it is something else."""
+        try:
+            found: object = self.raw[pygit2.Oid(hex=oid)]
+        except (KeyError, ValueError, pygit2.GitError):
+            return None
+        return found if isinstance(found, pygit2.Commit) else None
+
+    def bytes_of(self, oid: str) -> bytes:
+        """An object without its header. GitError: it is missing or damaged."""
+        try:
+            return bytes(self.raw.odb.read(pygit2.Oid(hex=oid))[1])
+        except (KeyError, ValueError, pygit2.GitError) as error:
+            raise GitError(f"object {oid} cannot be read", kind="damaged") from error
+
+    def new_commits(self, tip: str, known: Iterable[str], limit: int) -> list[str]:
+        """The commits that `tip` reaches and `known` does not, parents first; at most `limit + 1` of them."""
+        walk = self.raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL | pygit2.enums.SortMode.REVERSE)
+        for each in known:
+            walk.hide(pygit2.Oid(hex=each))
+        found = []
+        for commit in walk:
+            found.append(str(commit.id))
+            if len(found) > limit:
+                break
+        return found
+
+    def merge_base(self, one: str, other: str) -> str:
+        """The best common ancestor; "" if there is none."""
+        base: object = self.raw.merge_base(pygit2.Oid(hex=one), pygit2.Oid(hex=other))
+        return "" if base is None else str(base)
+
+    def reaches(self, tip: str, commit: str) -> bool:
+        """Whether `commit` is `tip` or an ancestor of it."""
+        return tip == commit or self.raw.descendant_of(pygit2.Oid(hex=tip), pygit2.Oid(hex=commit))
+
+    def differences(self, old: str, new: str) -> Iterator[Difference]:
+        """What two commits have otherwise; "" is a commit without any path."""
+        yield from self._compare(b"", self._tree(old), self._tree(new))
+
+    def _compare(self, above: bytes, old: pygit2.Tree | None, new: pygit2.Tree | None) -> Iterator[Difference]:
+        if old is not None and new is not None and old.id == new.id:
+            return
+        before = {} if old is None else {each.raw_name or b"": each for each in old}
+        after = {} if new is None else {each.raw_name or b"": each for each in new}
+        for name in sorted(before.keys() | after.keys()):
+            one, other = before.get(name), after.get(name)
+            if one is not None and other is not None and one.id == other.id and one.filemode == other.filemode:
+                continue
+            path = above + name
+            trees = [each if isinstance(each, pygit2.Tree) else None for each in (one, other)]
+            leaves = [
+                None if each is None or isinstance(each, pygit2.Tree) else Entry(int(each.filemode), str(each.id))
+                for each in (one, other)
+            ]
+            if any(leaves):
+                yield Difference(path, leaves[0], leaves[1])
+            if any(trees):
+                yield from self._compare(path + b"/", trees[0], trees[1])
+
+    def _tree(self, commit: str) -> pygit2.Tree | None:
+        found = self.commit(commit) if commit else None
+        return None if found is None else found.tree
+
+    def entry(self, commit: str, path: bytes) -> Entry | None:
+        """What a commit holds under a path that is no directory."""
+        tree = self._tree(commit)
+        try:
+            found = None if tree is None else tree[path.decode("utf-8", "surrogateescape")]
+        except (KeyError, UnicodeEncodeError, ValueError):
+            found = None
+        if found is None or isinstance(found, pygit2.Tree):
+            return None
+        return Entry(int(found.filemode), str(found.id))
+
+    def is_directory(self, commit: str, path: bytes) -> bool:
+        tree = self._tree(commit)
+        try:
+            return tree is not None and isinstance(tree[path.decode("utf-8", "surrogateescape")], pygit2.Tree)
+        except (KeyError, UnicodeEncodeError, ValueError):
+            return False
+
+    def size(self, oid: str) -> int:
+        """Bytes of a blob. GitError: it is missing, or no blob."""
+        try:
+            kind, size = self.raw.odb.read_header(pygit2.Oid(hex=oid))
+        except (KeyError, ValueError, pygit2.GitError) as error:
+            raise GitError(f"object {oid} cannot be read", kind="damaged") from error
+        if kind != ObjectType.BLOB:
+            raise GitError(f"object {oid} is no blob", kind="damaged")
+        return int(size)
+
+    def first_bytes(self, oid: str) -> bytes:
+        """The first bytes of a blob that tell whether it is executable."""
+        if self.size(oid) < _LARGE:
+            return self.bytes_of(oid)[:HEAD_BYTES]
+        first, *others = map(str, self._objects)
+        environment = {**ENVIRONMENT, "GIT_DIR": str(self.git_dir), "GIT_OBJECT_DIRECTORY": first}
+        environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = ":".join(others)
+        command = ["git", "-c", "core.bigFileThreshold=1m", "cat-file", "blob", oid]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            head = running.stdout.read(HEAD_BYTES)
+            running.kill()
+        if len(head) < HEAD_BYTES:
+            raise GitError(f"object {oid} cannot be read", kind="damaged")
+        return head
+
+    def fingerprint(self, oid: str) -> str:
+        """A digest of the change of a commit against its first parent: equal changes at other lines have the same."""
+        commit = self.commit(oid)
+        if commit is None:
+            return ""
+        parents = commit.parents
+        diff = self.raw.diff(parents[0], commit) if parents else commit.tree.diff_to_tree(swap=True)
+        digest = sha256()
+        for patch in diff:
+            assert patch is not None
+            delta = patch.delta
+            ends = (delta.old_file, delta.new_file)
+            told: list[object] = [(end.raw_path, int(end.mode)) for end in ends]
+            if delta.is_binary:
+                told += [str(end.id) for end in ends]
+            told += [(line.origin, line.raw_content) for hunk in patch.hunks for line in hunk.lines]
+            digest.update(repr(told).encode())
+        return digest.hexdigest()
+
+    def has_submodule_commit(self, oid: str) -> bool:
+        """Whether the source, or one of its submodules, has the commit."""
+        if oid in self.raw:
+            return True
+        modules = self.common_dir / "modules"
+        return any(directory.is_dir() and oid in pygit2.Odb(str(directory)) for directory in modules.glob("**/objects"))
+
+
+def find_common_dir(git_dir: Path) -> Path:
+    """The directory with objects and branches: that of the main repository, if `git_dir` is of a linked worktree."""
+    try:
+        return (
+            git_dir / (git_dir / "commondir").read_text(encoding="utf-8", errors="surrogateescape").strip()
+        ).resolve()
+    except FileNotFoundError:
+        return git_dir
+
+
+def find_git_dir(work_tree: Path) -> Path | None:
+    """The git directory of a work tree whose root is `work_tree`; None: it is not such a root."""
+    place = work_tree / ".git"
+    if place.is_dir():
+        return place
+    try:
+        text = place.read_text(encoding="utf-8", errors="surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (work_tree / text.removeprefix("gitdir: ").rstrip("\n")).resolve()
+
+
+def _prepare() -> None:
+    """Let libgit2 read no configuration but the repository's own, and open what belongs to another user."""
+    for level in (1, 2, 3, 4):  # programdata, system, xdg, global
+        pygit2.option(Option.SET_SEARCH_PATH, level, "")
+    pygit2.option(Option.SET_OWNER_VALIDATION, False)
+    pygit2.option(Option.ENABLE_FSYNC_GITDIR, True)
+    pygit2.option(Option.SET_EXTENSIONS, ["partialclone", "worktreeconfig", "relativeworktrees"], 3)

@@ -1,0 +1,139 @@
+"""A difference of two commits as questions to the policy: each path is a part of one request, judged by the file rules.
+
+A file is judged by its suffix, size and first bytes, a symlink by its target, a deletion as one. A rename is a deletion
+and a creation. Paths that git or a file system takes for `.git` are refused by every policy.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from bonobofs.decision import Denied
+from bonobofs.git import branch_rules
+from bonobofs.git.repository import EXECUTABLE, SUBMODULE, SYMLINK, Difference, Entry, Repository
+from bonobofs.guard import Part
+from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+
+GITMODULES: Final = b".gitmodules"
+_LONGEST_GITMODULES: Final = 1 << 20
+_LONGEST_TARGET: Final = 4096
+_MODES: Final = {True: 0o755, False: 0o644}
+_UNSEEN: Final = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
+"""Characters that some file systems ignore in a name."""
+
+
+def named(path: bytes) -> WorkspacePath:
+    return WorkspacePath(path.decode("utf-8", "surrogateescape"))
+
+
+def is_gits_own(name: bytes) -> bool:
+    """Whether a component is `.git`, or some file system would take it for that."""
+    # Some file systems read a backslash as a slash.
+    return any(map(_is_own, name.decode("utf-8", "surrogateescape").split("\\")))
+
+
+def _is_own(text: str) -> bool:
+    text = unicodedata.normalize("NFC", "".join(letter for letter in text if letter not in _UNSEEN)).casefold()
+    return text.split(":")[0].rstrip(" .") in (".git", "git~1") or text in ("", ".", "..")
+
+
+def unfit(path: bytes) -> bool:
+    """Whether no commit may hold the path at all."""
+    return not path or b"\0" in path or any(is_gits_own(name) for name in path.split(b"/"))
+
+
+def is_evil_link(path: bytes, mode: int) -> bool:
+    """Whether it is a symlink in place of .gitmodules, which git calls a broken tree."""
+    return mode == SYMLINK and path.rpartition(b"/")[2].rstrip(b" .").lower() == GITMODULES
+
+
+class TreeChanges:
+    """Makes the parts of differences between commits of one repository; the same question is made once."""
+
+    def __init__(self, repository: Repository, operation: Operation) -> None:
+        """`operation` is that of a refusal that comes before any file rule."""
+        self._repository: Final = repository
+        self._operation: Final = operation
+        self._seen: Final[set[Difference]] = set()
+        self._directories: Final[set[bytes]] = set()
+
+    def refusal(self, differences: Iterable[Difference]) -> Denied | None:
+        """What refuses a difference before any rule for files is asked."""
+        for path, _, new in differences:
+            if new is None:
+                continue
+            if unfit(path) or is_evil_link(path, new.mode):
+                return branch_rules.NOT_OURS.of(self._operation, named(path))
+            if new.mode == SUBMODULE and not self._repository.has_submodule_commit(new.oid):
+                return branch_rules.SUBMODULE.of(self._operation, named(path))
+            if path == GITMODULES and self._leads_out(new.oid):
+                return branch_rules.SUBMODULE.of(self._operation, named(path))
+        return None
+
+    def parts(self, differences: Iterable[Difference], before: str) -> Iterator[Part]:
+        """The questions of differences; `before` is the commit ("" for none) whose directories exist already."""
+        for difference in differences:
+            if difference in self._seen:
+                continue
+            self._seen.add(difference)
+            yield self._part(difference)
+            if difference.old is None:
+                yield from self._new_directories(difference.path, before)
+
+    def _part(self, difference: Difference) -> Part:
+        path, old, new = difference
+        if new is None:
+            kind = Kind.SYMLINK if old is not None and old.mode == SYMLINK else Kind.FILE
+            return Part(Request(Operation.DELETE_FILE, named(path), kind), Facts(leaves=True, in_source=True))
+        if new.mode == SUBMODULE:
+            return Part(Request(Operation.MKDIR, named(path), Kind.DIRECTORY), NO_FACTS)
+        if new.mode == SYMLINK:
+            # A longer text leads nowhere; the engine refuses NUL.
+            long = self._repository.size(new.oid) > _LONGEST_TARGET
+            target = "\0" if long else self._repository.bytes_of(new.oid).decode("utf-8", "surrogateescape")
+            return Part(Request(Operation.SYMLINK, named(path), Kind.SYMLINK), Facts(target=target, in_source=True))
+        return Part(Request(Operation.WRITE_FILE, named(path)), self._facts(old, new))
+
+    def _facts(self, old: Entry | None, new: Entry) -> Facts:
+        was_file = old is not None and old.mode not in (SYMLINK, SUBMODULE)
+        same_mode = was_file and old is not None and old.mode == new.mode
+        same_content = was_file and old is not None and old.oid == new.oid
+        return Facts(
+            size=self._repository.size(new.oid),
+            size_before=self._repository.size(old.oid) if was_file and old is not None else 0,
+            mode=-1 if same_mode else _MODES[new.mode == EXECUTABLE],
+            head=b"" if same_content else self._repository.first_bytes(new.oid),
+            in_source=True,
+        )
+
+    def _new_directories(self, path: bytes, before: str) -> Iterator[Part]:
+        names = path.split(b"/")
+        for depth in range(1, len(names)):
+            directory = b"/".join(names[:depth])
+            if directory not in self._directories:
+                self._directories.add(directory)
+                if not self._repository.is_directory(before, directory):
+                    yield Part(Request(Operation.MKDIR, named(directory), Kind.DIRECTORY), NO_FACTS)
+
+    def _leads_out(self, oid: str) -> bool:
+        """Whether a .gitmodules names a path or a repository outside of the workspace, or is too long to be read."""
+        if self._repository.size(oid) > _LONGEST_GITMODULES:
+            return True
+        text = self._repository.bytes_of(oid).decode("utf-8", "surrogateescape").replace("\\\n", "")
+        for line in text.splitlines():
+            word, equals, value = line.rpartition("]")[2].partition("=")
+            value = value.split("#")[0].split(";")[0].strip().strip('"').strip().replace("\\", "/")
+            if equals and word.strip().lower() in ("path", "url") and _leads_out(value, word.strip().lower()):
+                return True
+        return False
+
+
+def _leads_out(value: str, word: str) -> bool:
+    steps = [step for step in value.split("/") if step not in ("", ".")]
+    if value.startswith(("/", "-", "~")) or ".." in steps:
+        return True
+    if word == "path":
+        return any(is_gits_own(step.encode("utf-8", "surrogateescape")) for step in steps)
+    return "::" in value or value.lower().startswith("file:")
