@@ -10,31 +10,31 @@ repository does not admit the change. After either, nothing of the source has ch
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pygit2
 
 from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Denied
+from bonobofs.decision import Allowed, Denied
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules, judge
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
 from bonobofs.git.journal import Journal
 from bonobofs.git.judge import BranchFacts, CommitFacts, Standing
 from bonobofs.git.object_store import move_objects
+from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
 from bonobofs.git.tree_changes import TreeChanges
 from bonobofs.guard import Caller, Door, Part
 from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
-from bonobofs.state.home import read_document, write_document
 
 GUARD: Final = "git"
+PUSH: Final = Caller("git push")
 MOST_UPDATES: Final = 100
 MOST_COMMITS: Final = 20_000
 MOST_PATHS: Final = 200_000
@@ -67,53 +67,6 @@ class Published(NamedTuple):
     """The new commits, parents first."""
 
 
-class Branches(Protocol):
-    """Which agent published which branch."""
-
-    def find(self, ref: str) -> tuple[str, str]:
-        """UUID of the agent, and the tip; "" and "" where no agent published it."""
-
-    def note(self, ref: str, tip: str) -> None:
-        """The agent of the session published this tip; "": the branch is deleted."""
-
-
-class PublishedBranches:
-    """`published.json` in the state directory: `{"COMMON-DIR ref": [agent id, tip]}`."""
-
-    def __init__(self, home: Path, common_dir: Path, agent_id: str) -> None:
-        self._file: Final = home / "published.json"
-        self._common_dir: Final = os.path.realpath(common_dir)
-        self._agent_id: Final = agent_id
-
-    def find(self, ref: str) -> tuple[str, str]:
-        """As `Branches.find`."""
-        agent, tip = self._read().get(f"{self._common_dir} {ref}", ("", ""))
-        return agent, tip
-
-    def all(self) -> dict[str, tuple[str, str]]:
-        """By reference of this repository, UUID of the agent and tip."""
-        above = f"{self._common_dir} "
-        return {key.removeprefix(above): (one[0], one[1]) for key, one in self._read().items() if key.startswith(above)}
-
-    def note(self, ref: str, tip: str) -> None:
-        """As `Branches.note`. Also for a branch that the service prepared for the agent."""
-        with (self._file.with_suffix(".lock")).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self._read()
-            key = f"{self._common_dir} {ref}"
-            if tip:
-                known[key] = [self._agent_id, tip]
-            else:
-                known.pop(key, None)
-            write_document(self._file, known)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            return read_document(self._file)
-        except FileNotFoundError:
-            return {}
-
-
 class _Move(NamedTuple):
     published: Published
     parts: list[Part]
@@ -131,12 +84,11 @@ class Publisher:
         objects: Path | None = None,
         journal: Journal | None = None,
         touches: Sequence[str] = (".git/",),
-        tool: str = "git push",
     ) -> None:
         """`objects` is an object directory whose content is moved into the source once the updates are admitted.
 
         `repository` must have been opened with it. `touches` are the paths of the source, relative to its root, below
-        which publication changes files. `tool` is named in the record.
+        which publication changes files.
         """
         self._door: Final = door
         self._repository: Final = repository
@@ -144,11 +96,12 @@ class Publisher:
         self._objects: Final = objects
         self._journal: Final = journal
         self._touches: Final = list(touches)
-        self._tool: Final = tool
         self._rules: Final = rules_of(door.policy.document)
         self._own: Final = identity(door.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
         self._base: Final = cache(repository.merge_base)
+        self._elsewhere: Final[dict[str, frozenset[str]]] = {}
+        """By tip, the commits that no branch of the source has."""
 
     def publish(
         self,
@@ -157,24 +110,31 @@ class Publisher:
         issue: str | None,
         operation: Operation = Operation.PUBLISH,
         details: dict[str, Any] | None = None,
-        message: str = "publish",
+        caller: Caller = PUSH,
+        touches: Sequence[str] = (),
+        follow: Callable[[Allowed], None] | None = None,
         then: Callable[[list[Published]], None] | None = None,
     ) -> list[Published]:
         """Judge, record and make the updates.
 
-        `operation` is that of the entries, `details` are further details of them, `message` is for the reflog. `then`
-        runs when the references are moved, before the outcome is recorded.
+        `operation` is that of the entries, `details` are further details of them. `touches` are further paths that the
+        publication changes. `follow` runs when the updates are admitted, before anything of the repository changes; an
+        exception ends the publication. `then` runs when the references are moved, before the outcome is recorded.
         """
-        caller = Caller(self._tool, {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]})
+        told = {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]}
+        caller = caller._replace(details={**told, **caller.details})
         if not 0 < len(updates) <= MOST_UPDATES or len({update.ref for update in updates}) != len(updates):
             self._refuse(branch_rules.LIMIT.of(operation), caller)
         moves = [self._judge(update, issue, operation, caller) for update in updates]
         published = [move.published for move in moves]
         parts = list(dict.fromkeys(part for move in moves for part in move.parts))
         entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
+        entry[TOUCHES] = [*self._touches, *touches]
         request = Request(operation, WorkspacePath(""))
-        with self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD):
-            self._make(published, message)
+        with self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as leave:
+            if follow is not None:
+                follow(leave)
+            self._make(published, operation.value)
             if then is not None:
                 then(published)
             if self._journal is not None:
@@ -256,6 +216,8 @@ class Publisher:
         for oid in commits:
             commit = judge.read_commit(oid, self._repository.bytes_of(oid))
             refusal = branch_rules.OBJECT if commit is None else judge.judge_commit(self._rules, commit, standing)
+            if commit is not None and refusal is not None and self._is_of_a_branch(oid, tip):
+                refusal = None
             self._demand(refusal, operation, caller, f"Commit: {oid}.")
             assert commit is not None
             first = commit.parents[0] if commit.parents else ""
@@ -323,6 +285,12 @@ class Publisher:
     def _is_published(self, commit: str) -> bool:
         return any(self._repository.reaches(tip, commit) for tip in self._tips)
 
+    def _is_of_a_branch(self, commit: str, tip: str) -> bool:
+        """Whether a branch of the source has the commit, under these names, already."""
+        if tip not in self._elsewhere:
+            self._elsewhere[tip] = frozenset(self._repository.new_commits(tip, self._repository.heads(), MOST_COMMITS))
+        return commit not in self._elsewhere[tip]
+
     def _parents(self, oid: str) -> list[pygit2.Oid]:
         commit = self._repository.commit(oid)
         return [] if commit is None else list(commit.parent_ids)
@@ -371,7 +339,6 @@ class Publisher:
             "updates": updates,
             "paths": paths[:_MOST_RECORDED],
             "path_count": len(paths),
-            TOUCHES: self._touches,
         }
 
     def _make(self, published: Sequence[Published], message: str) -> None:

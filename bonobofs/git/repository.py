@@ -93,6 +93,14 @@ class Repository:
         found = (self._resolved(BRANCHES + name) for name in names)
         return list(dict.fromkeys(tip for tip in found if tip))
 
+    def heads(self, limit: int = 10_000) -> list[str]:
+        """The commits of at most `limit` branches."""
+        refs = (ref for ref in self.raw.references.iterator() if ref.name.startswith(BRANCHES))
+        found = (
+            str(ref.target) for _, ref in zip(range(limit), refs, strict=False) if isinstance(ref.target, pygit2.Oid)
+        )
+        return [oid for oid in dict.fromkeys(found) if self.commit(oid) is not None]
+
     def _resolved(self, ref: str) -> str:
         try:
             return str(self.raw.references[ref].resolve().target)

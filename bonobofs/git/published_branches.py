@@ -1,0 +1,52 @@
+"""Which agent published which branch: `published.json` in the state directory, for all sessions of all sources."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bonobofs.state.home import read_document, write_document
+
+
+class Branches(Protocol):
+    """Which agent published which branch of one repository."""
+
+    def find(self, ref: str) -> tuple[str, str]:
+        """UUID of the agent, and the tip that it published; "" and "" where no agent published the branch."""
+
+    def note(self, ref: str, tip: str) -> None:
+        """Enter that the agent of the session published this tip; "": it deleted the branch."""
+
+
+class PublishedBranches:
+    """`{"COMMON-DIR REF": [UUID of the agent, tip]}`."""
+
+    def __init__(self, home: Path, common_dir: Path, agent_id: str) -> None:
+        self._file: Final = home / "published.json"
+        self._common_dir: Final = os.path.realpath(common_dir)
+        self._agent_id: Final = agent_id
+
+    def find(self, ref: str) -> tuple[str, str]:
+        """As `Branches.find`. StateError: the file is damaged."""
+        agent, tip = self._read().get(f"{self._common_dir} {ref}", ("", ""))
+        return agent, tip
+
+    def note(self, ref: str, tip: str) -> None:
+        """As `Branches.note`. Also for a branch that the service prepared for the agent."""
+        with self._file.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._read()
+            key = f"{self._common_dir} {ref}"
+            if tip:
+                known[key] = [self._agent_id, tip]
+            else:
+                known.pop(key, None)
+            write_document(self._file, known)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_document(self._file)
+        except FileNotFoundError:
+            return {}
