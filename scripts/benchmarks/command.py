@@ -115,6 +115,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _chosen(only: str, worlds: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The rows and the parts of bonobofs that are asked for; all of them unless `--only` names some."""
     names = [name for name in only.split(",") if name]
+    if "git" in names:  # all of its parts
+        names = [*(name for name in names if name != "git"), *(part for part in table.PARTS if part.startswith("git-"))]
     if unknown := set(names) - set(ROWS) - set(WORKLOADS) - set(table.PARTS):
         raise BenchError(f"no row or workload {', '.join(sorted(unknown))}: see scripts/bench --list")
     if not names:

@@ -1,6 +1,6 @@
 """Single parts of bonobofs by themselves, as a program: one decision, the log, the index, the gates, the memory.
 
-Usage: python -m benchmarks.parts decision|log|index|git|beads|memory, with the plan as JSON on standard input.
+Usage: python -m benchmarks.parts decision|log|index|git-…|beads|memory, with the plan as JSON on standard input.
 It prints one number.
 """
 
@@ -19,11 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 
-from benchmarks.plan import COMMITTED, INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks import git_commands
+from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import bonobofs
 from bonobofs.audit.index import Index
 from bonobofs.audit.log import Identity, Trail
-from bonobofs.guards import BeadsGuard, GitGuard
+from bonobofs.guards import BeadsGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
@@ -116,52 +117,6 @@ def index(plan: Plan) -> float:
     return statistics.median(passes)
 
 
-def git(plan: Plan) -> float:
-    """How many times longer the git gate takes than `git add` and `git commit`: 100 files in a repository of 10,000.
-
-    Both in turn on the same files, each in a repository of its own; median of the passes.
-    """
-    base = Path(plan.base, "git")
-    shutil.rmtree(base, ignore_errors=True)
-    roots = [base / "gate", base / "git"]
-    files = [f"d{number % 100}/f{number}.txt" for number in range(plan.count(COMMITTED * 100))]
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    os.environ["BONOBOFS_HOME"] = str(base / "home")
-    policy = base / "policy.toml"
-
-    def run(root: Path, *words: str) -> None:
-        who = ("-c", "user.name=bench", "-c", "user.email=bench@example.org", "-c", "gc.auto=0")
-        subprocess.run(["git", *who, *words], cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL)
-
-    def write(names: list[str], turn: int) -> None:
-        for root in roots:
-            for name in names:
-                root.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
-                root.joinpath(name).write_text(f"{turn} {name}\n" * 20)
-
-    write(files, 0)
-    policy.write_text('default = "allow"\n')
-    for root in roots:
-        run(root, "init", "--quiet", "-b", "aidlc/bench")
-        run(root, "add", "--all")
-        run(root, "commit", "--quiet", "-m", "[b-1] All")
-        run(root, "gc", "--quiet")
-    passes = []
-    with open_session(roots[0], agent="bench", policy=policy) as session, GitGuard(session) as guard:
-        for turn in range(1, 2 * PASSES):
-            names = files[turn :: max(1, len(files) // COMMITTED)]
-            write(names, turn)
-            started = perf_counter_ns()
-            run(roots[1], "add", *names)
-            run(roots[1], "commit", "--quiet", "-m", "[b-1] Some")
-            between = perf_counter_ns()
-            guard.guarded_commit("Some", names, "bench", "b-1")
-            if turn > 1:  # the first loads libgit2
-                passes.append((perf_counter_ns() - between) / (between - started))
-    shutil.rmtree(base)
-    return statistics.median(passes)
-
-
 def beads(plan: Plan) -> float:
     """Milliseconds of the Beads gate's own for one update among 1,000 issues: two lists read, judged and recorded.
 
@@ -222,7 +177,11 @@ PARTS: dict[str, Callable[[Plan], float]] = {
     "decision": decision,
     "log": log,
     "index": index,
-    "git": git,
+    "git-status": git_commands.status,
+    "git-commit": git_commands.commit,
+    "git-commit-many": git_commands.commit_many,
+    "git-switch": git_commands.switch,
+    "git-delay": git_commands.delay,
     "beads": beads,
     "memory": memory,
 }

@@ -15,7 +15,6 @@ RULES = 1_000
 RECORDS = 20_000
 INDEXED = 200_000
 ISSUES = 1_000
-COMMITTED = 100
 
 
 @dataclass(frozen=True, slots=True)

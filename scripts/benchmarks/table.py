@@ -15,7 +15,11 @@ PARTS = {
     "decision": ("One decision under 1,000 rules on distinct paths, nothing cached", "{:.2f} us"),
     "log": ("One change in the log, intent and outcome", "{:.2f} us"),
     "index": ("Entries of the record taken into the index (SQLite) in a second", "{:,.0f}"),
-    "git": ("A commit of 100 files in a repository of 10,000, by `git add` and `git commit`", "{:.2f} times"),
+    "git-status": ("`git status` in a repository of 50,000 files, by native", "{:.2f} times"),
+    "git-commit": ("`git add` and `git commit` of one file there, beyond twice native", "{:.0f} ms"),
+    "git-commit-many": ("`git commit -a` of 10,000 files, by native", "{:.2f} times"),
+    "git-switch": ("`git switch` over 10,000 changed files, by native", "{:.1f} times"),
+    "git-delay": ("Longest wait of another writer while 600 MB are added and committed", "{:.0f} ms"),
     "beads": ("The Beads gate's own part of an update among 1,000 issues", "{:.1f} ms"),
     "memory": ("Resident after walking 100,000 files", "{:.0f} MB"),
 }
