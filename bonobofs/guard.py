@@ -36,6 +36,8 @@ from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, Workspa
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
+PUBLISHED: Final = "published"
+"""Name of the rule by which a git command takes in a published file."""
 SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
 
@@ -401,6 +403,23 @@ class Guard:
             details = {**(details or {}), APART: leaves_source.value}
         seq = self._intend(request, leave, caller, details, size, action, guard)
         return Admission(self._end, request, leave, seq, action, guard)
+
+    def admit_published(self, request: Request, caller: Caller, details: dict[str, Any] | None = None) -> Admission:
+        """Leave for a change that brings a path to its published content. The caller has the grant for it.
+
+        Raises Refused where another holder has a lease on the path, or the leases are unknown.
+        """
+        leases = self.policy.leases
+        if self.is_forgetting() or (
+            leases is not None and (not leases.known or leases.against(request.path.split("/")))
+        ):
+            denied = self._judged(request, NO_FACTS)
+            assert isinstance(denied, Denied)  # a lease refuses what the policy does not refuse before
+            raise self.refuse(denied, caller)
+        leave = Allowed(PUBLISHED)
+        action = ACTIONS.get(request.operation, "modify")
+        seq = self._intend(request, leave, caller, details, 0, action)
+        return Admission(self._end, request, leave, seq, action, "file")
 
     def note(  # noqa: PLR0913 - as for `admit`
         self,

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.told import decision, plain_decision
 from bonobofs.request import NO_FACTS, Agent, Facts, Request
 
+_AT_A_TIME: Final = 128
+"""Questions that the server answers before it serves another request."""
 _OF_OUTCOME: Final = 1000, 1000
 """Items of a list, and characters of a text, that the server is sent of an outcome."""
 
@@ -41,6 +44,7 @@ class RemoteDoor:
         self._tell_later: Final = tell_later
         self._numbers: Final = itertools.count(1)
         self._waiting: Final[dict[int, queue.SimpleQueue[dict[str, Any]]]] = {}
+        self._granting: Final = threading.Lock()
 
     def change_policy(self, policy: dict[str, Any], generation: int) -> None:
         """The server judges by this policy now."""
@@ -60,6 +64,34 @@ class RemoteDoor:
     def decide_in_mount(self, request: Request, facts: Facts) -> Allowed | Denied:
         """What the mount would say of it, which can hold apart what a gate cannot."""
         return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, facts), "in_mount": True})[1])
+
+    def decide_each(self, questions: list[tuple[Request, Facts]]) -> dict[int, Denied]:
+        """By number, what the mount refuses of these."""
+        refused = {}
+        for at in range(0, len(questions), _AT_A_TIME):
+            plain = [plain_question(*each) for each in questions[at : at + _AT_A_TIME]]
+            for number, answer in self._ask(Kind.DECIDE_EACH, {"questions": plain})[1]["denied"]:
+                denied = decision(answer)
+                assert isinstance(denied, Denied)
+                refused[at + number] = denied
+        return refused
+
+    def grant(self, stage: int, at: int, size: int) -> int:
+        """Let a git command take in published files; the number for `withdraw`. OSError.
+
+        `stage` is a file with their content and, `size` bytes at `at`, their list (`fuse.grants`).
+        """
+        with self._granting:  # the server takes one descriptor at a time
+            number, waiting = self._wait()
+            document = {"ask": number, "grant": number, "stage": os.fstat(stage).st_ino, "at": at, "size": size}
+            self._line.hand_over(Kind.GRANT, document, [stage])
+            self._said(waiting.get())
+        return number
+
+    def withdraw(self, number: int) -> list[str]:
+        """End what `grant` gave; the paths that were taken in."""
+        taken: list[str] = self._ask(Kind.WITHDRAW, {"grant": number})[1]["taken"]
+        return taken
 
     def admit(
         self,
@@ -167,10 +199,12 @@ class RemoteDoor:
             raise UsageError("the call names too many paths, or too long ones; send less in one call") from error
         if not sent:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        answer = waiting.get()
+        return number, self._said(waiting.get())
+
+    def _said(self, answer: dict[str, Any]) -> dict[str, Any]:
         if "error" in answer:
             raise OSError(errno.EPROTO, answer["error"])
-        return number, answer
+        return answer
 
     def _wait(self) -> tuple[int, queue.SimpleQueue[dict[str, Any]]]:
         number = next(self._numbers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from bonobofs.errors import TrailError
 from bonobofs.fuse.asked import caller, question
 from bonobofs.fuse.control import Kind
 from bonobofs.fuse.core import Notices
+from bonobofs.fuse.grants import Grants
 from bonobofs.fuse.noticing import Noticing
 from bonobofs.guard import Admission, Guard, Part
 from bonobofs.policy.engine import in_source
@@ -51,9 +53,14 @@ class _Open(NamedTuple):
 class Admissions:
     """What is asked over the line. Used by the thread that serves."""
 
-    def __init__(self, guard: Guard, noticing: Noticing, notices: Notices, root: int, session: str) -> None:
+    def __init__(
+        self, guard: Guard, noticing: Noticing, notices: Notices, grants: Grants, root: int, session: str
+    ) -> None:
         """`root` is the source, open; `session` the UUID."""
         self._guard: Final = guard
+        self._grants: Final = grants
+        self.descriptors: list[int] = []
+        """What the companion has handed over."""
         self._noticing: Final = noticing
         self._notices: Final = notices
         self._root: Final = root
@@ -63,6 +70,9 @@ class Admissions:
         """Looks at the leases that bind everybody once these changes are over."""
         self._acts: Final[dict[Kind, Callable[[dict[str, Any]], dict[str, Any]]]] = {
             Kind.DECIDE: self._decide,
+            Kind.DECIDE_EACH: self._decide_each,
+            Kind.GRANT: self._grant,
+            Kind.WITHDRAW: self._withdraw,
             Kind.ADMIT: self._admit,
             Kind.REFUSE: self._refuse,
             Kind.NOTE: self._note,
@@ -117,6 +127,7 @@ class Admissions:
     def abandon(self) -> None:
         """The companion is dead: enter that nobody knows how its changes ended. Never raises."""
         self._bound.clear()
+        self._grants.end_all()
         for number in list(self._open):
             one = self._open.pop(number)
             one.admission.details = {"end": "unknown"}
@@ -138,6 +149,24 @@ class Admissions:
         part = question(asked["question"])
         in_mount = asked.get("in_mount", False)
         return plain_decision(self._guard.decide(part.request, part.facts) if in_mount else self._judge(part))
+
+    def _decide_each(self, asked: dict[str, Any]) -> dict[str, Any]:
+        denied = []
+        for number, plain in enumerate(asked["questions"]):
+            part = question(plain)
+            verdict = self._guard.decide(part.request, part.facts)
+            if isinstance(verdict, Denied):
+                denied.append([number, plain_decision(verdict)])
+        return {"denied": denied}
+
+    def _grant(self, asked: dict[str, Any]) -> dict[str, Any]:
+        stage = self.descriptors.pop()
+        assert os.fstat(stage).st_ino == asked["stage"]
+        self._grants.begin(asked["grant"], stage, asked["at"], asked["size"])
+        return {}
+
+    def _withdraw(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"taken": self._grants.end(asked["grant"])}
 
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
         number, details, guard = asked["number"], asked["details"], asked["guard"]

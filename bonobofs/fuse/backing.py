@@ -12,8 +12,9 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from bonobofs.audit.strays import stray_name
@@ -255,6 +256,20 @@ class Backing(Descriptors):
                 raise
             self.drop_all()
             return os.open(name, flags, mode, dir_fd=directory)
+
+    def reopen_empty(self, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+        """A descriptor of a regular file that has lost its content and has this mode now."""
+        fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | FILE, dir_fd=directory)
+        os.ftruncate(fd, 0)
+        os.fchmod(fd, mode)
+        return fd
+
+    def fill(self, fd: int, stage: int, at: int, length: int, leave: Allowed) -> Iterator[Callable[[], object]]:
+        """The system calls that write `length` bytes at `at` of the file `stage` to an empty file."""
+        while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
+            yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
+            if os.lseek(fd, 0, os.SEEK_CUR) == done:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def create_nameless(self, directory: int, mode: int, leave: Allowed) -> int:
         """A new regular file without a name, open for reading and writing, that `enter` can bring into the source.

@@ -111,6 +111,10 @@ class Companion:
         """The namespaces in which it stands apart, by descriptors; one that comes after it can stand there too."""
         return tuple(self._line.descriptors)
 
+    def take_descriptor(self) -> int:
+        """What it has handed over last."""
+        return self._line.descriptors.pop()
+
     def next_heard(self, seconds: float) -> list[tuple[Kind, bytes]]:
         """What it says next; [] when it says nothing for so long. EOFError."""
         try:

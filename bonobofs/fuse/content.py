@@ -13,21 +13,21 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system, virtual
 from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
+from bonobofs.fuse.granted_files import INLINE, OPENED, GrantedFiles
 from bonobofs.fuse.inodes import Node
 from bonobofs.fuse.noticing import told_by
-from bonobofs.fuse.scratching import Scratching
+from bonobofs.fuse.slices import finished
 from bonobofs.guard import Elsewhere, Run
 from bonobofs.request import HEAD_BYTES, Facts, Operation, Request
 from bonobofs.state.turns import may_be_half
 
-_OPEN: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 _CREATING: Final = 0
 """Key of the run whose file has no node yet."""
 _MOST_COPIED: Final = 2 << 20
 """Bytes that one COPY_FILE_RANGE copies, so that others wait 10 ms and not a second: the caller asks for the rest."""
 
 
-class Content(Scratching):
+class Content(GrantedFiles):
     """Handlers that change what files hold."""
 
     def _changing_content(self) -> dict[int, Handler]:
@@ -54,6 +54,8 @@ class Content(Scratching):
         self._see(node, st)
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
+        if self.grants.files and self._brings_nothing(node, fd, at, data):
+            return p.WRITE_OUT.pack(size, 0)
         try:
             run = self._running(header, node, fd, st, at, data, write_flags)
         except Elsewhere:
@@ -255,6 +257,10 @@ class Content(Scratching):
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
         facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
         groups = self._groups(header, body)
+        grant = self._grant_at(parent, name)
+        if grant is not None and stat.S_ISREG(grant.mode):
+            steps = self._take_in_file(header, grant, parent, name, umask, groups)
+            return finished(steps) if grant.content.size <= INLINE else steps
         self._check_temporary_room(header, request, facts)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:
@@ -275,7 +281,7 @@ class Content(Scratching):
         self._guard.rekey(_CREATING, node.id)
         node.run = self._bounded(run, node, 0)
         node.fresh = True
-        return reply + _OPEN
+        return reply + OPENED
 
     def _make_file(self, home: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
         """Make a file where the verdict says; its node, with a reference, and its entry."""
@@ -283,7 +289,8 @@ class Content(Scratching):
             held = self._hold_file(home, directory, name, mode, leave)
             return held, self._held_entry(held)
         layer = home.layer
-        fd = layer.create(directory, name, mode, leave)
+        fd = self._replace_kept(home, directory, name, mode, leave) if self.grants.hidden else -1
+        fd = layer.create(directory, name, mode, leave) if fd < 0 else fd
         st = os.fstat(fd)
         reply = self._entry(home, name, st, made=True)
         node = self._inodes.find(st.st_ino + layer.numbers)

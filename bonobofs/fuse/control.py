@@ -84,6 +84,14 @@ class Kind(enum.IntEnum):
     """Bring the record to the disk."""
     SHOW = 28
     """{}: it is answered when the mount shows all that was changed before it was asked, by whomever."""
+    DECIDE_EACH = 30
+    """{"questions"}: "denied" has the number and the refusal of each that the mount refuses."""
+    GRANT = 31
+    """{"grant", "stage", "at", "size"}, and a descriptor: published files that a git command may take in (`grants`).
+
+    "stage" is the inode number of the file that comes with it."""
+    WITHDRAW = 32
+    """{"grant"}: the command has ended. The answer has the paths that it has "taken" in."""
     ANSWER = 27
     """To it: {"ask"}, and "allowed", "denied", "failed" (the trail) or "error" (the server) with what is to be said."""
 

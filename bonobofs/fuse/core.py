@@ -13,6 +13,7 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import stale
+from bonobofs.fuse.grants import Grants
 from bonobofs.fuse.held import Held, is_below
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
@@ -95,6 +96,7 @@ class Core:
         self._virtual: Final = files
         self._notices: Final = notices
         self.noticing: Final = Noticing(inodes, backing, notices)
+        self.grants: Final = Grants()
         self._lately: Final = self.noticing.lately
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
@@ -184,6 +186,10 @@ class Core:
         node.handle = handle
         return node
 
+    def _is_hidden(self, parent: Node, name: bytes) -> bool:
+        """Whether git has removed the name and is about to make it again."""
+        return bool(self.grants.hidden) and self._inodes.join(parent, name) in self.grants.hidden
+
     def _see(self, node: Node, st: os.stat_result) -> None:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
         told = st.st_size << 62 | st.st_ctime_ns
@@ -202,6 +208,8 @@ class Core:
     def _did_name(self, parent: Node, name: bytes, ino: int) -> None:
         """The mount has made a name lead to this inode number, or to nothing: 0."""
         self._lately.note(parent.ino, name, ino)
+        if self.grants.hidden and ino:
+            self.grants.hidden.discard(self._inodes.join(parent, name))
         parent.told = UNTOLD  # the kernel forgets a directory's attributes when it changes names in it
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:

@@ -191,6 +191,8 @@ class Hearing:
         if kind is Kind.ADMIT or kind is Kind.ENDED:
             self._give_suspects()  # by what is under way at this moment
         companion = self._companion
+        if kind is Kind.GRANT and companion is not None:
+            self._admissions.descriptors.append(companion.take_descriptor())
         # What it is answered later goes to this one, and not to one that comes after it.
         return companion is not None and self._admissions.act(kind, body, companion.tell)
 

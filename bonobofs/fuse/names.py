@@ -10,17 +10,17 @@ from bonobofs.decision import Apart, Code, Denied
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import LEAVES, NOTHING, Crossing, Handler, Header, Reply
+from bonobofs.fuse.granted_files import GrantedFiles
 from bonobofs.fuse.holding import End
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
-from bonobofs.fuse.scratching import Scratching
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.guard import Elsewhere, Part
 from bonobofs.policy.words import ELSEWHERE
 from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
 
 
-class Names(Scratching):
+class Names(GrantedFiles):
     """Handlers that change directories."""
 
     def _changing_names(self) -> dict[int, Handler]:
@@ -47,7 +47,7 @@ class Names(Scratching):
         parent, directory = self._changing(header, Operation.MKDIR, name)
         request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         groups = self._groups(header, body)
-        with self._guard.admit(request, caller=self._caller(header), apart=None) as leave:
+        with self._admission(header, request) as leave:
             home, directory = self._home(parent, directory, name, leave)
             try:
                 self._act_as(header, groups, umask)
@@ -88,6 +88,8 @@ class Names(Scratching):
         text = os.fsdecode(target)
         facts = Facts(target=text)
         groups = self._groups(header, body)
+        if self._take_in_symlink(header, parent, name, target, groups):
+            return self._made(parent, directory, name)
         self._check_temporary_room(header, request, facts)
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"target": text}, apart=None
@@ -159,7 +161,11 @@ class Names(Scratching):
         where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
-        with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
+        if self._is_hidden(parent, name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if self.grants.files and where is parent and self.grants.hides(request.path, st):
+            return NOTHING
+        with self._admission(header, request, LEAVES, st) as leave:
             remove = self._removal(where, leave, where.layer.unlink)
             node = self._leaving(where, directory, name, st)
             self._or_stays(node, lambda: remove(directory, name, leave))
@@ -173,7 +179,7 @@ class Names(Scratching):
         where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
-        with self._guard.admit(request, LEAVES, caller=self._caller(header), apart=None) as leave:
+        with self._admission(header, request, LEAVES) as leave:
             self._check_shown_empty(where, directory, name, request.path, leave)
             remove = self._removal(where, leave, where.layer.rmdir)
             node = self._leaving(where, directory, name, st)

@@ -32,6 +32,8 @@ _LOOKS: Final = 16
 _NEW_FILE: Final = Facts(size=0, mode=0o644)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
+_HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
+"""The answer that a name is not there, which the kernel does not cache."""
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
@@ -83,6 +85,8 @@ class Reading(Scratching):
             return self._held_entry(held)
         if self._scratch.directories and (entry := self._lookup_beside(parent, name)) is not None:
             return entry
+        if self._is_hidden(parent, name):
+            return _HIDDEN
         for _ in range(_LOOKS):
             try:
                 st = parent.layer.stat_entry(parent, name)
@@ -206,6 +210,8 @@ class Reading(Scratching):
             return [self._shown_above(node, entry) if entry[3] == b".." else entry for entry in found]
         if self._held.directories and (held := self._held.directories.get(self._inodes.path(node))):
             found = [entry for entry in found if entry[3] not in held]  # made by others since: what is held is shown
+        if self.grants.hidden:
+            found = [entry for entry in found if not self._is_hidden(node, entry[3])]
         if beside is None:
             return found
         shown = []

@@ -140,7 +140,9 @@ class Server:
 
     def _attend(self, companion: Companion | None, standing: Standing) -> tuple[Hearing, Beside]:
         config, diagnostics, noticing = self._config, self._diagnostics, self._operations.noticing
-        admissions = Admissions(self._guard, noticing, self._transport.notices, self._root, config["session"])
+        admissions = Admissions(
+            self._guard, noticing, self._transport.notices, self._operations.grants, self._root, config["session"]
+        )
         self._operations.is_needed = admissions.needs
         hearing = Hearing(companion, standing, self._operations, admissions, self._guard, config, diagnostics)
         beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)

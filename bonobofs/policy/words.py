@@ -190,7 +190,7 @@ NOBODYS: Final = {
 
 LEASES_RULE: Final = "leases"
 BUILT_IN_RULES: Final = frozenset(
-    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "temporary", NO_ROLE_RULE}
+    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "published", "temporary", NO_ROLE_RULE}
 )
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
 

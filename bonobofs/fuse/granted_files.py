@@ -1,0 +1,156 @@
+"""How the server takes in a published file that is granted to a git command of the session.
+
+Git replaces a file by UNLINK, CREATE and WRITE. The server does not let git do that to the source. UNLINK hides the
+name in the mount. CREATE makes the whole published file under a temporary name and renames it onto the path. WRITE
+succeeds where it brings the bytes that the file has already, and changes nothing. So the source has the content before
+or the published content at each moment, and no byte that a process of the session sends reaches it. Every other request
+is judged as always, before and after the grant ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import Final
+
+from bonobofs.audit.record import BY
+from bonobofs.audit.strays import stray_name
+from bonobofs.decision import Allowed
+from bonobofs.fuse import protocol as p
+from bonobofs.fuse import system
+from bonobofs.fuse.core import Header
+from bonobofs.fuse.grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, Published, fingerprint
+from bonobofs.fuse.inodes import Node
+from bonobofs.fuse.scratching import Scratching
+from bonobofs.fuse.slices import Job, Steps
+from bonobofs.guard import Admission
+from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
+
+INLINE: Final = 1 << 20
+"""Bytes of a file that is made without serving other requests."""
+OPENED: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
+
+
+class GrantedFiles(Scratching):
+    """What the handlers of names and content do where a published file is granted."""
+
+    def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
+        """The grant of a name that git makes now."""
+        if not self.grants.files or parent.apart:
+            return None
+        grant = self.grants.files.get(self._inodes.join(parent, name))
+        return None if grant is None or grant.taken or grant.mode == GONE else grant
+
+    def _admission(
+        self, header: Header, request: Request, facts: Facts = NO_FACTS, st: os.stat_result | None = None
+    ) -> Admission:
+        """Leave for a change of a name; `st` is the file that a removal removes."""
+        if self.grants.files and self.grants.admits(request, st):
+            return self._guard.admit_published(request, self._caller(header))
+        return self._guard.admit(request, facts, caller=self._caller(header), apart=None)
+
+    def _take_in_file(
+        self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
+    ) -> Steps:
+        """Make a granted file whole and return the reply to CREATE."""
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        by, mode, layer = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.layer
+        with self._guard.admit_published(request, self._caller(header), {BY: by.decode()}) as leave:
+            if header.uid:
+                layer.check_reserve(grant.content.size)
+            try:
+                self._act_as(header, groups, umask)
+                fd = layer.create(layer.directory(parent, changing=True), by, mode, leave)
+            finally:
+                self._backing.act_as_self()
+            self._lately.note(parent.ino, by, 0)
+            stage = os.dup(grant.content.fd)  # the command may end meanwhile
+            try:
+                for call in layer.fill(fd, stage, grant.content.offset, grant.content.size, leave):
+                    job = Job(call)
+                    yield job
+                    job.check()
+                self._put_in_place(parent, name, by, grant, leave)
+            except BaseException:
+                os.close(fd)
+                with suppress(FileNotFoundError):
+                    layer.unlink(layer.directory(parent, changing=True), by, leave)
+                raise
+            finally:
+                os.close(stage)
+        st = os.fstat(fd)
+        reply = self._entry(parent, name, st, made=True)
+        node = self._inodes.find(st.st_ino + layer.numbers)
+        assert node is not None
+        layer.keep_created(node, fd, stat.S_IMODE(st.st_mode))
+        return reply + OPENED
+
+    def _take_in_symlink(
+        self, header: Header, parent: Node, name: bytes, target: bytes, groups: tuple[int, ...]
+    ) -> bool:
+        """Make a granted symlink. False: the request is none, or has another target."""
+        grant = self._grant_at(parent, name)
+        if grant is None or grant.mode != SYMLINK or _read(grant.content) != target:
+            return False
+        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        by, details = stray_name().encode(), {"target": os.fsdecode(target)}
+        with self._guard.admit_published(request, self._caller(header), {BY: by.decode(), **details}) as leave:
+            try:
+                self._act_as(header, groups, 0)
+                parent.layer.symlink(parent.layer.directory(parent, changing=True), by, target, leave)
+            finally:
+                self._backing.act_as_self()
+            self._lately.note(parent.ino, by, 0)
+            try:
+                self._put_in_place(parent, name, by, grant, leave)
+            except BaseException:
+                parent.layer.unlink(parent.layer.directory(parent, changing=True), by, leave)
+                raise
+        return True
+
+    def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, leave: Allowed) -> None:
+        """Rename the whole file onto its path. EEXIST: the path is not as it was when it was granted."""
+        path, layer = self._inodes.join(parent, name), parent.layer
+        directory = layer.directory(parent, changing=True)
+        over = _status(directory, name)
+        found = None if over is None else fingerprint(over)
+        is_free = over is None or path in self.grants.hidden
+        if self.grants.files.get(path) is not grant or grant.taken or not is_free or found != grant.before:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        other = None if over is None else self._leaving(parent, directory, name, over)
+        flags = system.RENAME_NOREPLACE if over is None else 0
+        self._or_stays(other, lambda: layer.rename(directory, by, directory, name, flags, leave))
+        grant.taken = True
+        if over is not None:
+            self._left(other, parent, name, over)
+        self._did_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
+
+    def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+        """Open a kept file that git has removed in the mount, without its content; -1 where there is none."""
+        path = self._inodes.join(parent, name)
+        grant = self.grants.files.get(path)
+        if grant is None or grant.mode != KEPT or path not in self.grants.hidden:
+            return -1
+        found = _status(directory, name)
+        if found is None or fingerprint(found) != grant.before:
+            return -1
+        grant.taken = True
+        return parent.layer.reopen_empty(directory, name, mode, leave)
+
+    def _brings_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
+        """Whether a WRITE to a file that was taken in has the bytes that the file has already."""
+        grant = self.grants.files.get(self._inodes.path(node)) if node.parent is not None else None
+        return grant is not None and grant.taken and grant.mode != KEPT and os.pread(fd, len(data), at) == data
+
+
+def _status(directory: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _read(content: Published) -> bytes:
+    return os.pread(content.fd, content.size, content.offset)

@@ -1,0 +1,116 @@
+"""What git commands of the session may take in now although the policy refuses a change of the path."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Final, NamedTuple
+
+from bonobofs.request import Operation, Request, WorkspacePath
+
+GONE: Final = 0
+"""Mode of a path that the published tree does not have."""
+SYMLINK: Final = 0o120000
+EXECUTABLE: Final = 0o100755
+KEPT: Final = 1
+"""Mode of a path that the role may write, and that `[[keep]]` does not let be removed: git may replace its content."""
+
+Fingerprint = tuple[int, int, int, int]
+"""Inode number, size, and the times of modification and change in nanoseconds."""
+
+
+def fingerprint(st: os.stat_result) -> Fingerprint:
+    """What tells one state of a file from another."""
+    return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
+
+
+class Published(NamedTuple):
+    """The published content of one path: `size` bytes at `offset` of the file `fd`."""
+
+    fd: int
+    offset: int
+    size: int
+
+
+class Grant:
+    """One path that a command may take in."""
+
+    __slots__ = ("before", "content", "mode", "number", "taken")
+
+    def __init__(self, number: int, mode: int, before: Fingerprint | None, content: Published) -> None:
+        """`mode` is that of the published tree. `before` is None where the source has nothing of that name."""
+        self.number: Final = number
+        self.mode: Final = mode
+        self.before: Final = before
+        self.content: Final = content
+        self.taken = False
+
+
+class Grants:
+    """The granted paths. Used by the thread that serves."""
+
+    def __init__(self) -> None:
+        self.files: Final[dict[str, Grant]] = {}
+        self.hidden: Final[set[str]] = set()
+        """Paths that git has removed and not yet made again. The source still has them."""
+        self._directories: Final[dict[str, int]] = {}
+        """Directories above the granted paths, with the number of the last command that needs them."""
+        self._stages: Final[dict[int, int]] = {}
+        """The descriptors of the content, by the number of the command."""
+
+    def begin(self, number: int, stage: int, at: int, length: int) -> None:
+        """Grant files to the command `number`. `end` closes the file `stage`, which has their content.
+
+        The list of the files is JSON in it, `length` bytes at `at`: path, mode, offset, size, and fingerprint or null.
+        """
+        self._stages[number] = stage
+        for path, mode, offset, size, before in json.loads(os.pread(stage, length, at)):
+            known = None if before is None else (before[0], before[1], before[2], before[3])
+            self.files[path] = Grant(number, mode, known, Published(stage, offset, size))
+            above = path.rpartition("/")[0]
+            while above:
+                self._directories[above] = number
+                above = above.rpartition("/")[0]
+
+    def end(self, number: int) -> list[str]:
+        """End the grants of a command and return the paths that it has taken in. Hidden names are shown again."""
+        taken = []
+        for path, grant in list(self.files.items()):
+            if grant.number == number:
+                del self.files[path]
+                if grant.taken:
+                    taken.append(path)
+                self.hidden.discard(path)
+        for above in [above for above, last in self._directories.items() if last == number]:
+            del self._directories[above]
+        if (stage := self._stages.pop(number, -1)) >= 0:
+            os.close(stage)
+        return taken
+
+    def end_all(self) -> None:
+        """End the grants of all commands."""
+        for number in list(self._stages):
+            self.end(number)
+
+    def admits(self, request: Request, st: os.stat_result | None) -> bool:
+        """Whether the request removes a granted file `st`, or makes or removes a directory above a granted path.
+
+        The kernel removes no directory that is not empty.
+        """
+        if request.operation is Operation.MKDIR or request.operation is Operation.RMDIR:
+            return request.path in self._directories
+        grant = self.files.get(request.path)
+        if grant is None or grant.mode != GONE or st is None or grant.before != fingerprint(st):
+            return False
+        grant.taken = True
+        return True
+
+    def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
+        """Whether the removal of this file is one half of its replacement. Its name is then hidden in the mount."""
+        grant = self.files.get(path)
+        if grant is None or grant.mode == GONE or grant.taken or path in self.hidden:
+            return False
+        if grant.before != fingerprint(st) or (grant.mode == KEPT and st.st_nlink > 1):
+            return False
+        self.hidden.add(path)
+        return True
