@@ -90,12 +90,12 @@ need_mail() {
 need_tools() {
     export BONOBOFS_TOOLS=${BONOBOFS_TOOLS:-$VENV-tools}
     local mark python
-    mark=$BONOBOFS_TOOLS/installed-2
+    mark=$BONOBOFS_TOOLS/installed-3
     [ -e "$mark" ] && return 0
     python=$(new_python)
     "$python" -m venv --clear "$BONOBOFS_TOOLS"
     "$BONOBOFS_TOOLS/bin/python" -m pip install --quiet --disable-pip-version-check \
-        nbconvert nox poetry 'setuptools>=70.1' tox uv virtualenv >&2
+        GitPython nbconvert nox poetry pre-commit 'setuptools>=70.1' tox uv virtualenv >&2
     npm install --prefix "$BONOBOFS_TOOLS" --silent --no-audit --no-fund pnpm@9 vite@5 yarn@2.4.3 >&2
     touch "$mark"
 }
