@@ -49,9 +49,11 @@ class Below(NamedTuple):
 class Backing(Descriptors):
     """Every read and every change of the source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO) -> None:
+    def __init__(
+        self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO, place: str = ""
+    ) -> None:
         """As `Descriptors`."""
-        super().__init__(root, inodes, cache=cache, pins=pins, apart=apart)
+        super().__init__(root, inodes, cache=cache, pins=pins, apart=apart, place=place)
         self.top: Final = inodes.top(os.fstat(root).st_ino + self.numbers, self)
         self.top.fd = root
         self.top.access = R

@@ -18,6 +18,7 @@ from bonobofs.fuse.held import Held, is_below
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.noticing import UNTOLD, Noticing, once_moved, told_by
+from bonobofs.fuse.repository import Repository
 from bonobofs.fuse.scratch import Scratch
 from bonobofs.fuse.slices import Busy, Steps
 from bonobofs.guard import Caller, Guard
@@ -104,6 +105,8 @@ class Core:
         """What is being judged for a move, in slices: nothing below may change, and none of it may move, until then."""
         self.turns: Turns | None = None
         """Those of the servers that show the same source."""
+        self.repository: Repository | None = None
+        """The session's own `.git`."""
         self.is_needed: Callable[[str], bool] = lambda _: False
         """Whether a change that is made beside the mount relies on this directory to stay where it is."""
         self.believe(LONG)
@@ -128,10 +131,24 @@ class Core:
         if node_id >= virtual.FIRST_ID:
             self._refuse_virtual(header, operation, self._virtual.path(node_id))
         node = self._node(node_id)
+        if self.repository is not None:
+            self._check_repository(header, operation, node, b"")
+            if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.layer.stat(node)):
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         # A file with several names may have one below.
         if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
         return node
+
+    def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
+        """Raise Refused for what the source has in `.git`: the policy admits changes of the session's own alone."""
+        if node.apart or node.parent is None:
+            return
+        path = self._inodes.path(node)
+        if path == ".git" or path.startswith(".git/"):
+            path = self._inodes.join(node, name) if name else path
+            (refusal, *_) = self._guard.policy.protect.find(path.split("/"))
+            raise self._guard.refuse(Denied(*refusal, path, operation), self._caller(header))
 
     def _is_judged(self, path: str) -> bool:
         return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
@@ -163,6 +180,12 @@ class Core:
 
     def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
         """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
+        layer = parent.layer
+        if layer.place:
+            return p.unbelieved(self._known_entry(parent, name, st))
+        return self._known_entry(parent, name, st, made=made)
+
+    def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
         layer = parent.layer
         if st.st_dev != layer.device or layer.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
@@ -214,6 +237,13 @@ class Core:
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
         """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
+        if node.layer.place:
+            return p.readable(p.pack_attr(st))
+        if node.id == p.ROOT_ID and self.repository is not None:
+            return self.repository.root_attr(self._dressed_attr(node, st), st)
+        return self._dressed_attr(node, st)
+
+    def _dressed_attr(self, node: Node, st: os.stat_result) -> bytes:
         if self._held.directories and (names := self._held.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
         if node.is_dir and self._scratch.directories and (dressed := self._dressed(node)) is not node:
@@ -304,7 +334,9 @@ class Core:
         parent = self._node(header.node_id)
         if parent.covered:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        if parent.parent is None and parent is not self._inodes.root:
+        if self.repository is not None:
+            self._check_repository(header, operation, parent, name)
+        if parent.parent is None and parent is not self._inodes.root and not parent.layer.place:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
         if self._trees:
             path = self._inodes.join(parent, name)

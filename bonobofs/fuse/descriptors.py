@@ -22,7 +22,7 @@ from typing import Final
 from bonobofs.decision import Apart
 from bonobofs.fuse import system
 from bonobofs.fuse.inodes import Inodes, Node, kind_of
-from bonobofs.request import Kind
+from bonobofs.request import Kind, WorkspacePath
 from bonobofs.state import mounts
 
 R: Final = os.R_OK
@@ -50,14 +50,18 @@ def stale() -> OSError:
 class Descriptors:
     """The open descriptors of one source. Used by one thread."""
 
-    def __init__(self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO) -> None:
+    def __init__(
+        self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO, place: str = ""
+    ) -> None:
         """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
 
         `pins` is how many more may be open for nodes that cannot be reached by name, until FORGET.
-        `apart` says of which layer it is: of the source, or of what is held apart from it.
+        `apart` says of which layer it is: of the source, or of what is held apart from it. `place` is the path at which
+        the mount shows the root of this layer.
         """
         self.apart: Final = apart
-        self.numbers: Final = 0 if apart is Apart.NO else 1 << 64
+        self.place: Final = WorkspacePath(place)
+        self.numbers: Final = inodes.add_layer()
         """Added to an inode number, it is that of a node."""
         self.root: Final = root
         self.device: Final = os.fstat(root).st_dev
@@ -184,9 +188,14 @@ class Descriptors:
             self._looked = node
         return fd
 
+    def _path(self, node: Node) -> bytes:
+        """The path of a directory from the root of this layer."""
+        path = self._inodes.path(node).encode("utf-8", "surrogateescape")
+        return path[len(self.place) + 1 :] if self.place else path
+
     def _stat_path(self, node: Node, *, strict: bool = False) -> os.stat_result:
         """What lies at the directory's path. `strict`: no symlink on the way, as it might lead back from outside."""
-        path = self._inodes.path(node).encode("utf-8", "surrogateescape")
+        path = self._path(node)
         if len(path) < _LONG_PATH and not (strict and b"/" in path):
             try:
                 return os.stat(path, dir_fd=self.root, follow_symlinks=False)
@@ -236,7 +245,7 @@ class Descriptors:
                 raise stale()
             node.position = 0
             return self._keep(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
-        path = self._inodes.path(node).encode("utf-8", "surrogateescape")
+        path = self._path(node)
         above = self.root
         if len(path) >= _LONG_PATH:
             above = self._walk(os.path.dirname(path))

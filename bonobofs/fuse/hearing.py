@@ -310,7 +310,8 @@ class Hearing:
         except PolicyError as error:
             self._refuse_policy(origin, str(error))
             return
-        self._guard.change_policy(compiled.with_tracked(Tracked(tracked) if tracked else None))
+        compiled = compiled.with_tracked(Tracked(tracked) if tracked else None)
+        self._guard.change_policy(compiled if self._operations.repository is None else compiled.with_repository())
         self._plain = policy
         if self._companion is not None:
             self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})

@@ -109,6 +109,7 @@ class Inodes:
         self.by_id: dict[int, Node] = {}
         self._by_ino: dict[int, Node] = {}
         self._next_id = ROOT_ID + 1
+        self._layers = 0
         self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
         self.moved: Callable[[Node, bytes], None] = lambda _parent, _name: None
         """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
@@ -119,10 +120,15 @@ class Inodes:
         """The node of the mount's root."""
         return self.by_id[ROOT_ID]
 
+    def add_layer(self) -> int:
+        """What to add to the inode numbers of one more layer. The first layer is the source, which keeps its own."""
+        self._layers += 1
+        return self._layers - 1 << 64
+
     def top(self, number: int, layer: Backing) -> Node:
         """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
         if ROOT_ID in self.by_id:
-            return self.adopt(number, Kind.DIRECTORY, WorkspacePath(""), layer)
+            return self.adopt(number, Kind.DIRECTORY, layer.place, layer)
         node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, layer)
         node.lookups = 1
         self.by_id[ROOT_ID] = self._by_ino[number] = node

@@ -15,6 +15,8 @@ from bonobofs.fuse.held import Held
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.names import Names
 from bonobofs.fuse.reading import Reading
+from bonobofs.fuse.repository import NAME as GIT
+from bonobofs.fuse.repository import Repository
 from bonobofs.fuse.scratch import Scratch
 from bonobofs.fuse.virtual import Virtual
 from bonobofs.guard import Guard
@@ -35,6 +37,7 @@ class Operations(Reading, Attributes, Names):
     ) -> None:
         super().__init__(inodes, backing, held, scratch, guard, files, notices)
         backing.lost = scratch.layer.lost = self._look_again
+        self._stores: Final[list[Backing]] = []
         inodes.moved = lambda parent, name: notices.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
@@ -48,11 +51,21 @@ class Operations(Reading, Attributes, Names):
         if node.parent is not None:
             self._notices.entry(node.parent.id, node.name)
 
+    def show(self, repository: Repository) -> None:
+        """Show the session's own `.git`, which lies in the scratch layer, in place of the source's."""
+        self.repository = repository
+        self._scratch.show(GIT)
+        for store in repository.stores.values():
+            store.lost = self._look_again
+            self._stores.append(store)
+
     def begin(self, now: float) -> None:
         """A request begins at this time."""
         self._backing.begin(now)
         if self._scratch.directories:
             self._scratch.layer.begin(now)
+        for store in self._stores:
+            store.begin(now)
 
     def relieve(self) -> None:
         """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
@@ -60,6 +73,9 @@ class Operations(Reading, Attributes, Names):
         if self._scratch.directories:
             self._scratch.layer.after()
             crowded += self._scratch.layer.crowded()
+        for store in self._stores:
+            store.after()
+            crowded += store.crowded()
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
             self._notices.prune([node.id for node in crowded], names)
@@ -70,3 +86,5 @@ class Operations(Reading, Attributes, Names):
         self._backing.note_mounts()
         self._backing.drop_quiet()
         self._scratch.layer.drop_quiet()
+        for store in self._stores:
+            store.drop_quiet()

@@ -306,6 +306,26 @@ def with_number(attr: bytes, number: int) -> bytes:
     return number.to_bytes(8, sys.byteorder) + attr[8:]
 
 
+def with_owner(attr: bytes, uid: int, rights: int) -> bytes:
+    """`fuse_attr` as it is, with another owner, who has these rights (rwx)."""
+    values = list(ATTR.unpack(attr))
+    values[9] = values[9] & ~0o700 | rights << 6
+    values[11] = uid
+    return ATTR.pack(*values)
+
+
+def readable(attr: bytes) -> bytes:
+    """`fuse_attr` as it is, of what every user who finds it may read."""
+    values = list(ATTR.unpack(attr))
+    values[9] |= 0o555 if values[9] & 0o170000 == 0o040000 else 0o444
+    return ATTR.pack(*values)
+
+
+def unbelieved(entry: bytes) -> bytes:
+    """`fuse_entry_out` as it is, with a name and attributes that the kernel asks for each time."""
+    return entry[:16] + bytes(24) + entry[40:]
+
+
 def unpack_rdev(rdev: int) -> int:
     """The kernel's 32-bit device number (new_encode_dev) as `os.mknod` takes it."""
     return os.makedev((rdev >> 8) & 0xFFF, (rdev & 0xFF) | ((rdev >> 12) & 0xFFF00))

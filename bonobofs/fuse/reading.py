@@ -17,6 +17,8 @@ from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.held import is_behind
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.moving import Stretch
+from bonobofs.fuse.repository import HIDDEN
+from bonobofs.fuse.repository import NAME as GIT
 from bonobofs.fuse.scratch import Beside
 from bonobofs.fuse.scratching import Scratching, inode_number
 from bonobofs.fuse.slices import Job, Steps
@@ -34,6 +36,7 @@ _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
 _HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
 """The answer that a name is not there, which the kernel does not cache."""
+_UNBELIEVED: Final = bytes(p.ATTR_OUT.size)
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
@@ -68,15 +71,8 @@ class Reading(Scratching):
     def _lookup(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         node_id = header.node_id
-        if node_id >= virtual.FIRST_ID:
-            found = self._virtual.lookup(name, header.uid) if node_id == virtual.DIRECTORY_ID else None
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
-        if name == virtual.NAME and node_id == p.ROOT_ID:
-            return p.ENTRY_OUT.pack(virtual.DIRECTORY_ID, 0, *self._entry_times) + self._virtual.attr(
-                virtual.DIRECTORY_ID
-            )
+        if node_id >= virtual.FIRST_ID or (name == virtual.NAME and node_id == p.ROOT_ID):
+            return self._virtual_entry(header, node_id, name)
         parent = self._node(node_id)
         if parent.covered:
             return self._no_entry
@@ -84,18 +80,52 @@ class Reading(Scratching):
         if self._held.directories and (held := self._held_at(parent, name)):
             return self._held_entry(held)
         if self._scratch.directories and (entry := self._lookup_beside(parent, name)) is not None:
-            return entry
+            return self._seen_entry(header, entry, parent, name)
         if self._is_hidden(parent, name):
             return _HIDDEN
         for _ in range(_LOOKS):
             try:
                 st = parent.layer.stat_entry(parent, name)
             except FileNotFoundError:
+                if parent.layer.place:
+                    raise
                 return self._no_entry
+            if name == HIDDEN and parent.layer.place:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             reply = self._entry(parent, name, st)
             if not self.noticing.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
+
+    def _virtual_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
+        """The entry of `.bonobofs`, or of a name in it."""
+        if node_id == p.ROOT_ID:
+            node_id = virtual.DIRECTORY_ID
+            return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual.attr(node_id)
+        found = self._virtual.lookup(name, header.uid) if node_id == virtual.DIRECTORY_ID else None
+        if found is None:
+            return self._store_entry(header, node_id, name)
+        return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
+
+    def _seen_entry(self, header: Header, entry: bytes, parent: Node, name: bytes) -> bytes:
+        """The entry of a name in the layer. If users see different `.git`, the kernel asks again for each of them."""
+        if self.repository is None or not self.repository.shared or name != GIT or parent.id != p.ROOT_ID:
+            return entry
+        if not self.repository.is_seen(header.uid):
+            self._forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
+            entry = self._entry(parent, GIT, parent.layer.stat_entry(parent, GIT))
+        return p.unbelieved(entry)
+
+    def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
+        """The entry of an object store in `.bonobofs`."""
+        repository = self.repository
+        if node_id != virtual.DIRECTORY_ID or repository is None or name not in repository.stores:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not repository.is_seen(header.uid):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        top = repository.stores[name].top
+        top.lookups += 1
+        return p.ENTRY_OUT.pack(top.id, 0, 0, 0, 0, 0) + self._attr(top, top.layer.status(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
         """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""
@@ -137,7 +167,7 @@ class Reading(Scratching):
         node = self._node(header.node_id)
         st = node.layer.status(node)
         self._see(node, st)
-        return self._attr_times + self._attr(node, st)
+        return (_UNBELIEVED if node.layer.place else self._attr_times) + self._attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:
@@ -183,7 +213,8 @@ class Reading(Scratching):
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
         self._backing.close_released()
-        v = self._backing.statvfs()
+        node = self._nodes.get(header.node_id)
+        v = (self._backing if node is None else node.layer).statvfs()
         size = v.f_bsize
         return p.STATFS_OUT.pack(
             v.f_blocks, v.f_bfree, v.f_bavail, v.f_files, v.f_ffree, size, v.f_namemax, v.f_frsize, 0
@@ -306,7 +337,9 @@ class Reading(Scratching):
                 if at_root and name == virtual.NAME:
                     continue
                 try:
-                    if beside is not None and name in beside.names:
+                    if at_root and name == GIT and self.repository is not None and self.repository.shared:
+                        out.append(_DOT_ENTRY)  # each user looks it up
+                    elif beside is not None and name in beside.names:
                         out.append(self._entry_beside(beside, name))
                     else:
                         out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
@@ -377,7 +410,7 @@ class Reading(Scratching):
         node = self._dressed(self._node(header.node_id))
         if name.startswith(_WHY_NAME):
             return _sized(self._why_name(header, name[len(_WHY_NAME) :]), size)
-        if node.fresh and name == _CAPABILITY:
+        if (node.fresh and name == _CAPABILITY) or (node.layer.place and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
         value = self._why(node) if name == WHY else node.layer.get_xattr(node, name)
         return _sized(value, size)
@@ -421,7 +454,7 @@ class Reading(Scratching):
         if header.node_id >= virtual.FIRST_ID:
             return _sized(b"", size)
         node = self._dressed(self._node(header.node_id))
-        found = node.layer.list_xattrs(node)
+        found = [] if node.layer.place else node.layer.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
         return _sized(b"".join(os.fsencode(name) + b"\0" for name in found), size)

@@ -24,10 +24,11 @@ from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.held import is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.virtual import ALL
-from bonobofs.policy.compiled import ScratchTable
+from bonobofs.policy.compiled import REPOSITORY, ScratchTable
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Kind, Request, WorkspacePath
 
+_REPOSITORY: Final = WorkspacePath(REPOSITORY)
 LISTED: Final = 1_000
 """Lines of `.bonobofs/scratch`; what is more is counted."""
 
@@ -113,6 +114,11 @@ class Scratch:
         wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
             self.layer.dress(upper, node, leave)
+
+    def show(self, name: bytes) -> None:
+        """Show what lies at the top of the layer under this name, in place of what the source has at its root."""
+        beside = self.directories[WorkspacePath("")] = Beside(self.layer.top)
+        self.appeared(beside, name)
 
     def appeared(self, beside: Beside, name: bytes) -> None:
         """Something lies in the counterpart under this name."""
@@ -231,10 +237,10 @@ class Scratch:
                 yield f"scratch\t{st.st_size}\t{printable(path)}\n"
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
-        """Everything that lies in the layer."""
+        """Everything that lies in the layer, but the session's repository, which no [[scratch]] counts."""
         for each in self.layer.walk(self.layer.directory(self.layer.top), b".", closed=True):
             path = WorkspacePath(each.path)
-            if path not in self.directories:
+            if path not in self.directories and not is_below(path, _REPOSITORY):
                 yield path, each.st
 
     def files(self) -> Iterator[tuple[int, WorkspacePath, int]]:

@@ -38,9 +38,11 @@ from bonobofs.fuse.hearing import Hearing
 from bonobofs.fuse.held import FIRST_COOKIE, Held
 from bonobofs.fuse.inodes import Inodes
 from bonobofs.fuse.operations import Operations
+from bonobofs.fuse.repository import Person, Repository
 from bonobofs.fuse.scratch import Scratch, Sizes
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual import ALL, LONGEST, Virtual
+from bonobofs.fuse.virtual import NAME as VIRTUAL
 from bonobofs.guard import Guard
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
@@ -69,6 +71,12 @@ class Server:
     """`whoami.json`, after the digest of the policy that it was made for: json.dumps with an indent leaves cycles."""
     _ended_by = 0
     """The first signal that ended it."""
+    _ending = 0.0
+    _settle_asked = False
+    _reload_asked = False
+    _more = False
+    _tidied = 0.0
+    _trail_fails = False
 
     def __init__(self, config: dict[str, Any], beginning: Beginning) -> None:
         self._config: Final = config
@@ -77,9 +85,7 @@ class Server:
         if beginning.root < 0 and beginning.failure is not None:
             raise beginning.failure
         self._root: Final = beginning.root
-        policy = compile_policy(config["policy"]).with_tracked(
-            Tracked(config["tracked"]) if config["tracked"] else None
-        )
+        policy = _policy(config)
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
         self._guard: Final = Guard(
@@ -94,15 +100,9 @@ class Server:
         limit = system.raise_limit()
         self._backing: Final = _backing(self._root, inodes, limit)
         held, scratch = self._apart(inodes, limit)
+        repository = self._repository(inodes, limit)
         self._backing.note_mounts()
         self._diagnostics: Final = Diagnostics()
-        self._ending = 0.0
-        self._signals = 0
-        self._settle_asked = False
-        self._reload_asked = False
-        self._more = False
-        self._tidied = 0.0
-        self._trail_fails = False
         companion, standing = accompany(config, beginning)
         virtual = Virtual(
             {
@@ -134,6 +134,8 @@ class Server:
             self._transport.notices,
         )
         self._operations.turns = _turns(Path(config["home"]))
+        if repository is not None:
+            self._operations.show(repository)
         self._watched: Final = not standing.watch
         self._hearing, self._beside = self._attend(companion, standing)
         self._synced = threading.Event()
@@ -156,6 +158,21 @@ class Server:
         layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, apart=Apart.SCRATCH)
         scratch = Scratch(layer, inodes, Sizes(lambda: self._guard.policy), cookies)
         return Held(str(directory), limit // 2, cookies), scratch
+
+    def _repository(self, inodes: Inodes, limit: int) -> Repository | None:
+        """What the mount shows of the session's own `.git`; None: it has none."""
+        shown = self._config["repository"]
+        if shown is None:
+            return None
+        stores = {}
+        for number, path in enumerate(shown["stores"]):
+            name = f"objects-{number}" if number else "objects"
+            top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            place = os.fsdecode(VIRTUAL) + f"/{name}"
+            cache, pins = min(limit // 32, _MOST_CACHED), limit // 64
+            stores[name.encode()] = Backing(top, inodes, cache=cache, pins=pins, apart=Apart.SCRATCH, place=place)
+        person = Person(shown["uid"], shown["gid"], tuple(shown["groups"]))
+        return Repository(self._backing, stores, person, shared=self._config["allow_other"])
 
     def _whoami(self, agent: Agent) -> bytes:
         policy = self._guard.policy
@@ -346,6 +363,11 @@ class Server:
 
     def _failed(self, opcode: int, error: Exception) -> None:
         self._diagnostics.failed(p.Opcode(opcode).name, error)
+
+
+def _policy(config: dict[str, Any]) -> Policy:
+    policy = compile_policy(config["policy"]).with_tracked(Tracked(config["tracked"]) if config["tracked"] else None)
+    return policy if config["repository"] is None else policy.with_repository()
 
 
 def _backing(root: int, inodes: Inodes, limit: int) -> Backing:

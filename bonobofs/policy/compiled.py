@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from bonobofs.policy.pattern import (
 from bonobofs.request import Operation, WorkspacePath
 
 EVERYTHING: Final = "**"
+REPOSITORY: Final = ".git"
+"""Where a mount shows the repository."""
 ALWAYS_PROTECTED: Final = ("**/.git/", "**/.beads/")
 """Protected by every policy, also one without [[protect]]. No source contains the state directory (`state.places`)."""
 DEFAULT_ROLE: Final = "agent"
@@ -138,6 +141,28 @@ def _above(path: str) -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Repository:
+    """The session's own `.git`: which branches in it follow the source and cannot be moved by the session."""
+
+    protected: tuple[str, ...]
+    """Names, or patterns with `*`."""
+    table: ScratchTable
+    """What holds its bytes; no [[scratch]] counts them."""
+    leave: Allowed
+
+    def judge(self, parts: Sequence[str]) -> Allowed | words.Refusal:
+        """The verdict on every change of a path that begins with `.git`."""
+        if len(parts) == 1:
+            return words.REPOSITORY
+        if parts[1:3] == ["refs", "heads"] and len(parts) > 3:
+            # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
+            branch = "/".join(parts[3:])
+            if any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected):
+                return words.PROTECTED_BRANCH
+        return self.leave
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Temporary:
     """Which names are held: by their last component at any depth, or by the whole path."""
 
@@ -182,6 +207,8 @@ class Policy:
     """Who holds what; None: leases are not followed."""
     tracked: Tracked | None = None
     """The paths below [[scratch]] that git tracks; None: there are none."""
+    repository: Repository | None = None
+    """The session's own `.git`; None: the mount shows that of the source, which nothing changes."""
 
     def bound_by(self, leases: Leases | None) -> Policy:
         """This policy under these leases."""
@@ -190,6 +217,17 @@ class Policy:
     def with_tracked(self, tracked: Tracked | None) -> Policy:
         """This policy, under which these paths are never scratch."""
         return dataclasses.replace(self, tracked=tracked)
+
+    def with_repository(self) -> Policy:
+        """This policy for a mount in which `.git` is the session's own."""
+        protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
+        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, words.REPOSITORY)
+        leave = Allowed("repository", apart=Apart.SCRATCH)
+        return dataclasses.replace(self, repository=Repository(tuple(protected), table, leave))
+
+    def repository_of(self, parts: Sequence[str]) -> Repository | None:
+        """The session's repository, if the path is it or lies in it."""
+        return self.repository if self.repository is not None and parts and parts[0] == REPOSITORY else None
 
     def is_scratch(self, parts: Sequence[str]) -> bool:
         """Whether a [[scratch]] matches the path, and git does not track it."""
@@ -213,13 +251,18 @@ class Policy:
 
     def scratch_table(self, path: str) -> ScratchTable | None:
         """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""
-        found = self.protect_and_scratch.find(path.split("/") if path else [])
+        parts = path.split("/") if path else []
+        if (repository := self.repository_of(parts)) is not None:
+            return repository.table
+        found = self.protect_and_scratch.find(parts)
         matching = [one for one in found if isinstance(one, Scratch)]
         return min(matching, key=lambda one: one.order).table if matching else None
 
     def scratch_top(self, path: WorkspacePath) -> WorkspacePath:
         """Return the topmost scratch path at or above a scratch path: `a/.venv` for `a/.venv/lib/x.py`."""
         parts = path.split("/")
+        if self.repository_of(parts) is not None:
+            return WorkspacePath(REPOSITORY)
         for depth in range(1, len(parts)):
             if any(isinstance(one, Scratch) for one in self.protect_and_scratch.find(parts[:depth])):
                 return WorkspacePath("/".join(parts[:depth]))

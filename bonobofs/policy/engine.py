@@ -1,10 +1,11 @@
 """Deciding. Pure and total: the same policy, agent, request and facts give the same answer, and every one gets one.
 
-The order is that of the contracts: outside, devices, protect, the role's `deny`, scratch paths that git does not track
-(allowed, the bytes held apart), hidden, the role's `write`, keep, then the rules, or `default` where none matches the
-path. A temporary name that these four refuse is allowed, and the file held apart. Last, what would be allowed is still
-refused for a file that has names beyond those that are known, and for a path that somebody else has leased. What is
-refused earlier is never looked at again, so nothing later can widen it.
+The order is that of the contracts: outside, devices, the session's own `.git` (allowed, the bytes held apart), protect,
+the role's `deny`, scratch paths that git does not track (allowed, the bytes held apart), hidden, the role's `write`,
+keep, then the rules, or `default` where none matches the path. A temporary name that these four refuse is allowed, and
+the file held apart. Last, what would be allowed is still refused for a file that has names beyond those that are known,
+and for a path that somebody else has leased. What is refused earlier is never looked at again, so nothing later can
+widen it.
 
 An operation of a gate is no change of a path: the role has it or has it not, and its files are judged as they change.
 """
@@ -186,7 +187,8 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
         return words.TARGET
     # An absolute symlink leads where it led before, wherever its directory takes it.
     bound = carried and target[0] != "/"
-    anywhere = policy.symlinks_anywhere or (not bound and policy.is_scratch(parts))
+    repository = policy.repository_of(parts) is not None
+    anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(parts)))
     if target[0] == "/":
         return None if anywhere else words.TARGET
     place, descended = parts[:-1], False
@@ -200,6 +202,8 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
         elif step not in ("", "."):
             descended = True
             place.append(step)
+    if repository:
+        return None if policy.repository_of(place) is not None else words.TARGET
     return (words.PROTECTED_TARGET if anywhere else words.TARGET) if policy.protect.find(place) else None
 
 
@@ -221,6 +225,8 @@ def _judge_path(
 
 def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Allowed | Refusal | None:
     """The verdict on a path that is protected, denied to the role, or scratch."""
+    if (repository := policy.repository_of(parts)) is not None:
+        return repository.judge(parts) if role_name in policy.roles else policy.unknown_role
     found = policy.protect_and_scratch.find(parts)
     if found:
         for one in found:

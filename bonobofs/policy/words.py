@@ -115,6 +115,18 @@ DEVICE: Final = Refusal(
     "No device file is made here: the policy must say devices = true and the server must run as root.",
     "Use a regular file, a FIFO or a socket.",
 )
+REPOSITORY: Final = Refusal(
+    Code.PROTECTED,
+    "repository",
+    "`.git` is the repository of this session, and the mount keeps it in its place.",
+    "Change what lies in it, with git.",
+)
+PROTECTED_BRANCH: Final = Refusal(
+    Code.PROTECTED,
+    "repository:protected",
+    "This branch is protected: it follows the source, and the session does not move it.",
+    "Commit on a branch of your own: git switch -c NAME.",
+)
 HARDLINK: Final = Refusal(
     Code.HARDLINK,
     "hardlink",
@@ -190,7 +202,8 @@ NOBODYS: Final = {
 
 LEASES_RULE: Final = "leases"
 BUILT_IN_RULES: Final = frozenset(
-    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "published", "temporary", NO_ROLE_RULE}
+    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "published", "repository", "temporary"}
+    | {NO_ROLE_RULE}
 )
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
 

@@ -17,16 +17,19 @@ from typing import Any, NamedTuple, NoReturn
 from bonobofs.audit import strays
 from bonobofs.audit.history import trails_in
 from bonobofs.audit.recovery import compare
-from bonobofs.errors import BonobofsError, MountError
+from bonobofs.errors import BonobofsError, GitError, MountError
+from bonobofs.git.branch_rules import identity, rules_of
+from bonobofs.git.session_repository import Author, Owner, build
 from bonobofs.policy.engine import Policy
+from bonobofs.request import Agent
 from bonobofs.session import launch, shims, transports
 from bonobofs.session.ending import take_off
-from bonobofs.session.guest import find_guest, let_inside, open_way
+from bonobofs.session.guest import Guest, find_guest, let_inside, open_way
 from bonobofs.session.listing import unreadable, was_closed
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.setup import Drawn, Who, choose_policy, draw
 from bonobofs.state import mounts, places, processes, scratch
-from bonobofs.state.home import head_path, inside_directory, session_directory, trail_path
+from bonobofs.state.home import GUARD_SOCKET, head_path, inside_directory, session_directory, trail_path
 from bonobofs.state.leases import Holder
 from bonobofs.state.reaching import database_environment
 from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, save
@@ -139,6 +142,8 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         let_inside(home, inside, guest)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
     notes += _cannot_hold(source, policy.compiled) + drawn.tracked.notes
+    repository, more = _repository(home, drawn, guest)
+    notes += more
     config = {
         "source": session.source,
         "mountpoint": session.mountpoint,
@@ -153,6 +158,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "database": database_environment(),
         "policy": policy.plain,
         "tracked": drawn.tracked.paths,
+        "repository": repository,
         "policy_origin": session.policy.origin,
         "policy_file": str(policy.file),
         "companion": launch.beside(session.source, str(mountpoint)),
@@ -172,6 +178,28 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
         "ready_fd": None,
     }
     return drawn, config, earlier, notes
+
+
+def _repository(home: Path, drawn: Drawn, guest: Guest | None) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Make the session's own `.git`: what the server is to show of it, and notes; None: the source has none."""
+    session = drawn.session
+    source = Path(session.source)
+    if not os.path.lexists(source / ".git"):
+        return None, ()
+    rules = rules_of(drawn.policy.plain)
+    author = Author(*identity(Agent(session.agent, session.agent_id, session.role), rules))
+    if guest is None:
+        uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
+    else:
+        uid, gid, groups = guest.uid, guest.gid, os.getgrouplist(guest.name, guest.gid)
+    socket = inside_directory(home, session.session) / GUARD_SOCKET
+    place = session_directory(home, session.session) / scratch.REPOSITORY
+    try:
+        made = build(source, place, author, rules.protected_branches, socket, Owner(uid, gid))
+    except GitError as error:
+        shutil.rmtree(place, ignore_errors=True)
+        return None, (f"Git cannot change anything in this mount: {error}.",)
+    return {"stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, ()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

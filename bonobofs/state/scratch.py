@@ -1,6 +1,7 @@
 """Where the scratch layer of a session lies, and how it is taken away.
 
 `sessions/UUID/scratch` ends with the session; `sessions/UUID/kept` is one that was to be kept.
+`sessions/UUID/repository` is the session's own `.git`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from bonobofs.state.sessions import lives, read_all
 
 NAME = "scratch"
 KEPT = "kept"
+REPOSITORY = "repository"
+"""The session's own `.git`, before and after the mount; while it is mounted, the layer holds it as `.git`."""
 _WALKED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -23,6 +26,8 @@ def make(directory: Path, *, keep: bool) -> Path:
     """An empty layer in a session's directory."""
     path = directory / (KEPT if keep else NAME)
     path.mkdir(mode=0o700)
+    if (directory / REPOSITORY).exists():
+        os.rename(directory / REPOSITORY, path / ".git")
     return path
 
 
@@ -35,6 +40,9 @@ def end(directory: Path) -> None:
     try:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for layer in (NAME, KEPT):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(directory / layer / ".git", directory / REPOSITORY)
             if (directory / NAME).exists():
                 remove_tree(at, os.fsencode(NAME))
     finally:

@@ -1,4 +1,4 @@
-"""git reads in a mount what it reads in the bare directory; its own directory is closed for writing there."""
+"""git reads in a mount what it reads in the bare directory, and finds a repository of the session there."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def repository(at: Place) -> None:
     date(at.path)
 
 
-reading: Final = workflow(repository, refused=[r"\.git/index\.lock"], apart=[".git/index"])
-"""The index remembers inode numbers and times; git would write it again, is refused, and goes on in silence."""
+reading: Final = workflow(repository, apart=[".git"])
 
 
 @reading
