@@ -68,6 +68,10 @@ class Journal:
         """Nothing is left to be removed."""
         self._write("")
 
+    def close(self) -> None:
+        """Give up the lock of the journal file."""
+        self._file.close()
+
     def _write(self, text: str) -> None:
         self._file.truncate(0)
         self._file.write(text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -34,6 +35,7 @@ from bonobofs.guard import Caller, Door, Part
 from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "git"
+_NO_TURN: Final = nullcontext()
 PUSH: Final = Caller("git push")
 MOST_UPDATES: Final = 100
 MOST_COMMITS: Final = 20_000
@@ -84,11 +86,13 @@ class Publisher:
         objects: Path | None = None,
         journal: Journal | None = None,
         touches: Sequence[str] = (".git/",),
+        turn: AbstractContextManager[object] = _NO_TURN,
     ) -> None:
         """`objects` is an object directory whose content is moved into the source once the updates are admitted.
 
         `repository` must have been opened with it. `touches` are the paths of the source, relative to its root, below
-        which publication changes files.
+        which publication changes files. `turn` is held for each question to the door, and from an intent to its
+        outcome.
         """
         self._door: Final = door
         self._repository: Final = repository
@@ -96,6 +100,7 @@ class Publisher:
         self._objects: Final = objects
         self._journal: Final = journal
         self._touches: Final = list(touches)
+        self._turn: Final = turn
         self._rules: Final = rules_of(door.policy.document)
         self._own: Final = identity(door.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
@@ -103,7 +108,7 @@ class Publisher:
         self._elsewhere: Final[dict[str, frozenset[str]]] = {}
         """By tip, the commits that no branch of the source has."""
 
-    def publish(
+    def publish(  # noqa: PLR0913 - what is published, what the record tells of it, and what goes with it
         self,
         updates: Sequence[RefUpdate],
         *,
@@ -131,7 +136,10 @@ class Publisher:
         entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
         entry[TOUCHES] = [*self._touches, *touches]
         request = Request(operation, WorkspacePath(""))
-        with self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as leave:
+        with (
+            self._turn,
+            self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as leave,
+        ):
             if follow is not None:
                 follow(leave)
             self._make(published, operation.value)
@@ -316,7 +324,8 @@ class Publisher:
         return [facts for facts in found if self._repository.fingerprint(facts.oid) == wanted]
 
     def _demand_role(self, operation: Operation, caller: Caller) -> None:
-        verdict = self._door.decide(Request(operation, WorkspacePath("")))
+        with self._turn:
+            verdict = self._door.decide(Request(operation, WorkspacePath("")))
         if isinstance(verdict, Denied):
             self._refuse(verdict, caller)
 
@@ -325,7 +334,8 @@ class Publisher:
             self._refuse(refusal.of(operation, about=about), caller)
 
     def _refuse(self, denied: Denied, caller: Caller) -> NoReturn:
-        raise self._door.refuse(denied, caller, guard=GUARD)
+        with self._turn:
+            raise self._door.refuse(denied, caller, guard=GUARD)
 
     # -- recording and making
 

@@ -10,16 +10,16 @@ from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
 
 if TYPE_CHECKING:
+    from bonobofs.git.git_guard import GitGuard, GitStatus, MergeResult
     from bonobofs.guards.beads_guard import BeadsGuard
-    from bonobofs.guards.git_guard import GitGuard, GitStatus, MergeResult
 
 __all__ = ["BeadsGuard", "FileGuard", "FileTools", "GitGuard", "GitStatus", "MergeResult", "ValidationResult"]
 
 _LATER: Final = {
     "BeadsGuard": "bonobofs.guards.beads_guard",
-    "GitGuard": "bonobofs.guards.git_guard",
-    "GitStatus": "bonobofs.guards.git_guard",
-    "MergeResult": "bonobofs.guards.git_guard",
+    "GitGuard": "bonobofs.git.git_guard",
+    "GitStatus": "bonobofs.git.git_guard",
+    "MergeResult": "bonobofs.git.git_guard",
 }
 
 

@@ -18,7 +18,7 @@ from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.errors import UsageError
 from tests.calls.conftest import Called, answer
 from tests.fuse.people import tell
-from tests.git.conftest import ENVIRONMENT
+from tests.git_session.guarded import ENVIRONMENT
 from tests.watch.looking import companion_of, out_of_band, until
 from tests.worlds import ALLOW_ALL, Mounted, World
 

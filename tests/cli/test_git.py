@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.conftest import FREE, Repo
+from tests.git_session.guarded import FREE, Repo
 from tests.worlds import bonobofs, register
 
 

@@ -18,7 +18,7 @@ from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
 from bonobofs.session.tracked import compact, find_tracked
 from tests.fuse.people import outcome
-from tests.git.conftest import Repo
+from tests.git_session.guarded import Repo
 from tests.watch.looking import recorded, until
 from tests.worlds import Mounted, World, bonobofs
 

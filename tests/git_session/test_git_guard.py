@@ -11,9 +11,11 @@ import pytest
 
 from bonobofs.decision import Code, Refused
 from bonobofs.errors import GitError
+from bonobofs.git.git_guard import AIDLC_BRANCH_PREFIX, COMMIT_MESSAGE_PATTERN, PROTECTED_BRANCHES
 from bonobofs.guards import GitGuard, MergeResult, ValidationResult
-from bonobofs.guards.git_guard import AIDLC_BRANCH_PREFIX, COMMIT_MESSAGE_PATTERN, PROTECTED_BRANCHES
-from tests.git.conftest import FREE, Gate, Gated, Repo
+from tests.git_session.guarded import FREE, Gate, Gated, Repo, alice, gated, repo
+
+__all__ = ["alice", "gated", "repo"]
 
 
 def denied(result: object) -> tuple[Code | None, str]:
@@ -49,7 +51,7 @@ def test_a_branch_is_made_checked_out_and_committed_to(repo: Repo, gated: Gate) 
     repo.write("docs/new.md", "New\n")
     made = alice.guard.commit("Add it", [Path("docs/new.md")], "alice", "gt-17")
     assert made == repo.head("aidlc/unit-1-scribe")
-    assert repo.git("log", "-1", "--format=%s|%an|%cn|%b") == "[gt-17] Add it|alice|bonobofs|\n"
+    assert repo.git("log", "-1", "--format=%s|%an|%cn|%b") == "[gt-17] Add it|alice|alice|\n"
     identity = alice.session.guard.agent.id
     assert repo.git("log", "-1", "--format=%ae") == f"{identity}@bonobofs.invalid\n"
     assert repo.status() == ""
@@ -228,10 +230,9 @@ def test_only_the_named_files_are_committed(alice: Gated) -> None:
     assert alice.git("show", "--name-status", "--format=", str(made)) == "M\ta.txt\nD\td.txt\n"
     assert alice.status() == "M  b.txt\n M c.txt\nA  new.txt\n"
     entry = alice.of("commit")[-2]
-    assert (entry.guard, entry.kind, entry.tool) == ("git", "intent", "git commit")
+    assert (entry.guard, entry.kind, entry.tool) == ("git", "intent", "commit")
     assert entry.details["files"] == ["a.txt", "d.txt"]
-    assert entry.details["message"] == "[gt-1] Change a\n"
-    assert alice.of("commit")[-1].details["hash"] == made
+    assert (entry.details["message"], entry.details["hash"]) == ("[gt-1] Change a\n", made)
     alice.check()
 
 
@@ -285,7 +286,7 @@ def test_a_file_that_is_not_there_is_no_denial(alice: Gated) -> None:
 def test_a_merge_says_what_came_of_it(alice: Gated) -> None:
     """A merge gives its commit; a squash one with a single parent; both leave the files of the target in place."""
     alice.git("branch", "aidlc/target", "main")
-    alice.commit("More", docs__more_md="More\n")
+    alice.commit("[gt-2] More", docs__more_md="More\n")
     alice.git("checkout", "-q", "aidlc/target")
     alice.commit("Other", docs__other_md="Other\n")
     result = alice.guard.merge("aidlc/work", "aidlc/target", "alice")
@@ -300,6 +301,7 @@ def test_a_merge_says_what_came_of_it(alice: Gated) -> None:
     squashed = alice.guard.merge("aidlc/work", "aidlc/target", "alice", "squash")
     assert squashed == MergeResult(True, alice.head(), [], "squash")
     assert len(alice.git("log", "-1", "--format=%P").split()) == 1
+    assert alice.git("log", "-1", "--format=%s") == "[gt-2] Squash branch 'aidlc/work' into aidlc/target\n"
     assert alice.status() == ""
     assert denied(alice.guard.merge("aidlc/work", "aidlc/target", "alice", "octopus")) == (Code.GIT, "git.strategy")
     alice.check()

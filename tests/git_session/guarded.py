@@ -1,4 +1,4 @@
-"""Real repositories, made with the git command line, and gates on them. Whatever a test did, fsck must be content."""
+"""Repositories with an open session and its GitGuard. `fsck` must be content with each after every test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 
 from bonobofs.audit.record import AuditEntry
 from bonobofs.audit.verify import Status, verify_trail
-from bonobofs.guards.git.gate import GitGate
-from bonobofs.guards.git_guard import GitGuard
+from bonobofs.guards import GitGuard
 from bonobofs.session import OpenSession, open_session
 
 FREE = 'default = "allow"\nhidden = ["**"]\n[[protect]]\npaths = ["**/.git/"]\n'
@@ -113,7 +112,7 @@ class Repo:
     def check(self) -> None:
         """The repository is whole, and nothing of ours is left in it."""
         self.git("fsck", "--strict", "--no-dangling")
-        left = [path for path in (self.root / ".git").rglob("*") if path.name.startswith("bonobofs-")]
+        left = [path for path in (self.root / ".git").rglob("*") if "bonobofs" in path.name]
         locks = list((self.root / ".git").rglob("*.lock"))
         assert (left, locks) == ([], [])
 
@@ -128,7 +127,6 @@ class Gated(Repo):
     def __init__(self, root: Path, session: OpenSession) -> None:
         super().__init__(root)
         self.session = session
-        self.gate = GitGate(session)
         self.guard = GitGuard(session)
 
     def entries(self) -> list[AuditEntry]:
@@ -171,7 +169,7 @@ def gated(home: Path, kept_database: None, tmp_path: Path) -> Iterator[Gate]:
         trail = each.session.guard.trail.path
         report = verify_trail(trail, trail.with_suffix(".head"), session=each.session.session.session)
         assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
-    assert not list((home / "git").glob("*.journal")), "a journal was left"
+    assert not list((home / "git").glob("guard-*")), "a private directory was left"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from tests.git.conftest import Repo
+from tests.git_session.guarded import Repo
 
 WORDS = [f"word{number}" for number in range(18)]
 

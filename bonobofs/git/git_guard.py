@@ -1,0 +1,531 @@
+r"""Branches, commits and merges for Python callers, through the same door as the mount.
+
+    with open_session("project", agent="alice") as session:
+        guard = GitGuard(session)
+        guard.create_branch("aidlc/gt-17", agent="alice")
+        guard.checkout_branch("aidlc/gt-17", agent="alice")
+        made = guard.commit("Add the plan", ["aidlc-docs/plan.md"], agent="alice", issue_id="gt-17")
+
+On denial, `create_branch`, `checkout_branch`, `commit` and `merge` return a `ValidationResult` that is false, and their
+`guarded_` twins raise `Refused`, a PermissionError. Both raise GitError for what git itself would call fatal: a damaged
+repository, a lock of another program, a file that does not exist. Conflicts are the result of a merge, which then has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pygit2
+from pygit2.enums import ObjectType
+
+from bonobofs.audit.record import TOUCHES
+from bonobofs.decision import Allowed, Code, Denied, Refused
+from bonobofs.errors import GitError
+from bonobofs.git import branch_rules
+from bonobofs.git.branch_rules import (
+    AIDLC_BRANCH_PREFIX,
+    COMMIT_MESSAGE_PATTERN,
+    PROTECTED_BRANCHES,
+    Refusal,
+    identity,
+    rules_of,
+)
+from bonobofs.git.checkout import Checkout, GitStatus, diff_of, joined, opened, split, status_of
+from bonobofs.git.publication import Publisher, RefUpdate
+from bonobofs.git.published_branches import PublishedBranches
+from bonobofs.git.repository import BRANCHES, Difference
+from bonobofs.git.tree_changes import TreeChanges, named, unfit
+from bonobofs.git.tree_update import TreeUpdate
+from bonobofs.guard import Caller, Part
+from bonobofs.guards.answers import (
+    GuardedSession,
+    Log,
+    ValidationResult,
+    claiming,
+    is_of_the_session,
+    led_out,
+    not_the_agent,
+    told,
+)
+from bonobofs.guards.beneath import Place, Workspace
+from bonobofs.guards.closing import Closing
+from bonobofs.guards.failures import enter_failure, recorded
+from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+
+__all__ = [
+    "AIDLC_BRANCH_PREFIX",
+    "COMMIT_MESSAGE_PATTERN",
+    "PROTECTED_BRANCHES",
+    "GitGuard",
+    "GitStatus",
+    "MergeResult",
+]
+
+PathLike = str | os.PathLike[str]
+_HERE: Final = WorkspacePath("")
+_LISTED: Final = 1000
+"""Paths of an error that its entry lists."""
+_ISSUE: Final = re.compile(r"\[([\w.-]+)\]\s")
+_LARGE: Final = 16 << 20
+"""Bytes of a file from which on git reads it, which streams."""
+_FILTER: Final = Refusal(
+    Code.GIT,
+    "git.filter",
+    "The content of this path goes through a program that a git configuration names, and the service runs none.",
+    "Commit or check out the path with git in a mount.",
+)
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """The result of a merge. If it is no success, nothing was changed."""
+
+    success: bool
+    commit_hash: str | None
+    conflicts: list[str] = field(default_factory=list)
+    """Paths that both sides changed."""
+    strategy_used: str = "merge"
+    fast_forward: bool = False
+    """The target was moved to the source's commit; the merge has no commit of its own."""
+
+
+class _Operation:
+    """One call: its checkout, its entry of the record, and its refusals."""
+
+    def __init__(self, session: GuardedSession, checkout: Checkout, request: Request, caller: Caller) -> None:
+        self.session: Final = session
+        self.checkout: Final = checkout
+        self.request: Final = request
+        self.caller = caller
+        self.rules: Final = rules_of(session.guard.policy.document)
+
+    def demand(self, refusal: Refusal | Denied | None, path: str = "", **details: Any) -> None:
+        """Refused, once recorded, if there is a refusal."""
+        if refusal is not None:
+            denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
+            caller = self.caller._replace(details={**self.caller.details, **details})
+            with self.session.turn:
+                raise self.session.guard.refuse(denied, caller, guard="git")
+
+    def demand_part(self, part: Part, *codes: Code) -> None:
+        """Refused, once recorded, if the engine denies it, with one of these codes if any are named."""
+        with self.session.turn:
+            decision = self.session.guard.decide(part.request, part.facts)
+        if isinstance(decision, Denied) and (not codes or decision.code in codes):
+            self.demand(decision)
+
+    def demand_clean(self) -> None:
+        """Refused if a tracked file has a change that is not committed."""
+        paths = self.checkout.changed_paths()
+        if paths:
+            self.demand(branch_rules.CLEAN, paths=paths[:_LISTED])
+
+    def update(self, workspace: Workspace, old: str | None, new: str) -> TreeUpdate:
+        """The change of the checkout to another commit. Refused if untracked files are in the way."""
+        self.demand_clean()
+        try:
+            return TreeUpdate(self.checkout, workspace, old, new)
+        except GitError as error:
+            if error.kind == "untracked":
+                self.demand(branch_rules.CLEAN, paths=list(error.paths)[:_LISTED])
+            raise
+
+    def commit_of(self, branch: str, refusal: Refusal) -> str:
+        """The commit of a branch. Refused if there is none, or if the branch is a symbolic reference."""
+        try:
+            found = self.checkout.repository.target(BRANCHES + branch)
+        except UnicodeEncodeError:
+            found = ""
+        except GitError:
+            self.demand(branch_rules.SYMBOLIC)
+            raise
+        if not found:
+            self.demand(refusal)
+        return found
+
+    def publish(
+        self, branch: str, old: str, new: str, issue: str | None, update: TreeUpdate | _Staged | None = None
+    ) -> None:
+        """Move a branch, judged and recorded; the files of `update` come along. Refused, GitError: nothing changed."""
+        checkout, session = self.checkout, self.session
+        objects = checkout.new_objects()
+        publisher = Publisher(
+            session.guard,
+            checkout.repository,
+            PublishedBranches(session.home, checkout.repository.common_dir, session.guard.agent.id),
+            objects=checkout.objects,
+            journal=checkout.journal,
+            turn=session.turn,
+        )
+        try:
+            publisher.publish(
+                [RefUpdate(BRANCHES + branch, old, new)],
+                issue=issue,
+                operation=self.request.operation,
+                details={"hash": new},
+                caller=self.caller,
+                touches=touched(update)[1:],
+                follow=None if update is None else update.apply,
+                then=lambda _published: checkout.give_back(branch, objects),
+            )
+        except BaseException:
+            if update is not None:
+                update.undo()
+            raise
+
+    def write_commit(self, tree: str, parents: Sequence[str], message: str) -> str:
+        """A commit of the agent, signed as the policy or else the operator's configuration says."""
+        name, email = identity(self.session.guard.agent, self.rules)
+        people = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email}
+        people |= {key.replace("AUTHOR", "COMMITTER"): text for key, text in people.items()}
+        words = ["-c", "i18n.commitEncoding=UTF-8", *self._signing(), tree]
+        for parent in parents:
+            words += ["-p", parent]
+        try:
+            made = self.checkout.run(*words, data=message.encode(), operator=True, more=people)
+        except GitError as error:
+            raise GitError(f"the commit cannot be made or signed: {error}", kind="signing") from error
+        return made.decode().strip()
+
+    def _signing(self) -> list[str]:
+        form, _, key = (self.rules.sign or "").partition(":")
+        if form == "off":
+            return ["commit-tree"]
+        if form:
+            return ["-c", f"gpg.format={form}", "-c", f"user.signingkey={os.path.expanduser(key)}", "commit-tree", "-S"]
+        asked = self.checkout.run("config", "--type=bool", "--default=false", "commit.gpgsign", operator=True)
+        return ["commit-tree", *(["-S"] if asked.strip() == b"true" else [])]
+
+
+@recorded(
+    "git",
+    create_branch=Operation.CREATE_BRANCH,
+    checkout_branch=Operation.CHECKOUT_BRANCH,
+    commit=Operation.COMMIT,
+    merge=Operation.MERGE,
+    get_status=Operation.CALL,
+    get_diff=Operation.CALL,
+)
+class GitGuard(Closing):
+    """The guarded repository of one workspace, for the agent of one session. May be used by several threads."""
+
+    def __init__(self, session: GuardedSession, *, issue: str | None = None) -> None:
+        """Stand on an open session; `issue` is the issue that the session works on, if there is one."""
+        self._session: Final = session
+        self._issue: Final = issue
+        self.audit: Final[Log] = session.log
+        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+
+    def close(self) -> None:
+        """Close the workspace's directory; the session goes on."""
+        self._workspace.close()
+
+    def create_branch(self, branch_name: str, agent: str, base: str = "main") -> str | ValidationResult:
+        """Make a branch at the commit of the branch `base`, and return its name; on denial the ValidationResult."""
+        try:
+            return self.guarded_create_branch(branch_name, agent, base)
+        except Refused as refused:
+            return told(refused.decision)
+
+    def guarded_create_branch(self, branch_name: str, agent: str, base: str = "main") -> str:
+        """`create_branch`, with Refused (a PermissionError) on denial."""
+        caller = Caller("create_branch", {"branch": branch_name, "base": base})
+        with self._operation(agent, Operation.CREATE_BRANCH, caller) as call:
+            call.demand(branch_rules.new_branch(call.rules, branch_name))
+            start = call.commit_of(base, branch_rules.BASE)
+            if _clashes(call.checkout, branch_name):
+                call.demand(branch_rules.EXISTS)
+            call.publish(branch_name, "", start, self._issue)
+        return branch_name
+
+    def checkout_branch(self, branch_name: str, agent: str) -> ValidationResult | None:
+        """Switch to a branch. The work tree must have no uncommitted changes. On denial the ValidationResult."""
+        try:
+            self.guarded_checkout_branch(branch_name, agent)
+        except Refused as refused:
+            return told(refused.decision)
+        return None
+
+    def guarded_checkout_branch(self, branch_name: str, agent: str) -> None:
+        """`checkout_branch`, with Refused (a PermissionError) on denial."""
+        caller = Caller("checkout_branch", {"branch": branch_name})
+        with self._operation(agent, Operation.CHECKOUT_BRANCH, caller) as call:
+            commit = call.commit_of(branch_name, branch_rules.BRANCH)
+            if branch_name in call.checkout.branches_elsewhere():
+                call.demand(branch_rules.CHECKED_OUT)
+            old = call.checkout.head
+            update = call.update(self._workspace, old.commit, commit)
+            details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: touched(update)}
+            parts = self._parts(call, update, old.commit or "")
+            with self._session.turn:
+                admission = self._session.guard.admit(
+                    call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git"
+                )
+                with admission as leave:
+                    update.apply(leave)
+                    name, email = identity(self._session.guard.agent, call.rules)
+                    try:
+                        call.checkout.set_head(branch_name, commit, f"{name} <{email}>")
+                    except BaseException:
+                        update.undo()
+                        raise
+
+    def commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str | ValidationResult:
+        """Commit these files as they are now, and return the commit's hash; on denial the ValidationResult.
+
+        A file that is gone is committed as deleted. What else is staged stays staged. `[ISSUE]` is prepended to the
+        message if it is missing. GitError: a file is unknown, or none of them has changed.
+        """
+        try:
+            return self.guarded_commit(message, files, agent, issue_id)
+        except Refused as refused:
+            return told(refused.decision)
+
+    def guarded_commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str:
+        """`commit`, with Refused (a PermissionError) on denial."""
+        paths = list(dict.fromkeys(self._workspace.named(path) for path in files))
+        caller = Caller("commit", {"message": message, "files": paths[:_LISTED], "issue": issue_id})
+        with self._operation(agent, Operation.COMMIT, caller) as call:
+            head, issue = call.checkout.head, self._issue or issue_id or None
+            call.checkout.check_settled()
+            if not head.branch:
+                raise GitError("HEAD is detached; check out a branch first", kind="detached")
+            if call.rules.protects(head.branch):
+                call.demand(branch_rules.protected(call.rules))
+            text = branch_rules.message(call.rules, message, issue)
+            if self._issue is not None and issue_id not in ("", self._issue):
+                text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
+            if isinstance(text, Refusal):
+                call.demand(text)
+            records = self._read(call, paths)
+            tree = _tree_with(call.checkout, head.commit, records)
+            if tree == call.checkout.tree_of(head.commit):
+                raise GitError("there is nothing to commit", kind="nothing")
+            made = call.write_commit(tree, [head.commit] if head.commit else [], str(text))
+            call.caller = caller._replace(details={**caller.details, "message": text})
+            call.publish(head.branch, head.commit or "", made, issue, _Staged(call.checkout, records))
+            return made
+
+    def merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult | ValidationResult:
+        """Merge one branch into another by the strategy merge (a fast-forward where possible) or squash.
+
+        The target need not be checked out. If it is, the work tree must be clean, and follows. On denial the
+        ValidationResult.
+        """
+        try:
+            return self.guarded_merge(source, target, agent, strategy)
+        except Refused as refused:
+            return told(refused.decision)
+
+    def guarded_merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult:
+        """`merge`, with Refused (a PermissionError) on denial."""
+        caller = Caller("merge", {"source": source, "target": target, "strategy": strategy})
+        with self._operation(agent, Operation.MERGE, caller) as call:
+            if strategy not in ("merge", "squash"):
+                call.demand(branch_rules.STRATEGY)
+            if call.rules.protects(target):
+                call.demand(branch_rules.protected(call.rules))
+            theirs = call.commit_of(source, branch_rules.BRANCH)
+            ours = call.commit_of(target, branch_rules.BRANCH)
+            if target in call.checkout.branches_elsewhere():
+                call.demand(branch_rules.CHECKED_OUT)
+            repository = call.checkout.repository
+            if repository.reaches(ours, theirs):
+                self._note(call, up_to_date=True)
+                return MergeResult(True, ours, strategy_used=strategy)
+            forward = repository.reaches(theirs, ours)
+            tree, conflicts = (call.checkout.tree_of(theirs), []) if forward else _merged(call.checkout, ours, theirs)
+            if conflicts:
+                self._note(call, conflicts=conflicts[:_LISTED])
+                return MergeResult(False, None, conflicts, strategy)
+            made = theirs
+            if not forward or strategy == "squash":
+                parents = [ours] if strategy == "squash" else [ours, theirs]
+                made = call.write_commit(tree, parents, self._merge_message(call, source, target, strategy))
+            self._publish_merge(call, target, ours, made)
+            return MergeResult(True, made, [], strategy, made == theirs)
+
+    def _publish_merge(self, call: _Operation, target: str, ours: str, made: str) -> None:
+        """Move the target, and with it the checkout if that is where HEAD is."""
+        update = None
+        if call.checkout.head.branch == target:
+            call.checkout.check_settled()
+            update = call.update(self._workspace, ours, made)
+        call.publish(target, ours, made, self._issue, update)
+
+    def _merge_message(self, call: _Operation, source: str, target: str, strategy: str) -> str:
+        """The message of a merge. A squash is for the issue of the session, or else of the source's last commit."""
+        plain = f"{'Squash' if strategy == 'squash' else 'Merge'} branch '{source}' into {target}\n"
+        last = call.checkout.run("log", "-1", "--format=%s", call.checkout.repository.target(BRANCHES + source))
+        found = _ISSUE.match(last.decode("utf-8", "replace"))
+        text = branch_rules.message(call.rules, plain, self._issue or (found[1] if found is not None else None))
+        if isinstance(text, Refusal):
+            call.demand(text if strategy == "squash" else None)
+            return plain
+        return text
+
+    def get_status(self, agent: str) -> GitStatus:
+        """What is staged, modified and untracked. Refused: the agent is not the session's."""
+        self._check_agent(agent, Operation.CALL, Caller("get_status"))
+        return status_of(self._workspace.root, self._session.home)
+
+    def get_diff(self, path: PathLike | None = None) -> str:
+        """The changes of tracked files since HEAD, staged or not, as a patch; of one file or directory, or of all."""
+        return diff_of(self._workspace.root, self._session.home, None if path is None else self._workspace.named(path))
+
+    def _check_agent(self, agent: str, operation: Operation, caller: Caller) -> None:
+        """Refused, once recorded, if the agent is not the session's."""
+        door = self._session.guard
+        if not is_of_the_session(agent, door.agent):
+            with self._session.turn:
+                raise door.refuse(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
+
+    @contextmanager
+    def _operation(self, agent: str, operation: Operation, caller: Caller) -> Iterator[_Operation]:
+        """One call, from the right of the role to the entry of a failure."""
+        self._check_agent(agent, operation, caller)
+        request = Request(operation, _HERE)
+        with self._session.turn:
+            decision = self._session.guard.decide(request)
+            if isinstance(decision, Denied):
+                raise self._session.guard.refuse(decision, caller, guard="git")
+        try:
+            with opened(self._workspace.root, self._session.home) as checkout:
+                yield _Operation(self._session, checkout, request, caller)
+        except GitError as error:
+            details = {"error": error.kind, "message": str(error), "paths": list(error.paths)[:_LISTED]}
+            enter_failure(self._session, request, error, caller, guard="git", details=details)
+            raise
+
+    def _note(self, call: _Operation, **details: Any) -> None:
+        with self._session.turn:
+            self._session.guard.note(call.request, caller=call.caller, details=details, guard="git")
+
+    def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[Part]:
+        """What a checkout asks of the policy: each path that becomes what no protected branch has there."""
+        repository = call.checkout.repository
+        tips = repository.protected_tips(call.rules)
+        asked = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
+        changes = TreeChanges(repository, call.request.operation)
+        call.demand(changes.refusal(asked))
+        return list(changes.parts(asked, old))
+
+    def _read(self, call: _Operation, paths: Sequence[WorkspacePath]) -> bytes:
+        """The files as records for `git update-index --index-info`; their content becomes objects.
+
+        Each is judged by its path, kind and size before it is read. GitError: one is neither there nor tracked.
+        """
+        records = []
+        for path in paths:
+            call.demand_part(Part(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
+            if unfit(os.fsencode(path)):
+                call.demand(branch_rules.NOT_OURS, path)
+        attributes = call.checkout.attributes(paths)
+        for filtered in call.checkout.filtered(paths):
+            call.demand(_FILTER, filtered)
+        tracked = call.checkout.tracked()
+        for path in paths:
+            try:
+                place = self._workspace.locate(path, follow=False)
+            except NotADirectoryError:
+                place = None
+            if place is None:
+                call.demand(led_out(path, Operation.WRITE_FILE))
+                continue
+            with place:
+                self._judge_file(call, place)
+                is_missing = place.found is None and path not in tracked
+                if place.path != path or is_missing or place.kind not in (Kind.FILE, Kind.SYMLINK):
+                    raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))
+                converts = bool(attributes[path]) or "core.autocrlf" in call.checkout.settings
+                records.append(self._record(call, place, tracked.get(path, ""), converts=converts))
+        return joined(records)
+
+    def _judge_file(self, call: _Operation, place: Place) -> None:
+        """Refused if the agent may not delete, or write in this size, what the commit holds."""
+        request, facts = Request(Operation.WRITE_FILE, place.path), Facts(in_source=True)
+        if place.found is None:
+            request, facts = Request(Operation.DELETE_FILE, place.path), Facts(leaves=True, in_source=True)
+        elif place.kind is Kind.FILE:
+            facts = Facts(size=place.found.st_size, in_source=True)
+        elif place.kind is Kind.SYMLINK:
+            return  # publication judges where it leads
+        call.demand_part(Part(request, facts))
+
+    def _record(self, call: _Operation, place: Place, mode: str, *, converts: bool) -> bytes:
+        """One file, which becomes an object; `mode` is that of the index."""
+        path, found = place.path, place.found
+        if found is None:
+            return os.fsencode(f"0 {'0' * 40}\t{path}")
+        odb = pygit2.Odb(str(call.checkout.objects))
+        if stat.S_ISLNK(found.st_mode):
+            text = os.fsencode(os.readlink(place.name, dir_fd=place.directory))
+            return os.fsencode(f"120000 {odb.write(ObjectType.BLOB, text)}\t{path}")
+        with open(place.open_file(), "rb") as file:
+            if converts or found.st_size > _LARGE:
+                words = ["hash-object", "-w", "--stdin", *([f"--path={path}"] if converts else [])]
+                oid = call.checkout.run(*words, data=file).decode().strip()
+            else:
+                oid = str(odb.write(ObjectType.BLOB, file.read()))
+        if call.checkout.settings.get("core.filemode") != "false" or mode not in ("100644", "100755"):
+            mode = "100755" if found.st_mode & stat.S_IXUSR else "100644"
+        return os.fsencode(f"{mode} {oid}\t{path}")
+
+
+class _Staged:
+    """The index as it follows a commit: its files are staged, other entries stay."""
+
+    def __init__(self, checkout: Checkout, records: bytes) -> None:
+        self.differences: Final[list[Difference]] = []
+        self._checkout: Final = checkout
+        self._is_applied = False
+        checkout.run("update-index", "-z", "--index-info", data=records)
+        checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
+
+    def apply(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+        self._checkout.install_index()
+        self._is_applied = True
+
+    def undo(self) -> None:
+        if self._is_applied:
+            with suppress(GitError):
+                self._checkout.restore_index()
+
+
+def touched(update: TreeUpdate | _Staged | None) -> list[str]:
+    """The paths that an operation changes beside those that it is judged by; one with a slash is all below it."""
+    gone = () if update is None else (one.path.rpartition(b"/")[0] for one in update.differences if one.new is None)
+    directories = {named(path) for path in gone} - {""}
+    paths = () if update is None else (named(one.path) for one in update.differences)
+    return [".git/", *sorted(directories), *paths]
+
+
+def _tree_with(checkout: Checkout, head: str | None, records: bytes) -> str:
+    """The tree of HEAD with some files replaced."""
+    index = {"GIT_INDEX_FILE": str(checkout.room("commit") / "index")}
+    checkout.run("read-tree", checkout.tree_of(head), more=index)
+    checkout.run("update-index", "-z", "--index-info", data=records, more=index)
+    return checkout.run("write-tree", more=index).decode().strip()
+
+
+def _merged(checkout: Checkout, ours: str, theirs: str) -> tuple[str, list[str]]:
+    """The tree of a merge, and the paths in conflict."""
+    output = checkout.run(
+        "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", ours, theirs, codes=(0, 1)
+    )
+    tree, *conflicts = split(output)
+    return tree, sorted(set(conflicts))
+
+
+def _clashes(checkout: Checkout, branch: str) -> bool:
+    """Whether a branch of this name, below it or above it exists."""
+    found = (name.removeprefix(BRANCHES) for name in checkout.repository.raw.references if name.startswith(BRANCHES))
+    return any(f"{name}/".startswith(f"{branch}/") or branch.startswith(f"{name}/") for name in found)
