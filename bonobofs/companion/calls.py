@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
 from bonobofs.companion.git_calls import GIT_CALLS
+from bonobofs.companion.git_commands import GIT_COMMANDS
 from bonobofs.companion.session import CalledSession
 from bonobofs.decision import Denied
 from bonobofs.errors import ForbiddenError, UsageError
@@ -274,6 +275,7 @@ CALLS: Final[dict[str, Call]] = {
     "search_files": _search_files,
     "delete_file": _delete_file,
     **GIT_CALLS,
+    **GIT_COMMANDS,
     **{f"beads.{word}": _of_issues(f"beads.{word}") for word in _OF_ISSUES},
 }
 

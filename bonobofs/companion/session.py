@@ -45,6 +45,28 @@ class Who(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in ("mountpoint", "issue")}
 
 
+class Taken(NamedTuple):
+    """What a command takes in."""
+
+    commit: str
+    """Where it leads."""
+    head: str
+    """Where HEAD was before."""
+    command: list[str]
+    before: dict[str, tuple[int, str]]
+    """By path, mode and blob id of what the source had there."""
+
+
+class Commands:
+    """The commands of one session that take in published files. Used by the threads that answer calls."""
+
+    def __init__(self) -> None:
+        self.open: Final[dict[int, Taken]] = {}
+        """By the number of the grant."""
+        self.replaced: Final[dict[str, tuple[str, list[Any]]]] = {}
+        """By path, what the last command replaced there (mode, blob id), and at which HEAD."""
+
+
 class CalledSession:
     """A `GuardedSession`, used by the threads that answer calls."""
 
@@ -69,6 +91,7 @@ class CalledSession:
         self.guard: Final = door
         self.log: Final = Record(Path(config["trail"]).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
+        self.commands: Final = Commands()
         self.place: Final = "."
 
     @property

@@ -23,6 +23,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import Header
 from bonobofs.fuse.grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, Published, fingerprint
 from bonobofs.fuse.inodes import Node
+from bonobofs.fuse.noticing import told_by
 from bonobofs.fuse.scratching import Scratching
 from bonobofs.fuse.slices import Job, Steps
 from bonobofs.guard import Admission
@@ -137,7 +138,11 @@ class GrantedFiles(Scratching):
         if found is None or fingerprint(found) != grant.before:
             return -1
         grant.taken = True
-        return parent.layer.reopen_empty(directory, name, mode, leave)
+        kept = stat.S_IMODE(found.st_mode) & ~0o111
+        fd = parent.layer.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, leave)
+        if node := self._inodes.find(found.st_ino + parent.layer.numbers):
+            node.told = told_by(os.fstat(fd))
+        return fd
 
     def _brings_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
         """Whether a WRITE to a file that was taken in has the bytes that the file has already."""

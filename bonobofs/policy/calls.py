@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from bonobofs.policy.families import GIT, TOOLS
+from bonobofs.policy.families import EVERY, TOOLS
 from bonobofs.request import Operation
 
 
@@ -58,7 +58,7 @@ CALLS: Final[dict[Operation, Call]] = {**OF_A_GATE, WRITING: Call("tools", ("wri
 
 BUILT_IN: Final = {
     "tools": TOOLS,
-    "git": GIT,
+    "git": (EVERY,),
     "beads": ("create", "update", "close", "dep", "label", "comment"),
 }
 """What the role has that exists though the policy does not define it."""

@@ -13,7 +13,7 @@ from bonobofs.decision import Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
 from bonobofs.policy.calls import BUILT_IN, CALLS
-from bonobofs.policy.families import FAMILIES
+from bonobofs.policy.families import EVERY, FAMILIES
 from bonobofs.policy.leases import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
@@ -435,13 +435,13 @@ def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation,
     verdicts: dict[Operation, Allowed | words.Refusal] = {}
     for operation, (family, spellings) in CALLS.items():
         own = roles[name].get(family, ())
-        word = next((each for each in spellings if each in own), None)
+        word = next((each for each in spellings if each in own or EVERY in own), None)
         if word is not None:
             verdicts[operation] = Allowed(words.call_rule(name, family, word))
         elif not spellings:
             verdicts[operation] = words.NOBODYS[family]
         else:
-            others = sorted(other for other, table in roles.items() if {*spellings} & {*table.get(family, ())})
+            others = sorted(other for other, table in roles.items() if {*spellings, EVERY} & {*table.get(family, ())})
             listed = [each for each in FAMILIES[family] if each in own]
             verdicts[operation] = words.role_lacks(name, family, spellings[0], listed, others)
     return verdicts

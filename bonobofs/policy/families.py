@@ -19,7 +19,12 @@ GIT: Final = (
     "reset",
     "tag",
 )
+EVERY: Final = "*"
+"""Every subcommand of git but those of REMOTE."""
+REMOTE: Final = ("push", "fetch", "pull", "ls-remote", "clone", "archive", "remote")
+"""Subcommands that contact a remote in some form. A role has that form only if its list names the subcommand."""
+OTHERS: Final = ("am", "apply", "bisect", "cherry-pick", "clean", "config", "gc", "init", "notes", "rebase", "revert")
 BEADS: Final = ("create", "update", "close", "reopen", "epic", "dep", "label", "comment")
 
-FAMILIES: Final = {"tools": TOOLS, "git": GIT, "beads": BEADS}
+FAMILIES: Final = {"tools": TOOLS, "git": (EVERY, *GIT, *OTHERS, *REMOTE), "beads": BEADS}
 """The lists of a role, and the words that each may have."""

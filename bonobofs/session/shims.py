@@ -1,6 +1,6 @@
 """The programs of a session's `bin`: small shells that know the session by the directory in which they are made.
 
-What surely only reads, the shell hands to the real git at once; all else is Python's to understand (`sandbox.git`).
+What surely only reads, the shell hands to the real git at once. Python asks the session about the rest (`git.shim`).
 bd is answered beside the mount, reading too (`sandbox.bd`).
 """
 
@@ -13,41 +13,21 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from bonobofs.sandbox.git.reading import ALWAYS, AT_ONCE
-from bonobofs.sandbox.git.starting import LOCKING, QUIET
+from bonobofs.git.command_line import READING
 from bonobofs.state.home import INSIDE
 
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
-_RUN: Final = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.{}.program import main; sys.exit(main())"
-)
+_RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.{} import main; sys.exit(main())"
 _GIT: Final = """\
 #!/bin/sh
-# The git of one bonobofs session: reading is the real git's, everything else is asked of the session's gate.
+# The git of one bonobofs session: reading commands are the real git's; the session is asked about the others.
 case ${{1-}} in
 -C) name=${{3-}} ;;
 -P|--no-pager) name=${{2-}} ;;
 *) name=${{1-}} ;;
 esac
-case $*,$name in
-{locking})
-    # It would lock the index to bring it up to date: it gets one of its own.
-    if test -z "${{GIT_INDEX_FILE-}}" && test "$name" = "${{1-}}" &&
-        index=$({real} rev-parse --git-path index 2>/dev/null) && test -r "$index" && room=$(mktemp -d); then
-        trap 'rm -rf "$room"' EXIT
-        trap 'exit 130' INT
-        trap 'exit 143' TERM HUP
-        cp -p "$index" "$room/index"
-        GIT_OPTIONAL_LOCKS=0 GIT_INDEX_FILE=$room/index {real} {quiet} "$@"
-        exit
-    fi
-    exec {python} {session} {real} "$@"
-    ;;
-{at_once}|*,{reading})
-    GIT_OPTIONAL_LOCKS=0
-    export GIT_OPTIONAL_LOCKS
-    exec {real} {quiet} "$@"
-    ;;
+case $name in
+{reading}|--version) exec {real} "$@" ;;
 esac
 exec {python} {session} {real} "$@"
 """
@@ -66,22 +46,19 @@ def make(directory: Path, home: Path) -> Path:
     real = find("git", home)
     if real is not None:
         text = _GIT.format(
-            at_once="|".join(f'"{line},{line.partition(" ")[0]}"' for line in AT_ONCE),
-            locking="|".join(f"*,{name}" for name in LOCKING),
-            reading="|*,".join(sorted(ALWAYS)),
-            quiet=shlex.join(QUIET),
+            reading="|".join(sorted(READING)),
             real=shlex.quote(real),
             session=shlex.quote(str(directory)),
-            python=_python("git"),
+            python=_python("git.shim"),
         )
         _write(place / "git", text)
-    _write(place / "bd", _BD.format(python=_python("bd"), session=shlex.quote(str(directory))))
+    _write(place / "bd", _BD.format(python=_python("sandbox.bd.program"), session=shlex.quote(str(directory))))
     return place
 
 
-def _python(package: str) -> str:
-    """The beginning of a command line that runs the program of that package of `sandbox`."""
-    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(package), _ROOT])
+def _python(module: str) -> str:
+    """The beginning of a command line that runs `main` of that module."""
+    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(module), _ROOT])
 
 
 def find(name: str, home: Path) -> str | None:

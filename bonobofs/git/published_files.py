@@ -1,0 +1,139 @@
+"""A program that checks which files a git command may take in, and writes their published content into one file.
+
+The companion starts it for one command, in the source, as the owner of the repository. It reads one JSON document from
+standard input and writes one to standard output. A file is published if a protected branch has the same content under
+the same path now, or does not have the path. `returns` names content that an earlier command of the session replaced at
+a path: that may come back. What the source has there before must be in its repository, so that no change is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Final
+
+from bonobofs.audit.below import directory_below
+from bonobofs.errors import GitError
+from bonobofs.git.branch_rules import Rules
+from bonobofs.git.repository import Repository, find_git_dir
+
+KEPT: Final = 1
+"""As of `fuse.grants`, which the modules of this package do not import."""
+_MODES: Final = (0o100644, 0o100755, 0o120000)
+NOT_PUBLISHED: Final = "no protected branch has this content there now"
+CHANGED: Final = "the file has changes that no commit has"
+
+
+class Stage:
+    """What was published at the protected branches when the program began."""
+
+    def __init__(self, repository: Repository, protected: list[str], stage: int) -> None:
+        """`stage` is the descriptor of the file for the content, `protected` the patterns of the policy."""
+        self._repository: Final = repository
+        self._tips: Final = repository.protected_tips(Rules(protected_branches=tuple(protected)))
+        self._stage: Final = stage
+        self._places: Final[dict[str, tuple[int, int]]] = {}
+        self._end = 0
+        self.root: Final = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_published(self, path: str, mode: int, oid: str) -> bool:
+        """Whether a protected branch has this content at the path; mode 0 is no content."""
+        for tip in self._tips:
+            entry = self._repository.entry(tip, os.fsencode(path))
+            if (entry is None and mode == 0) or (entry is not None and (entry.mode, entry.oid) == (mode, oid)):
+                return True
+        return False
+
+    def place(self, oid: str) -> tuple[int, int]:
+        """Offset and size of the content of a blob in the file."""
+        if oid not in self._places:
+            content = self._repository.bytes_of(oid)
+            self._places[oid] = self._end, len(content)
+            self.write(content)
+        return self._places[oid]
+
+    def write(self, content: bytes) -> int:
+        """Append to the file; the offset."""
+        at = self._end
+        view = memoryview(content)
+        while view:
+            view = view[os.write(self._stage, view) :]
+        self._end += len(content)
+        return at
+
+    def before(self, path: str) -> tuple[list[int] | None, int, str]:
+        """Fingerprint, mode and blob id of what the source has at a path; None, 0 and "" for no file. OSError."""
+        above, _, name = path.rpartition("/")
+        try:
+            directory = directory_below(self.root, above)
+        except (FileNotFoundError, NotADirectoryError):
+            return None, 0, ""
+        try:
+            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISDIR(st.st_mode):
+                return None, 0, ""
+            mark = [st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns]
+            if stat.S_ISLNK(st.st_mode):
+                return mark, 0o120000, _blob_id(os.fsencode(os.readlink(name, dir_fd=directory)))
+            if not stat.S_ISREG(st.st_mode):
+                return mark, 0, ""
+            with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
+                return mark, 0o100755 if st.st_mode & 0o100 else 0o100644, _blob_id(file.read())
+        except FileNotFoundError:
+            return None, 0, ""
+        finally:
+            os.close(directory)
+
+    def has(self, oid: str) -> bool:
+        """Whether the repository of the source has an object."""
+        return oid in self._repository.raw.odb
+
+
+def _blob_id(content: bytes) -> str:
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def prepare(stage: Stage, request: dict[str, Any]) -> dict[str, Any]:
+    """Check each of `files` ([path, mode, blob id]) and write the content of those that may be taken in.
+
+    The answer has the "refused" with their reasons, by path what was there "before" ([mode, blob id]), and where in the
+    file the list for the server begins ("at", "size").
+    """
+    refused: dict[str, str] = {}
+    replaced: dict[str, tuple[int, str]] = {}
+    listed: list[tuple[str, int, int, int, list[int] | None]] = []
+    for path, mode, oid in request["files"]:
+        try:
+            mark, old_mode, old = stage.before(path)
+        except OSError as error:
+            refused[path] = f"the file cannot be read: {error.strerror}"
+            continue
+        returns = request["returns"].get(path) == [mode, oid]
+        if mode != KEPT and not returns and (mode not in (0, *_MODES) or not stage.is_published(path, mode, oid)):
+            refused[path] = NOT_PUBLISHED
+        elif mode != KEPT and mark is not None and not (old and stage.has(old)):
+            refused[path] = CHANGED
+        else:
+            offset, size = stage.place(oid) if mode in _MODES else (0, 0)
+            listed.append((path, mode, offset, size, mark))
+            replaced[path] = old_mode, old
+    text = json.dumps(listed).encode()
+    return {"refused": refused, "before": replaced, "at": stage.write(text), "size": len(text)}
+
+
+def main() -> int:
+    """Answer one request; the descriptor of the file is the last argument."""
+    request = json.load(sys.stdin)
+    try:
+        git_dir = find_git_dir(Path())
+        if git_dir is None:
+            raise GitError("the source has no repository", kind="no-repository")
+        answer = prepare(Stage(Repository(git_dir), request["protected"], int(sys.argv[-1])), request)
+    except (GitError, OSError) as error:
+        answer = {"failed": str(error)}
+    sys.stdout.write(json.dumps(answer))
+    return 0
