@@ -209,7 +209,7 @@ class Admissions:
         for path in one.paths:
             self._noticing.look(path)
         if one.below and not self._noticing.watched:
-            self._noticing.lost()
+            self._noticing.lost(at_once=True)
 
     def _answer_when_shown(self, ask: int, tell: Tell) -> None:
         self._notices.then(lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE}))

@@ -112,8 +112,10 @@ class Backing(Descriptors):
         finally:
             os.close(fd)
 
-    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below]:
+    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below | None]:
         """Everything below the directory `name`, whatever it is, without following a symlink.
+
+        None stands for a subdirectory that the walk has read the name of: its caller may let other requests be served.
 
         With `closed`, a server without root gives itself the rights to each directory while the walk stands there. The
         directories must be the server's own (the layer), and no request may be served meanwhile.
@@ -133,6 +135,7 @@ class Backing(Descriptors):
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             below.append(entry.name)
+                            yield None
                         else:
                             yield _below(above, fd, entry.name)
                 while not below:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from bonobofs.audit.record import BY, INODE
@@ -280,15 +281,13 @@ class Holding(Core):
                 self._drop_held(target.parent, target.name)
             self._held.move(source.path, target.path, exchange=exchange)
 
-    def _held_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
+    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part]:
         """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
-        parts = []
-        for old, node in self._held.below(origin.path):
+        for old, node in list(self._held.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
             facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
-            parts.append(Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY))
-            parts.append(Part(request, facts, Apart.TEMPORARY))
-        return parts
+            yield Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY)
+            yield Part(request, facts, Apart.TEMPORARY)
 
     def _check_none_held(self, path: WorkspacePath) -> None:
         """A directory with held names in it is not empty."""

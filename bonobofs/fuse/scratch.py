@@ -21,15 +21,12 @@ from typing import Final
 from bonobofs.decision import Allowed, Denied
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import R, W, stale
-from bonobofs.fuse.held import is_below, joined, printable
+from bonobofs.fuse.held import LISTED, is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.virtual import ALL
 from bonobofs.policy.compiled import ScratchTable
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Kind, Request, WorkspacePath
-
-LISTED: Final = 1_000
-"""Lines of `.bonobofs/scratch`; what is more is counted."""
 
 
 class Beside:
@@ -143,7 +140,8 @@ class Scratch:
         assert upper.parent is not None
         directory, name = self.layer.directory(upper.parent, changing=True), upper.name
         for each in self.layer.walk(directory, name, closed=True):
-            self.sizes.drop(each.st.st_ino + self.layer.numbers)
+            if each is not None:
+                self.sizes.drop(each.st.st_ino + self.layer.numbers)
         self.layer.remove_tree(directory, name, leave)
         for at, beside in list(self.below(path)):
             del self.directories[at]
@@ -215,7 +213,7 @@ class Scratch:
     def describe(self, viewer: int) -> bytes:
         """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path.
 
-        A viewer other than ALL is shown the things that it owns.
+        A viewer other than ALL is shown the things that it owns, among the first LISTED of all.
         """
         lines = list(islice(self._lines(viewer), LISTED + 1))
         if len(lines) > LISTED:
@@ -223,18 +221,17 @@ class Scratch:
         return "".join(lines).encode("utf-8", "surrogateescape")
 
     def _lines(self, viewer: int) -> Iterator[str]:
+        """A line for each thing; "" for one that belongs to another user."""
         for path, beside in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(beside.gone - beside.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
         for path, st in self._all():
-            if viewer in (ALL, st.st_uid):
-                yield f"scratch\t{st.st_size}\t{printable(path)}\n"
+            yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Everything that lies in the layer."""
         for each in self.layer.walk(self.layer.directory(self.layer.top), b".", closed=True):
-            path = WorkspacePath(each.path)
-            if path not in self.directories:
+            if each is not None and (path := WorkspacePath(each.path)) not in self.directories:
                 yield path, each.st
 
     def files(self) -> Iterator[tuple[int, WorkspacePath, int]]:

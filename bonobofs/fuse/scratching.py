@@ -276,23 +276,26 @@ class Scratching(Holding):
         if self._scratch.directories and any(next(self._scratch.below(path), None) for path in paths):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    def _scratch_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
+    def _scratch_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part | None]:
         """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
-        found: list[tuple[WorkspacePath, Facts]] = []
-        for at, beside in self._scratch.below(origin.path):
+        layer = self._scratch.layer
+        for at, beside in list(self._scratch.below(origin.path)):
             there = WorkspacePath(path + at[len(origin.path) :])
-            found += [(joined(there, name), EXISTS) for name in beside.gone - beside.names.keys()]
+            for name in beside.gone - beside.names.keys():
+                yield _arriving_beside(joined(there, name), EXISTS)
             if beside.dressed:
-                found.append((there, EXISTS))
-            directory = self._scratch.layer.directory(beside.upper)
-            for name in beside.names:
+                yield _arriving_beside(there, EXISTS)
+            for name in list(beside.names):
+                directory = layer.directory(beside.upper)  # between two steps, other requests may close it
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                found.append((joined(there, name), _leading(directory, name, st)))
+                yield _arriving_beside(joined(there, name), _leading(directory, name, st))
                 if stat.S_ISDIR(st.st_mode):
-                    for each in self._scratch.layer.walk(directory, name):
+                    for each in layer.walk(layer.directory(beside.upper), name):
+                        if each is None:
+                            yield None
+                            continue
                         below = WorkspacePath(f"{joined(there, name)}/{each.path}")
-                        found.append((below, _leading(each.directory, each.name, each.st)))
-        return [Part(Request(Operation.RENAME, name), facts, Apart.SCRATCH) for name, facts in found]
+                        yield _arriving_beside(below, _leading(each.directory, each.name, each.st))
 
     def _scratch_moved(self, source: End, target: End, leave: Allowed, *, exchange: bool) -> None:
         """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
@@ -350,9 +353,13 @@ class Scratching(Holding):
                 return source, target
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    def _judge_parts(self, parts: Iterable[Part], apart: Apart, caller: Caller) -> Iterator[None]:
+    def _judge_parts(self, parts: Iterable[Part | None], apart: Apart, caller: Caller) -> Iterator[None]:
+        """`parts` has None where nothing is to be judged, and others may be served."""
         elsewhere = None
         for part in parts:
+            if part is None:
+                yield
+                continue
             judged = part._replace(apart=apart) if apart else part
             elsewhere = self._guard.judge(judged, caller) or elsewhere
             yield
@@ -371,7 +378,7 @@ class Scratching(Holding):
             error=error.errno or errno.EIO,
         )
 
-    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part]:
+    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part | None]:
         """All that a rename moves, and what gives way to it."""
         assert source.st is not None
         yield Part(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
@@ -395,7 +402,7 @@ class Scratching(Holding):
         request = Request(Operation.RENAME, path, kind_of(st.st_mode))
         return Part(request, self._appearing(origin.directory, origin.name, st, request))
 
-    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part]:
+    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part | None]:
         """Everything below a directory that moves to `path`: it leaves one path and appears at another."""
         if kind_of(st.st_mode) is not Kind.DIRECTORY:
             return
@@ -403,7 +410,11 @@ class Scratching(Holding):
             yield from self._held_moving(origin, path)
         if self._scratch.directories and not origin.parent.apart:
             yield from self._scratch_moving(origin, path)
-        for below in self._backing.walk(origin.directory, origin.name):
+        # The descriptor in `origin` may have been closed since the first step.
+        for below in self._backing.walk(origin.parent.layer.directory(origin.parent), origin.name):
+            if below is None:
+                yield None
+                continue
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             # What the source has at a scratch path goes along with its directory.
@@ -457,6 +468,10 @@ class Scratching(Holding):
         super()._forget_node(node_id, count)
         if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
             self._scratch.sizes.drop(node.ino)
+
+
+def _arriving_beside(path: WorkspacePath, facts: Facts) -> Part:
+    return Part(Request(Operation.RENAME, path), facts, Apart.SCRATCH)
 
 
 def _leading(directory: int, name: bytes, st: os.stat_result) -> Facts:
