@@ -137,7 +137,7 @@ class Admissions:
     def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
         part = question(asked["question"])
         in_mount = asked.get("in_mount", False)
-        return plain_decision(self._guard.decide(part.request, part.facts) if in_mount else self._judge(part))
+        return plain_decision(self._guard.explain(part.request, part.facts) if in_mount else self._judge(part))
 
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
         number, details, guard = asked["number"], asked["details"], asked["guard"]

@@ -194,6 +194,13 @@ class Backing(Descriptors):
         """The value of an extended attribute."""
         return os.getxattr(self._object(node), name)
 
+    def xattr_growth(self, node: Node, name: bytes, size: int) -> int:
+        """Return by how many bytes name and value grow if the attribute gets a value of `size` bytes."""
+        try:
+            return size - len(os.getxattr(self._object(node), name))
+        except OSError:
+            return len(name) + size  # it has none
+
     def list_xattrs(self, node: Node) -> list[str]:
         """The names of the extended attributes."""
         return os.listxattr(self._object(node))

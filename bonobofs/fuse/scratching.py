@@ -19,7 +19,7 @@ from bonobofs.fuse.held import joined
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
-from bonobofs.fuse.scratch import Beside
+from bonobofs.fuse.scratch import NAME, Beside
 from bonobofs.fuse.slices import Steps
 from bonobofs.guard import Caller, Elsewhere, Part
 from bonobofs.policy import words
@@ -49,11 +49,18 @@ class Scratching(Holding):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return parent, directory
 
-    def _home(self, parent: Node, directory: int, name: bytes, leave: Allowed) -> tuple[Node, int]:
+    def _home(self, header: Header, request: Request, parent: Node, directory: int, leave: Allowed) -> tuple[Node, int]:
         """The directory in which something new is to be made, as the verdict says. FileExistsError: the name is taken.
 
-        Elsewhere: it should be made in the source, in a directory that the source does not have.
+        Elsewhere: it should be made in the source, in a directory that the source does not have. Refused, ENOSPC: the
+        disk has no space for it.
         """
+        name = os.fsencode(request.path.rpartition("/")[2])
+        if leave.apart is Apart.SCRATCH:
+            self._check_room(header, request, more=NAME)
+            self._check_disk(header, request, NAME, 1)
+        elif header.uid:
+            self._backing.check_reserve(NAME)
         if leave.apart is parent.apart:
             beside = self._scratch.beside(parent)
             if beside is not None:
@@ -71,6 +78,8 @@ class Scratching(Holding):
 
     def _appeared(self, parent: Node, home: Node, name: bytes) -> None:
         """Something lies under this name in `home`, beside the directory in which it is shown."""
+        if home.apart is Apart.SCRATCH:
+            self._scratch.sizes.add_names(self._inodes.join(parent, name), 1)
         if home is not parent:
             beside = self._scratch.directories[self._inodes.path(parent)]
             self._scratch.appeared(beside, name)
@@ -126,14 +135,17 @@ class Scratching(Holding):
         if isinstance(verdict, Denied) or verdict.apart is not Apart.SCRATCH:
             return None
         if node.is_dir:
+            self._check_disk(header, request, NAME, 1)
             beside = self._scratch.counterpart(node, verdict)
             if not beside.dressed:
                 self._scratch.layer.dress(beside.upper, node, verdict)
                 beside.dressed = True
             return beside.upper
+        st = node.layer.stat(node)
         if node.kind is Kind.FILE:
             self._check_scratch_alone(header, node, request)
-            self._check_room(header, request, node.ino, node.layer.stat(node).st_size)
+            self._check_room(header, request, node.ino, st.st_size, more=NAME)
+        self._check_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._settle_run(node)
         for parent, name in self._scratch.copy_up(node, verdict):
             self._notices.entry(parent.id, name)  # another file from now on
@@ -159,11 +171,18 @@ class Scratching(Holding):
             if leads:
                 raise self._guard.refuse(Denied(*words.HARDLINK, request.path, request.operation), self._caller(header))
 
-    def _check_room(self, header: Header, request: Request, number: int, size: int) -> None:
-        """Raises Refused where its [[scratch]] has no room for a file of this size."""
-        denied = self._scratch.sizes.refusal(request, number, size)
+    def _check_room(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:
+        """Raises Refused where its [[scratch]] has no room for a file of this size, and `more` bytes beside it."""
+        denied = self._scratch.sizes.refusal(request, number, size, more=more)
         if denied is not None:
             raise self._guard.refuse(denied, self._caller(header))
+
+    def _check_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
+        """Raise ENOSPC where a change of the node would allocate `needed` bytes that are reserved."""
+        if node.apart is not Apart.SCRATCH:
+            node.layer.check_reserve(needed)
+        elif needed > 0:
+            self._check_disk(header, request, needed)
 
     # -- removing
 
@@ -228,6 +247,7 @@ class Scratching(Holding):
         if not exchange:
             self._vanished(source.shown, source.name, leave)
             self._appeared(target.shown, home, target.name)
+            self._scratch.sizes.add_names(source.path, -1)
         self._resized(moved, target.path)
         if exchange:
             self._resized(other, source.path)
@@ -263,12 +283,12 @@ class Scratching(Holding):
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
                 raise Crossing(words.TWO_SCRATCH)
-            self._check_room(header, Request(Operation.RENAME, path), -1, end.st.st_size)
+            self._check_room(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
 
     def _resized(self, node: Node | None, path: WorkspacePath) -> None:
-        """A file of the layer may count towards another [[scratch]] now."""
+        """A file of the layer may have another size now, or count towards another [[scratch]]."""
         if node is not None and node.apart is Apart.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
-            self._scratch.sizes.drop(node.ino)
+            self._scratch.sizes.move(node.ino, path)
             self._scratch.sizes.note(node.ino, path, node.layer.stat(node).st_size)
 
     def _check_none_beside(self, *paths: WorkspacePath) -> None:
@@ -460,7 +480,10 @@ class Scratching(Holding):
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         super()._left(node, parent, name, st)
-        if node is None and parent.apart is Apart.SCRATCH and st.st_nlink == 1:
+        if parent.apart is not Apart.SCRATCH:
+            return
+        self._scratch.sizes.add_names(self._inodes.join(parent, name), -1)
+        if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
             self._scratch.sizes.drop(st.st_ino + parent.layer.numbers)
 
     def _forget_node(self, node_id: int, count: int) -> None:
