@@ -15,6 +15,7 @@ from bonobofs.fuse.notifier import LATE, MOST_BLOCKED
 from bonobofs.state.calling import call
 from bonobofs.state.home import inside_directory
 from tests.attacks.blocker import held
+from tests.attacks.bounds import waiting
 from tests.fuse.people import NOBODY, outcome, tell
 from tests.fuse.waiting import until
 from tests.posix.calls import opened
@@ -74,12 +75,6 @@ def test_a_held_directory_stops_no_other_invalidation(mounted: Mounted, source: 
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def _waiting(world: World) -> int:
-    """How many threads of the server wait in the kernel for a lock."""
-    states = (task / "stat" for task in Path(f"/proc/{world.pid}/task").iterdir())
-    return sum(state.read_text().rpartition(")")[2].split()[0] == "D" for state in states)
-
-
 def test_more_held_directories_than_threads_stop_no_other_invalidation(
     mounted: Mounted, source: Path, tmp_path: Path
 ) -> None:
@@ -98,7 +93,7 @@ def test_more_held_directories_than_threads_stop_no_other_invalidation(
             stack.enter_context(held(world.path / name, tmp_path / f"place-{name}"))
         for name in names:
             (source / name / "a").unlink()
-        until(lambda: _waiting(world) == MOST_BLOCKED, "as many threads wait as may", seconds=30 * LATE)
+        until(lambda: waiting(world.pid) == MOST_BLOCKED, "as many threads wait as may", seconds=30 * LATE)
         assert _caches(world) is not None
         (source / "free/a").write_text("newer")
         until(lambda: (world.path / "free/a").read_text() == "newer", "the change is shown")
@@ -110,7 +105,7 @@ def test_more_held_directories_than_threads_stop_no_other_invalidation(
         failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
         assert (failed, time.monotonic() - began < 5) == (errno.ETIMEDOUT, True)
         assert call(directory, "whoami")["agent"] == "alice"
-        assert _waiting(world) == MOST_BLOCKED
+        assert waiting(world.pid) == MOST_BLOCKED
     until(lambda: _caches(world) is None, "caches are trusted again")
     assert [name for name in names if (world.path / name / "a").exists()] == []
     call(directory, "write_file", path="free/e", content="e")

@@ -16,8 +16,12 @@ from bonobofs.decision import Code
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.held import LISTED
 from bonobofs.fuse.inodes import Inodes
+from tests.attacks.bounds import waiting
+from tests.attacks.conftest import MakeFileSystem
 from tests.fuse.people import NOBODY, outcome, tell
+from tests.fuse.waiting import until
 from tests.posix.calls import opened
+from tests.watch.looking import stopped
 from tests.worlds import ALLOW_ALL, Mounted
 
 NAMES: Final = 4000
@@ -266,3 +270,26 @@ def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path
     seen = served_beside(world.path, sync_all)
     assert seen.served > 10
     assert sum((source / str(number)).stat().st_size for number in range(8)) == 96 << 20
+
+
+@pytest.mark.root
+def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path, file_system: MakeFileSystem) -> None:
+    """The disk of the source answers nothing: its blocks are a file in another mount, whose server is stopped."""
+    (blocks := tmp_path / "blocks").mkdir()
+    disk = mounted(policy=ALLOW_ALL, source=blocks)
+    source = file_system("ext4", directory=disk.path)
+    (source / "beside").mkdir()
+    world = mounted(policy=ALLOW_ALL, agent="bob", source=source)
+    fd = os.open(world.path / "file", os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(fd, bytes(1 << 20))
+        thread = threading.Thread(target=os.fsync, args=(fd,))
+        with stopped(disk.pid):
+            thread.start()
+            until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
+            assert tell(look_alone, world.path, 1.0) < 1.0
+            assert thread.is_alive()
+        thread.join()
+    finally:
+        os.close(fd)
+        world.umount()
