@@ -24,6 +24,7 @@ class Code(enum.StrEnum):
     KEEP = "KEEP"
     DEFAULT = "DEFAULT"
     SIZE = "SIZE"
+    SPACE = "SPACE"
     LEASED = "LEASED"
     ASK = "ASK"
     IDENTITY = "IDENTITY"
@@ -69,6 +70,7 @@ ERRNO: Final[dict[Code, int]] = {
     Code.KEEP: errno.EACCES,
     Code.DEFAULT: errno.EACCES,
     Code.SIZE: errno.EFBIG,
+    Code.SPACE: errno.ENOSPC,
     Code.LEASED: errno.EACCES,
     Code.ASK: errno.EACCES,
     Code.IDENTITY: errno.EACCES,

@@ -308,6 +308,8 @@ class Guard:
         """Counts policies and leases: what was admitted under an earlier one is judged anew."""
         self.beside = 0
         """Counts the changes that the companion was permitted to make beside the mount."""
+        self.room: Callable[[Request], Denied | None] = lambda _: None
+        """The refusal of a change in scratch that has no room."""
         self._asking = NOBODY
         self._asked = "{}"
         """The details of `_asking`, as the trail takes them."""
@@ -358,6 +360,13 @@ class Guard:
     def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
         return self._judged(request, facts)
+
+    def explain(self, request: Request, facts: Facts) -> Allowed | Denied:
+        """Return what `why` shows: as `decide`, or the refusal of a change in scratch that has no room."""
+        verdict = self._judged(request, facts)
+        if isinstance(verdict, Allowed) and verdict.apart is Apart.SCRATCH:
+            return self.room(request) or verdict
+        return verdict
 
     def admit(  # noqa: PLR0913 - what is judged, and what the record tells
         self,

@@ -148,7 +148,7 @@ class Admissions:
     def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
         part = question(asked["question"])
         in_mount = asked.get("in_mount", False)
-        return plain_decision(self._guard.decide(part.request, part.facts) if in_mount else self._judge(part))
+        return plain_decision(self._guard.explain(part.request, part.facts) if in_mount else self._judge(part))
 
     def _decide_each(self, asked: dict[str, Any]) -> dict[str, Any]:
         denied = []
@@ -238,7 +238,7 @@ class Admissions:
         for path in one.paths:
             self._noticing.look(path)
         if one.below and not self._noticing.watched:
-            self._noticing.lost()
+            self._noticing.lost(at_once=True)
 
     def _answer_when_shown(self, ask: int, tell: Tell) -> None:
         self._notices.then(lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE}))

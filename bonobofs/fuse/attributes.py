@@ -14,6 +14,7 @@ from bonobofs.fuse.content import Content
 from bonobofs.fuse.core import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import told_by
+from bonobofs.fuse.scratch import NAME
 from bonobofs.guard import Part
 from bonobofs.request import Facts, Kind, Operation, Request
 
@@ -136,12 +137,15 @@ class Attributes(Content):
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
         facts = self._here(node)._replace(mode=mode)
+        request = Request(operation, path, kind)
+        growth = node.layer.xattr_growth(node, name, len(value))
+        self._check_xattr_room(header, node, request, growth)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts)
         node.fresh = False
         self._see(node, st)
         with self._guard.admit(
-            Request(operation, path, kind),
+            request,
             facts,
             caller=self._caller(header),
             details={"name": os.fsdecode(name)},
@@ -151,8 +155,19 @@ class Attributes(Content):
             if extra & p.SETXATTR_ACL_KILL_SGID:
                 mode = stat.S_IMODE(node.layer.stat(node).st_mode)
                 node.layer.set_mode(node, mode & ~stat.S_ISGID, leave)
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, path, attributes=growth)
         self._did_attributes(node, node.layer.stat(node))
         return NOTHING
+
+    def _check_xattr_room(self, header: Header, node: Node, request: Request, growth: int) -> None:
+        """Raise ENOSPC, EFBIG where there is no room for extended attributes that grow by so many bytes."""
+        if growth <= 0:
+            return
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, more=growth)
+        if header.uid or node.apart:
+            self._check_space(header, node, request, max(growth, NAME))
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
@@ -167,10 +182,13 @@ class Attributes(Content):
             facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
         request = Request(Operation.REMOVE_XATTR, path, kind)
         self._see(node, st)
+        growth = node.layer.xattr_growth(node, name, -len(name))
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
         ) as leave:
             node.layer.remove_xattr(node, name, leave)
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, path, attributes=growth)
         self._did_attributes(node, node.layer.stat(node))
         return NOTHING
 

@@ -115,8 +115,10 @@ class Backing(Descriptors):
         finally:
             os.close(fd)
 
-    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below]:
+    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below | None]:
         """Everything below the directory `name`, whatever it is, without following a symlink.
+
+        None stands for a subdirectory that the walk has read the name of: its caller may let other requests be served.
 
         With `closed`, a server without root gives itself the rights to each directory while the walk stands there. The
         directories must be the server's own (the layer), and no request may be served meanwhile.
@@ -136,6 +138,7 @@ class Backing(Descriptors):
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             below.append(entry.name)
+                            yield None
                         else:
                             yield _below(above, fd, entry.name)
                 while not below:
@@ -193,6 +196,13 @@ class Backing(Descriptors):
     def get_xattr(self, node: Node, name: bytes) -> bytes:
         """The value of an extended attribute."""
         return os.getxattr(self._object(node), name)
+
+    def xattr_growth(self, node: Node, name: bytes, size: int) -> int:
+        """Return by how many bytes name and value grow if the attribute gets a value of `size` bytes."""
+        try:
+            return size - len(os.getxattr(self._object(node), name))
+        except OSError:
+            return len(name) + size  # it has none
 
     def list_xattrs(self, node: Node) -> list[str]:
         """The names of the extended attributes."""

@@ -63,8 +63,8 @@ class Content(GrantedFiles):
                 raise
             return self._write(header, body)  # of the layer by now
         # The kernel writes the pages of a mapping in no caller's name.
-        needed = _allocated(st, at, size) if header.uid or write_flags & p.WRITE_CACHE else 0
-        written = self._put(node, fd, data, -1 if appends else at, needed, run.leave)
+        needed = _allocated(st, at, size) if header.uid or node.apart or write_flags & p.WRITE_CACHE else 0
+        written = self._put(header, node, fd, data, -1 if appends else at, needed, run)
         self._count(run, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, run.leave)
@@ -76,11 +76,11 @@ class Content(GrantedFiles):
         node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
-    def _put(self, node: Node, fd: int, data: memoryview, at: int, needed: int, leave: Allowed) -> int:
-        """Write at an offset, or at the end where that is -1; bytes written."""
+    def _put(self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, run: Run) -> int:
+        """Write at an offset, or at the end where that is -1, which allocates `needed` bytes; bytes written."""
         try:
-            node.layer.check_reserve(needed)
-            return node.layer.append(fd, data, leave) if at < 0 else node.layer.write(fd, data, at, leave)
+            self._check_space(header, node, run.request, needed)
+            return node.layer.append(fd, data, run.leave) if at < 0 else node.layer.write(fd, data, at, run.leave)
         except BaseException as error:
             self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
@@ -185,8 +185,8 @@ class Content(GrantedFiles):
             if mode & system.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
         with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
-            if header.uid and not mode & system.FALLOC_PUNCH_HOLE:
-                node.layer.check_reserve(_allocated(st, offset, length))
+            if (header.uid or node.apart) and not mode & system.FALLOC_PUNCH_HOLE:
+                self._check_space(header, node, request, _allocated(st, offset, length))
             node.layer.allocate(fd, mode, offset, length, leave)
             self._resized(node, request.path)
             if header.uid and st.st_mode & SET_IDS:
@@ -239,8 +239,8 @@ class Content(GrantedFiles):
             apart=target.apart,
         )
         with admission as leave:
-            if header.uid:
-                target.layer.check_reserve(_allocated(st, target_offset, length))
+            if header.uid or target.apart:
+                self._check_space(header, target, request, _allocated(st, target_offset, length))
             copied = target.layer.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
             admission.written = copied
             self._resized(target, request.path)
@@ -264,7 +264,7 @@ class Content(GrantedFiles):
         self._check_temporary_room(header, request, facts)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:
-            home, directory = self._home(parent, directory, name, run.leave)
+            home, directory = self._home(header, request, parent, directory, run.leave)
             self._act_as(header, groups, umask)
             node, reply = self._make_file(home, directory, name, mode, run.leave)
         except BaseException as error:
@@ -276,8 +276,7 @@ class Content(GrantedFiles):
             raise
         finally:
             self._backing.act_as_self()
-        if home is not parent:
-            self._appeared(parent, home, name)
+        self._appeared(parent, home, name)
         self._guard.rekey(_CREATING, node.id)
         node.run = self._bounded(run, node, 0)
         node.fresh = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Final, NamedTuple
 
 from bonobofs.fuse.inodes import Node
@@ -23,6 +23,8 @@ FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
 """What is not the source's is listed behind what it has. ext4, btrfs, XFS and tmpfs give no cookies up there, but for
 the very last one."""
 LAST_COOKIE: Final = 0x7FFF_FFFF_FFFF_FFFF
+LISTED: Final = 1_000
+"""Names of each kind that `.bonobofs/scratch` lists; looking at more keeps other requests waiting."""
 
 
 class Name(NamedTuple):
@@ -127,17 +129,24 @@ class Held:
                     held.node.path = paths[0]
 
     def describe(self, viewer: int) -> bytes:
-        """A line for each held name: kind, bytes, path; a viewer other than ALL is shown its own files."""
-        lines = []
+        """A line for each of the first LISTED held names: kind, bytes, path.
+
+        A viewer other than ALL is shown its own files.
+        """
+        lines = list(islice(self._lines(viewer), LISTED + 1))
+        if len(lines) > LISTED:
+            lines[LISTED] = "temporary\t0\tand more\n"
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+    def _lines(self, viewer: int) -> Iterator[str]:
+        """A line for each held name; "" for one that the viewer does not see."""
         for above, names in sorted(self.directories.items()):
             for name, held in names.items():
                 # What was linked into the source is not apart any more, only this name of it.
                 st = os.fstat(held.node.pin) if held.node.pin >= 0 else None
-                if viewer != ALL and (st is None or st.st_uid != viewer):
-                    continue
+                is_shown = viewer == ALL or (st is not None and st.st_uid == viewer)
                 size = st.st_size if st is not None else 0
-                lines.append(f"temporary\t{size}\t{printable(joined(above, name))}\n")
-        return "".join(lines).encode("utf-8", "surrogateescape")
+                yield f"temporary\t{size}\t{printable(joined(above, name))}\n" if is_shown else ""
 
 
 def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:

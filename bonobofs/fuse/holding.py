@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from bonobofs.audit.record import BY, INODE
@@ -19,6 +20,7 @@ from bonobofs.fuse import system
 from bonobofs.fuse.core import Core, Crossing, Header, Reply
 from bonobofs.fuse.descriptors import R, W, stale
 from bonobofs.fuse.inodes import Node, kind_of
+from bonobofs.fuse.scratch import NAME
 from bonobofs.guard import Part
 from bonobofs.policy import words
 from bonobofs.request import EXISTS, HEAD_BYTES, HELD, Facts, Kind, Operation, Request, WorkspacePath
@@ -65,6 +67,12 @@ class Holding(Core):
                 Denied(*words.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
             )
 
+    def _check_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
+        """Raise Refused where the disk of the state directory has no space for so many bytes and inodes."""
+        denied = self._scratch.room.refusal(request, size, names)
+        if denied is not None:
+            raise self._guard.refuse(denied, self._caller(header))
+
     def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> Node:
         """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
         above = self._free(parent, directory, name)
@@ -79,6 +87,8 @@ class Holding(Core):
         self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, leave: Allowed
     ) -> Node:
         above = self._free(parent, directory, name)
+        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        self._check_disk(header, request, NAME, 1)  # it lies in the session's directory
         fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), leave)
         node = self._inodes.adopt(
             _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing
@@ -280,15 +290,13 @@ class Holding(Core):
                 self._drop_held(target.parent, target.name)
             self._held.move(source.path, target.path, exchange=exchange)
 
-    def _held_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
+    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part]:
         """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
-        parts = []
-        for old, node in self._held.below(origin.path):
+        for old, node in list(self._held.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
             facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
-            parts.append(Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY))
-            parts.append(Part(request, facts, Apart.TEMPORARY))
-        return parts
+            yield Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY)
+            yield Part(request, facts, Apart.TEMPORARY)
 
     def _check_none_held(self, path: WorkspacePath) -> None:
         """A directory with held names in it is not empty."""

@@ -48,7 +48,7 @@ class Names(GrantedFiles):
         request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         groups = self._groups(header, body)
         with self._admission(header, request) as leave:
-            home, directory = self._home(parent, directory, name, leave)
+            home, directory = self._home(header, request, parent, directory, leave)
             try:
                 self._act_as(header, groups, umask)
                 home.layer.mkdir(directory, name, mode & 0o7777, leave)
@@ -70,7 +70,7 @@ class Names(GrantedFiles):
             self._check_temporary_room(header, request, facts)
         groups = self._groups(header, body)
         with self._guard.admit(request, facts, caller=self._caller(header), apart=None) as leave:
-            home, directory = self._home(parent, directory, name, leave)
+            home, directory = self._home(header, request, parent, directory, leave)
             try:
                 self._act_as(header, groups, umask)
                 if leave.apart is Apart.TEMPORARY:
@@ -94,7 +94,7 @@ class Names(GrantedFiles):
         with self._guard.admit(
             request, facts, caller=self._caller(header), details={"target": text}, apart=None
         ) as leave:
-            home, directory = self._home(parent, directory, name, leave)
+            home, directory = self._home(header, request, parent, directory, leave)
             if leave.apart is Apart.TEMPORARY:
                 return self._held_entry(self._hold_symlink(header, parent, directory, name, target, leave))
             try:
@@ -144,7 +144,7 @@ class Names(GrantedFiles):
             apart=node.apart,
         )
         with admission as leave:
-            home, directory = self._home(parent, directory, name, leave)
+            home, directory = self._home(header, new, parent, directory, leave)
             node.layer.link(node, directory, name, leave)
             self._appeared(parent, home, name)
         node.told = once_moved(st)

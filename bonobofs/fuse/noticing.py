@@ -140,6 +140,11 @@ class Noticing:
         self._backing: Final = backing
         self._suspects: dict[str, Suspect] = {}
         self._anew: list[Node] = []
+        """Nodes that the kernel is to look at again, and that are to be compared; the last comes first."""
+        self._names_too = False
+        """Whether the kernel is told of their names one by one."""
+        self._untold = False
+        """Whether the kernel is still to be told of them."""
         self._replaced: dict[tuple[int, bytes], None] = {}
         self.since = time.time_ns()
         """What has changed before this time, in nanoseconds since 1970, the watcher has told."""
@@ -297,17 +302,24 @@ class Noticing:
 
     # -- when changes were lost
 
-    def lost(self) -> None:
-        """Make the kernel look at everything again, and compare all that it knows."""
-        nodes = list(self._inodes)
-        if not self._notices.names():
-            for node in nodes:
-                if node.parent is not None:
-                    self._notices.entry(node.parent.id, node.name)
-        for node in nodes:
-            self._notices.inode(node.id, 0, 0)
-        nodes.reverse()
-        self._anew = nodes
+    def lost(self, *, at_once: bool = False) -> None:
+        """Make the kernel look at everything again, and compare all that it knows.
+
+        `go_on` does it in slices: 100,000 notifications keep every request waiting for 0.2 s. With `at_once` all
+        notifications are queued when this returns.
+        """
+        self._names_too = not self._notices.names()
+        self._anew = list(self._inodes)
+        self._anew.reverse()
+        self._untold = not at_once
+        if at_once:
+            for node in self._anew:
+                self._tell_again(node)
+
+    def _tell_again(self, node: Node) -> None:
+        if self._names_too and node.parent is not None:
+            self._notices.entry(node.parent.id, node.name)
+        self._notices.inode(node.id, 0, 0)
 
     @property
     def has_more(self) -> bool:
@@ -319,7 +331,11 @@ class Noticing:
         until = time.monotonic() + _SECONDS_AT_ONCE
         while self._anew and time.monotonic() < until:
             node = self._anew.pop()
-            if self._inodes.by_id.get(node.id) is not node or node.parent is None or node.covered or node.apart:
+            if self._inodes.by_id.get(node.id) is not node:
+                continue
+            if self._untold:
+                self._tell_again(node)
+            if node.parent is None or node.covered or node.apart:
                 continue
             path = self._inodes.path(node)
             try:

@@ -424,7 +424,7 @@ class Reading(Scratching):
         facts = self._here(node)
         if kind is Kind.FILE:
             facts = self._with_links(node, st, operation, facts._replace(size=st.st_size, size_before=st.st_size))
-        decision = self._guard.decide(Request(operation, path, kind), facts)
+        decision = self._guard.explain(Request(operation, path, kind), facts)
         return json.dumps(as_document(decision, path, operation)).encode()
 
     def _why_name(self, header: Header, name: bytes) -> bytes:
@@ -446,7 +446,7 @@ class Reading(Scratching):
             finally:
                 self._forget_node(found, 1)
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        decision = self._guard.decide(request, _NEW_FILE)
+        decision = self._guard.explain(request, _NEW_FILE)
         return json.dumps(as_document(decision, request.path, request.operation)).encode()
 
     def _listxattr(self, header: Header, body: memoryview) -> Reply:

@@ -16,21 +16,44 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from itertools import count, islice
+from time import monotonic
 from typing import Final
 
 from bonobofs.decision import Allowed, Denied
 from bonobofs.fuse.backing import Backing
 from bonobofs.fuse.descriptors import R, W, stale
-from bonobofs.fuse.held import is_below, joined, printable
+from bonobofs.fuse.held import LISTED, is_below, joined, printable
 from bonobofs.fuse.inodes import Inodes, Node
 from bonobofs.fuse.virtual import ALL
+from bonobofs.policy import words
 from bonobofs.policy.compiled import REPOSITORY, ScratchTable
 from bonobofs.policy.engine import Policy
-from bonobofs.request import Kind, Request, WorkspacePath
+from bonobofs.request import Kind, Operation, Request, WorkspacePath
 
 _REPOSITORY: Final = WorkspacePath(REPOSITORY)
-LISTED: Final = 1_000
-"""Lines of `.bonobofs/scratch`; what is more is counted."""
+NAME: Final = 4096
+"""Bytes that a name counts beside its content: the disk space of an inode with its block, or of a directory entry."""
+RESERVE: Final = 64 << 20
+"""Bytes of the state directory's file system that scratch leaves free; an eighth of it where that is less."""
+RESERVED_INODES: Final = 4096
+"""Inodes that scratch leaves free, or an eighth of them."""
+_SHARE: Final = 8
+_FRESH: Final = 0.1
+"""Seconds after which the free space is read again."""
+_GROWTH: Final = frozenset(
+    {
+        Operation.CREATE_FILE,
+        Operation.WRITE_FILE,
+        Operation.ALLOCATE,
+        Operation.COPY_RANGE,
+        Operation.MKDIR,
+        Operation.MKNOD,
+        Operation.SYMLINK,
+        Operation.LINK,
+        Operation.SET_XATTR,
+    }
+)
+"""Operations that take space."""
 
 
 class Beside:
@@ -59,7 +82,9 @@ class Scratch:
         self.layer: Final = layer
         self.directories: Final[dict[WorkspacePath, Beside]] = {}
         self.sizes: Final = sizes
-        sizes.files = self.files
+        sizes.inodes = self._all
+        sizes.numbers = layer.numbers
+        self.room: Final = Room(layer.root)
         self._inodes: Final = inodes
         self._cookies: Final = cookies
 
@@ -149,7 +174,10 @@ class Scratch:
         assert upper.parent is not None
         directory, name = self.layer.directory(upper.parent, changing=True), upper.name
         for each in self.layer.walk(directory, name, closed=True):
-            self.sizes.drop(each.st.st_ino + self.layer.numbers)
+            if each is not None:
+                self.sizes.drop(each.st.st_ino + self.layer.numbers)
+                if (below := WorkspacePath(f"{path}/{each.path}")) not in self.directories:
+                    self.sizes.add_names(below, -1)
         self.layer.remove_tree(directory, name, leave)
         for at, beside in list(self.below(path)):
             del self.directories[at]
@@ -202,6 +230,7 @@ class Scratch:
             self.appeared(beside, name)
             for parent, other in others:
                 self._link_up(node, parent, other, old, leave)
+            self.sizes.add_names(path, 1)
         if node.kind is Kind.FILE:
             self.sizes.note(node.ino, path, st.st_size)
         return others
@@ -215,13 +244,22 @@ class Scratch:
         self._inodes.note_link(node.ino, node.parent, node.name)
         self._inodes.note_link(node.ino, beside.upper, name)
         self.appeared(beside, name)
+        self.sizes.add_names(self._inodes.join(parent, name), 1)
+
+    # -- room
+
+    def refusal(self, request: Request) -> Denied | None:
+        """Return the refusal of an operation that would take a little more space."""
+        if request.operation not in _GROWTH:
+            return None
+        return self.sizes.refusal(request, more=NAME) or self.room.refusal(request, NAME, 1)
 
     # -- telling
 
     def describe(self, viewer: int) -> bytes:
         """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path.
 
-        A viewer other than ALL is shown the things that it owns.
+        A viewer other than ALL is shown the things that it owns, among the first LISTED of all.
         """
         lines = list(islice(self._lines(viewer), LISTED + 1))
         if len(lines) > LISTED:
@@ -229,28 +267,20 @@ class Scratch:
         return "".join(lines).encode("utf-8", "surrogateescape")
 
     def _lines(self, viewer: int) -> Iterator[str]:
+        """A line for each thing; "" for one that belongs to another user."""
         for path, beside in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(beside.gone - beside.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
         for path, st in self._all():
-            if viewer in (ALL, st.st_uid):
-                yield f"scratch\t{st.st_size}\t{printable(path)}\n"
+            yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Everything that lies in the layer, but the session's repository, which no [[scratch]] counts."""
         for each in self.layer.walk(self.layer.directory(self.layer.top), b".", closed=True):
-            path = WorkspacePath(each.path)
-            if path not in self.directories and not is_below(path, _REPOSITORY):
+            if each is None or is_below(path := WorkspacePath(each.path), _REPOSITORY):
+                continue
+            if path not in self.directories:
                 yield path, each.st
-
-    def files(self) -> Iterator[tuple[int, WorkspacePath, int]]:
-        """Number, path and size of each file in the layer."""
-        for path, st in self._all():
-            if stat.S_ISREG(st.st_mode):
-                yield st.st_ino + self.layer.numbers, path, st.st_size
-
-
-Files = Callable[[], Iterator[tuple[int, WorkspacePath, int]]]
 
 
 def _leads(node: Node, parent: Node, name: bytes) -> bool:
@@ -260,41 +290,94 @@ def _leads(node: Node, parent: Node, name: bytes) -> bool:
         return False
 
 
+class Room:
+    """The space that the file system of the state directory has for scratch, beside the reserve for trails.
+
+    Other sessions and programs take space there too. The free space is read again after 0.1 s, and after the layer grew
+    by an eighth of the reserve: eight sessions that read it at the same time read it again before they use it up.
+    """
+
+    def __init__(self, directory: int) -> None:
+        """`directory` is a descriptor of a directory of that file system."""
+        self._directory: Final = directory
+        self._bytes = self._names = 0
+        """What may be taken before the free space is read again."""
+        self._read = 0.0
+
+    def refusal(self, request: Request, size: int, names: int = 0) -> Denied | None:
+        """Take `size` bytes and `names` inodes; return the refusal where only the reserve has them."""
+        self._bytes -= size
+        self._names -= names
+        now = monotonic()
+        if min(self._bytes, self._names) < 0 or now - self._read >= _FRESH:
+            self._read = now
+            v = os.statvfs(self._directory)
+            total = v.f_blocks * v.f_frsize
+            reserve, inodes = min(RESERVE, total // _SHARE), min(RESERVED_INODES, v.f_files // _SHARE)
+            self._bytes = min(v.f_bavail * v.f_frsize - reserve - size, reserve // _SHARE)
+            # A file system that has no limit of inodes says 0.
+            self._names = min(v.f_favail - inodes, inodes // _SHARE) - names if v.f_files else RESERVED_INODES
+        if min(self._bytes, self._names) >= 0:
+            return None
+        return Denied(*words.NO_SPACE, request.path, request.operation)
+
+
 class Sizes:
-    """How many bytes each table of the policy has in the layer, and whether there is room for more."""
+    """How many bytes each table of the policy has in the layer, and whether there is room for more.
+
+    Each name counts NAME bytes, each inode the size of its content and of the extended attributes that were set. The
+    counterparts of directories of the source do not count.
+    """
 
     def __init__(self, policy: Callable[[], Policy]) -> None:
-        self.files: Files = lambda: iter(())
+        self.inodes: Callable[[], Iterator[tuple[WorkspacePath, os.stat_result]]] = lambda: iter(())
         """What is to be counted anew when the policy has changed."""
+        self.numbers = 0
+        """Added to an inode number of the layer."""
         self._policy: Final = policy
         self._generation = policy().generation
-        self._files: Final[dict[int, tuple[int, int]]] = {}
+        self._holds: dict[int, tuple[int, int, int]] = {}
+        """By number of an inode: its table, bytes of content, bytes of extended attributes."""
         self._totals: Final[dict[int, int]] = {}
 
-    def refusal(self, request: Request, number: int, size: int) -> Denied | None:
-        """The refusal of what would make the file `number` hold `size` bytes, where its table has no room for it."""
+    def refusal(self, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> Denied | None:
+        """Return the refusal of what its table has no room for.
+
+        The inode `number` would hold `size` bytes, and names and extended attributes would take `more` bytes.
+        """
         table = self._table(request.path)
         if table is None or table.max_total is None:
             return None
-        index, has = self._files.get(number, (table.index, 0))
-        if index != table.index:
-            has = 0
-        if size <= has or self._totals.get(table.index, 0) - has + size <= table.max_total:
+        index, has, _ = self._holds.get(number, (table.index, 0, 0))
+        growth = max(size - (has if index == table.index else 0), 0) + more
+        if growth <= 0 or self._totals.get(table.index, 0) + growth <= table.max_total:
             return None
         return Denied(*table.full, request.path, request.operation)
 
-    def note(self, number: int, path: WorkspacePath, size: int) -> None:
-        """The file `number`, of this path, holds this many bytes now."""
-        known = self._files.get(number)
-        if known is not None:
-            index, before = known
-        else:
+    def note(self, number: int, path: WorkspacePath, size: int | None = None, *, attributes: int = 0) -> None:
+        """Note that the inode of this path holds `size` bytes (None: as before), and more bytes of attributes."""
+        known = self._holds.get(number)
+        if known is None:
             table = self._table(path)
             if table is None or table.max_total is None:
                 return
-            index, before = table.index, self._files.get(number, (0, 0))[1]
-        self._files[number] = (index, size)
-        self._totals[index] = self._totals.get(index, 0) + size - before
+            known = table.index, 0, 0
+        index, before, had = known
+        after, has = before if size is None else size, max(had + attributes, 0)
+        self._holds[number] = index, after, has
+        self._totals[index] = self._totals.get(index, 0) + after - before + has - had
+
+    def move(self, number: int, path: WorkspacePath) -> None:
+        """Count the inode towards the table of its new path."""
+        _, size, attributes = self._holds.get(number, (0, 0, 0))
+        self.drop(number)
+        self.note(number, path, size, attributes=attributes)
+
+    def add_names(self, path: WorkspacePath, number: int) -> None:
+        """Count so many more names (negative: fewer) towards the table of the path."""
+        table = self._table(path)
+        if table is not None and table.max_total is not None:
+            self._totals[table.index] = self._totals.get(table.index, 0) + number * NAME
 
     def bounds(self, path: WorkspacePath) -> bool:
         """Whether the path counts towards a table that has a bound."""
@@ -302,18 +385,21 @@ class Sizes:
         return table is not None and table.max_total is not None
 
     def drop(self, number: int) -> None:
-        """The file `number` is no more."""
-        index, size = self._files.pop(number, (0, 0))
-        if size:
-            self._totals[index] -= size
+        """The inode `number` is no more."""
+        index, size, attributes = self._holds.pop(number, (0, 0, 0))
+        if size or attributes:
+            self._totals[index] -= size + attributes
 
     def _table(self, path: str) -> ScratchTable | None:
         """The table that the path counts towards, in the policy of this moment."""
         policy = self._policy()
         if policy.generation != self._generation:
             self._generation = policy.generation
-            self._files.clear()
+            known, self._holds = self._holds, {}
             self._totals.clear()
-            for number, each, size in self.files():
-                self.note(number, each, size)
+            for each, st in self.inodes():
+                number = st.st_ino + self.numbers
+                size = st.st_size if stat.S_ISREG(st.st_mode) else 0
+                self.note(number, each, size, attributes=known.pop(number, (0, 0, 0))[2])
+                self.add_names(each, 1)
         return policy.scratch_table(path)

@@ -19,7 +19,7 @@ from bonobofs.fuse.held import joined
 from bonobofs.fuse.holding import End, Holding
 from bonobofs.fuse.inodes import Node, kind_of
 from bonobofs.fuse.noticing import once_moved
-from bonobofs.fuse.scratch import Beside
+from bonobofs.fuse.scratch import NAME, Beside
 from bonobofs.fuse.slices import Steps
 from bonobofs.guard import Caller, Elsewhere, Part
 from bonobofs.policy import words
@@ -49,11 +49,18 @@ class Scratching(Holding):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return parent, directory
 
-    def _home(self, parent: Node, directory: int, name: bytes, leave: Allowed) -> tuple[Node, int]:
+    def _home(self, header: Header, request: Request, parent: Node, directory: int, leave: Allowed) -> tuple[Node, int]:
         """The directory in which something new is to be made, as the verdict says. FileExistsError: the name is taken.
 
-        Elsewhere: it should be made in the source, in a directory that the source does not have.
+        Elsewhere: it should be made in the source, in a directory that the source does not have. Refused, ENOSPC: the
+        disk has no space for it.
         """
+        name = os.fsencode(request.path.rpartition("/")[2])
+        if leave.apart is Apart.SCRATCH:
+            self._check_room(header, request, more=NAME)
+            self._check_disk(header, request, NAME, 1)
+        elif header.uid:
+            self._backing.check_reserve(NAME)
         if leave.apart is parent.apart:
             beside = self._scratch.beside(parent)
             if beside is not None:
@@ -71,6 +78,8 @@ class Scratching(Holding):
 
     def _appeared(self, parent: Node, home: Node, name: bytes) -> None:
         """Something lies under this name in `home`, beside the directory in which it is shown."""
+        if home.apart is Apart.SCRATCH:
+            self._scratch.sizes.add_names(self._inodes.join(parent, name), 1)
         if home is not parent:
             beside = self._scratch.directories[self._inodes.path(parent)]
             self._scratch.appeared(beside, name)
@@ -126,14 +135,17 @@ class Scratching(Holding):
         if isinstance(verdict, Denied) or verdict.apart is not Apart.SCRATCH:
             return None
         if node.is_dir:
+            self._check_disk(header, request, NAME, 1)
             beside = self._scratch.counterpart(node, verdict)
             if not beside.dressed:
                 self._scratch.layer.dress(beside.upper, node, verdict)
                 beside.dressed = True
             return beside.upper
+        st = node.layer.stat(node)
         if node.kind is Kind.FILE:
             self._check_scratch_alone(header, node, request)
-            self._check_room(header, request, node.ino, node.layer.stat(node).st_size)
+            self._check_room(header, request, node.ino, st.st_size, more=NAME)
+        self._check_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._settle_run(node)
         for parent, name in self._scratch.copy_up(node, verdict):
             self._notices.entry(parent.id, name)  # another file from now on
@@ -159,11 +171,18 @@ class Scratching(Holding):
             if leads:
                 raise self._guard.refuse(Denied(*words.HARDLINK, request.path, request.operation), self._caller(header))
 
-    def _check_room(self, header: Header, request: Request, number: int, size: int) -> None:
-        """Raises Refused where its [[scratch]] has no room for a file of this size."""
-        denied = self._scratch.sizes.refusal(request, number, size)
+    def _check_room(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:
+        """Raises Refused where its [[scratch]] has no room for a file of this size, and `more` bytes beside it."""
+        denied = self._scratch.sizes.refusal(request, number, size, more=more)
         if denied is not None:
             raise self._guard.refuse(denied, self._caller(header))
+
+    def _check_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
+        """Raise ENOSPC where a change of the node would allocate `needed` bytes that are reserved."""
+        if node.apart is not Apart.SCRATCH:
+            node.layer.check_reserve(needed)
+        elif needed > 0:
+            self._check_disk(header, request, needed)
 
     # -- removing
 
@@ -228,6 +247,7 @@ class Scratching(Holding):
         if not exchange:
             self._vanished(source.shown, source.name, leave)
             self._appeared(target.shown, home, target.name)
+            self._scratch.sizes.add_names(source.path, -1)
         self._resized(moved, target.path)
         if exchange:
             self._resized(other, source.path)
@@ -263,12 +283,12 @@ class Scratching(Holding):
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
                 raise Crossing(words.TWO_SCRATCH)
-            self._check_room(header, Request(Operation.RENAME, path), -1, end.st.st_size)
+            self._check_room(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
 
     def _resized(self, node: Node | None, path: WorkspacePath) -> None:
-        """A file of the layer may count towards another [[scratch]] now."""
+        """A file of the layer may have another size now, or count towards another [[scratch]]."""
         if node is not None and node.apart is Apart.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
-            self._scratch.sizes.drop(node.ino)
+            self._scratch.sizes.move(node.ino, path)
             self._scratch.sizes.note(node.ino, path, node.layer.stat(node).st_size)
 
     def _check_none_beside(self, *paths: WorkspacePath) -> None:
@@ -276,23 +296,26 @@ class Scratching(Holding):
         if self._scratch.directories and any(next(self._scratch.below(path), None) for path in paths):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    def _scratch_moving(self, origin: End, path: WorkspacePath) -> list[Part]:
+    def _scratch_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part | None]:
         """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
-        found: list[tuple[WorkspacePath, Facts]] = []
-        for at, beside in self._scratch.below(origin.path):
+        layer = self._scratch.layer
+        for at, beside in list(self._scratch.below(origin.path)):
             there = WorkspacePath(path + at[len(origin.path) :])
-            found += [(joined(there, name), EXISTS) for name in beside.gone - beside.names.keys()]
+            for name in beside.gone - beside.names.keys():
+                yield _arriving_beside(joined(there, name), EXISTS)
             if beside.dressed:
-                found.append((there, EXISTS))
-            directory = self._scratch.layer.directory(beside.upper)
-            for name in beside.names:
+                yield _arriving_beside(there, EXISTS)
+            for name in list(beside.names):
+                directory = layer.directory(beside.upper)  # between two steps, other requests may close it
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                found.append((joined(there, name), _leading(directory, name, st)))
+                yield _arriving_beside(joined(there, name), _leading(directory, name, st))
                 if stat.S_ISDIR(st.st_mode):
-                    for each in self._scratch.layer.walk(directory, name):
+                    for each in layer.walk(layer.directory(beside.upper), name):
+                        if each is None:
+                            yield None
+                            continue
                         below = WorkspacePath(f"{joined(there, name)}/{each.path}")
-                        found.append((below, _leading(each.directory, each.name, each.st)))
-        return [Part(Request(Operation.RENAME, name), facts, Apart.SCRATCH) for name, facts in found]
+                        yield _arriving_beside(below, _leading(each.directory, each.name, each.st))
 
     def _scratch_moved(self, source: End, target: End, leave: Allowed, *, exchange: bool) -> None:
         """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
@@ -350,9 +373,13 @@ class Scratching(Holding):
                 return source, target
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    def _judge_parts(self, parts: Iterable[Part], apart: Apart, caller: Caller) -> Iterator[None]:
+    def _judge_parts(self, parts: Iterable[Part | None], apart: Apart, caller: Caller) -> Iterator[None]:
+        """`parts` has None where nothing is to be judged, and others may be served."""
         elsewhere = None
         for part in parts:
+            if part is None:
+                yield
+                continue
             judged = part._replace(apart=apart) if apart else part
             elsewhere = self._guard.judge(judged, caller) or elsewhere
             yield
@@ -371,7 +398,7 @@ class Scratching(Holding):
             error=error.errno or errno.EIO,
         )
 
-    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part]:
+    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part | None]:
         """All that a rename moves, and what gives way to it."""
         assert source.st is not None
         yield Part(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
@@ -395,7 +422,7 @@ class Scratching(Holding):
         request = Request(Operation.RENAME, path, kind_of(st.st_mode))
         return Part(request, self._appearing(origin.directory, origin.name, st, request))
 
-    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part]:
+    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part | None]:
         """Everything below a directory that moves to `path`: it leaves one path and appears at another."""
         if kind_of(st.st_mode) is not Kind.DIRECTORY:
             return
@@ -403,7 +430,11 @@ class Scratching(Holding):
             yield from self._held_moving(origin, path)
         if self._scratch.directories and not origin.parent.apart:
             yield from self._scratch_moving(origin, path)
-        for below in self._backing.walk(origin.directory, origin.name):
+        # The descriptor in `origin` may have been closed since the first step.
+        for below in self._backing.walk(origin.parent.layer.directory(origin.parent), origin.name):
+            if below is None:
+                yield None
+                continue
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             # What the source has at a scratch path goes along with its directory.
@@ -449,7 +480,10 @@ class Scratching(Holding):
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         super()._left(node, parent, name, st)
-        if node is None and parent.apart is Apart.SCRATCH and st.st_nlink == 1:
+        if parent.apart is not Apart.SCRATCH:
+            return
+        self._scratch.sizes.add_names(self._inodes.join(parent, name), -1)
+        if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
             self._scratch.sizes.drop(st.st_ino + parent.layer.numbers)
 
     def _forget_node(self, node_id: int, count: int) -> None:
@@ -457,6 +491,10 @@ class Scratching(Holding):
         super()._forget_node(node_id, count)
         if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
             self._scratch.sizes.drop(node.ino)
+
+
+def _arriving_beside(path: WorkspacePath, facts: Facts) -> Part:
+    return Part(Request(Operation.RENAME, path), facts, Apart.SCRATCH)
 
 
 def _leading(directory: int, name: bytes, st: os.stat_result) -> Facts:

@@ -157,6 +157,7 @@ class Server:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, apart=Apart.SCRATCH)
         scratch = Scratch(layer, inodes, Sizes(lambda: self._guard.policy), cookies)
+        self._guard.room = scratch.refusal
         return Held(str(directory), limit // 2, cookies), scratch
 
     def _repository(self, inodes: Inodes, limit: int) -> Repository | None:

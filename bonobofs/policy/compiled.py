@@ -96,7 +96,10 @@ class Hidden:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScratchTable:
-    """One [[scratch]]. What all its paths hold together is at most `max_total` bytes; None: any number."""
+    """One [[scratch]]. All its paths hold at most `max_total` bytes together; None: any number.
+
+    Each name, be it of a file, directory or symlink, counts 4 KiB beside the bytes of content and extended attributes.
+    """
 
     index: int
     """Its place among the tables."""

@@ -237,11 +237,17 @@ def kept(pattern: Pattern) -> Refusal:
 def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refusal:
     """The refusal of what one [[scratch]] has no more room for."""
     limit = size(max_total or 0)
-    reason = f"All scratch files {places(patterns)} together would be larger than the {limit} allowed."
+    reason = f"All scratch files {places(patterns)}, and 4 KiB for each, would be larger than the {limit} allowed."
     instead = "Delete scratch files that are not needed any more."
     return Refusal(Code.SIZE, f"scratch:{patterns[0].text}", reason, instead)
 
 
+NO_SPACE: Final = Refusal(
+    Code.SPACE,
+    "scratch",
+    "The disk of the state directory is almost full; the space that is left is reserved for records.",
+    "Delete scratch files that are not needed any more, or ask the operator to free space for the state directory.",
+)
 TEMPORARY_FULL: Final = Refusal(
     Code.SIZE,
     "temporary",

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 MakeFileSystem = Callable[..., Path]
-"""file_system("ext4", reserved=20) mounts a new one of 16 MiB; `reserved` is the percentage of blocks for root."""
+"""file_system("ext4", reserved=20, directory=tmp_path) mounts a new one of 16 MiB.
+
+`reserved` is the percentage of blocks for root. `directory` gets the file that holds the blocks.
+"""
 
 
 @pytest.fixture
@@ -17,11 +20,11 @@ def file_system(tmp_path: Path) -> Iterator[MakeFileSystem]:
     """Only root may use it."""
     places: list[Path] = []
 
-    def make(kind: str, *, reserved: int = 0) -> Path:
+    def make(kind: str, *, reserved: int = 0, directory: Path = tmp_path) -> Path:
         place = tmp_path / f"{kind}-{len(places)}"
         place.mkdir()
         if kind == "ext4":
-            image = place.with_suffix(".image")
+            image = directory / f"{place.name}.image"
             with image.open("wb") as stream:
                 stream.truncate(16 << 20)
             subprocess.run(["mkfs.ext4", "-q", "-m", str(reserved), image], check=True)

@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse.notifier import LATE
+from bonobofs.fuse.notifier import LATE, MOST_BLOCKED
 from bonobofs.state.calling import call
 from bonobofs.state.home import inside_directory
 from tests.attacks.blocker import held
+from tests.attacks.bounds import waiting
 from tests.fuse.people import NOBODY, outcome, tell
 from tests.fuse.waiting import until
 from tests.posix.calls import opened
@@ -70,4 +72,41 @@ def test_a_held_directory_stops_no_other_invalidation(mounted: Mounted, source: 
     call(directory, "write_file", path="free/e", content="e")
     assert (world.path / "free" / "e").read_text() == "e"
     assert [entry.kind for entry in world.entries() if entry.operation == "caches"] == ["alert", "event"]
+    assert bonobofs("audit", "verify").returncode == 0
+
+
+def test_more_held_directories_than_threads_stop_no_other_invalidation(
+    mounted: Mounted, source: Path, tmp_path: Path
+) -> None:
+    """MOST_BLOCKED threads wait. Content and names of another directory still show, and calls fail in time."""
+    names = [f"held-{number}" for number in range(MOST_BLOCKED + 2)]
+    for name in (*names, "free"):
+        (source / name).mkdir()
+        (source / name / "a").write_text("old")
+    world = mounted(policy=ALLOW_ALL)
+    directory = inside_directory(world.home, world.session.session)
+    assert [(world.path / name / "a").read_text() for name in (*names, "free")] == ["old"] * (len(names) + 1)
+    assert not (world.path / "free/new").exists()
+    with ExitStack() as stack:
+        for name in names:
+            (tmp_path / f"place-{name}").mkdir()
+            stack.enter_context(held(world.path / name, tmp_path / f"place-{name}"))
+        for name in names:
+            (source / name / "a").unlink()
+        until(lambda: waiting(world.pid) == MOST_BLOCKED, "as many threads wait as may", seconds=30 * LATE)
+        assert _caches(world) is not None
+        (source / "free/a").write_text("newer")
+        until(lambda: (world.path / "free/a").read_text() == "newer", "the change is shown")
+        (source / "free/new").write_text("new")
+        until((world.path / "free/new").exists, "the new name is shown")
+        (source / "free/a").unlink()
+        until(lambda: not (world.path / "free/a").exists(), "the removal is shown")
+        began = time.monotonic()
+        failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
+        assert (failed, time.monotonic() - began < 5) == (errno.ETIMEDOUT, True)
+        assert call(directory, "whoami")["agent"] == "alice"
+        assert waiting(world.pid) == MOST_BLOCKED
+    until(lambda: _caches(world) is None, "caches are trusted again")
+    assert [name for name in names if (world.path / name / "a").exists()] == []
+    call(directory, "write_file", path="free/e", content="e")
     assert bonobofs("audit", "verify").returncode == 0

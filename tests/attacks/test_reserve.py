@@ -67,10 +67,11 @@ def test_no_other_user_fills_the_blocks_of_root(
 
         def story() -> object:
             os.fchdir(top)
-            with opened("f", os.O_RDWR | os.O_CREAT, 0o666) as fd:
-                found = outcome(act, fd, vfs.f_bfree * vfs.f_frsize)
-                with opened("small", os.O_RDWR | os.O_CREAT, 0o666) as other:
-                    return found, outcome(os.write, other, bytes(4 * PIECE))
+            with (
+                opened("small", os.O_RDWR | os.O_CREAT, 0o666) as other,
+                opened("f", os.O_RDWR | os.O_CREAT, 0o666) as fd,
+            ):
+                return outcome(act, fd, vfs.f_bfree * vfs.f_frsize), outcome(os.write, other, bytes(4 * PIECE))
 
         # An mmap that is full fails by msync with EIO or ENOSPC.
         assert tell(story, user=NOBODY) in [(errno.ENOSPC, errno.ENOSPC), (errno.EIO, errno.ENOSPC)]
@@ -99,3 +100,32 @@ def test_a_full_disk_takes_changes_of_what_is_there(file_system: MakeFileSystem,
 
         assert tell(story, user=NOBODY) == (5000, 100)
     assert (source / "notes").read_bytes() == b"b" * 5000 + b"c" * 100
+
+
+def test_names_and_attributes_take_no_blocks_of_root(file_system: MakeFileSystem, mounted: Mounted) -> None:
+    """Directories, symlinks, temporary files and extended attributes of another user take blocks too."""
+    source = file_system("ext4", reserved=RESERVED) / "source"
+    source.mkdir()
+    source.chmod(0o777)
+    world = mounted(policy=f'{ALLOW_ALL}temporary = ["**/*.tmp"]\n', source=source, allow_other=True)
+    vfs = os.statvfs(source)
+    reserved = vfs.f_bfree - vfs.f_bavail
+    acts: list[Callable[[str], None]] = [
+        os.mkdir,
+        lambda name: os.symlink("x" * 500, name),
+        lambda name: os.close(os.open(f"{name:0>200}", os.O_CREAT | os.O_WRONLY)),
+        lambda name: os.close(os.open(f"{name}.tmp", os.O_CREAT | os.O_WRONLY)),
+        lambda name: os.setxattr("small", f"user.{name}", bytes(400)),
+    ]
+    with opened(world.path, os.O_RDONLY | os.O_DIRECTORY) as top:
+
+        def story() -> list[set[object]]:
+            os.fchdir(top)
+            with opened("small", os.O_RDWR | os.O_CREAT, 0o666), opened("f", os.O_RDWR | os.O_CREAT, 0o666) as fd:
+                assert outcome(_write, fd, 16 << 20) == errno.ENOSPC
+                return [{outcome(act, f"{kind}-{number}") for number in range(50)} for kind, act in enumerate(acts)]
+
+        # What is smaller than a piece was still free.
+        assert all(found in ({errno.ENOSPC}, {None, errno.ENOSPC}) for found in tell(story, user=NOBODY))
+    assert os.statvfs(source).f_bfree > reserved * 0.95
+    (world.path / "of-root").mkdir()

@@ -10,13 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import pytest
+
 from bonobofs.decision import Code
-from tests.fuse.people import outcome, tell
+from bonobofs.fuse.backing import Backing
+from bonobofs.fuse.held import LISTED
+from bonobofs.fuse.inodes import Inodes
+from tests.attacks.bounds import waiting
+from tests.attacks.conftest import MakeFileSystem
+from tests.fuse.people import NOBODY, outcome, tell
+from tests.fuse.waiting import until
+from tests.posix.calls import opened
+from tests.watch.looking import stopped
 from tests.worlds import ALLOW_ALL, Mounted
 
 NAMES: Final = 4000
-PATIENT: Final = 0.25
-"""Seconds that a request of another program takes at most: 50 ms are promised on an idle machine."""
+CHILDREN: Final = 100_000
+MOST_ADDED: Final = 0.05
+"""Seconds that a request of another program takes at most beyond what it takes while no long request is served."""
+TRIES: Final = 3
 
 
 class Beside(NamedTuple):
@@ -30,6 +42,23 @@ class Beside(NamedTuple):
     """How many of its requests were answered."""
 
 
+def look(mount: Path, goes_on: Callable[[], bool]) -> tuple[float, int]:
+    """Look for names that do not exist; seconds of the slowest request, and how many there were."""
+    slowest, served = 0.0, 0
+    while goes_on():
+        began = time.monotonic()
+        assert not os.path.lexists(mount / f"beside/missing-{served}")
+        slowest = max(slowest, time.monotonic() - began)
+        served += 1
+    return slowest, served
+
+
+def look_alone(mount: Path, seconds: float) -> float:
+    """Seconds of the slowest request while no other program uses the mount."""
+    end = time.monotonic() + seconds
+    return look(mount, lambda: time.monotonic() < end)[0]
+
+
 def beside(mount: Path, act: Callable[[], object]) -> Beside:
     """Do it in one thread, and look for names that do not exist in another until it is done."""
     took = []
@@ -40,14 +69,30 @@ def beside(mount: Path, act: Callable[[], object]) -> Beside:
         took.append(time.monotonic() - began)
 
     thread = threading.Thread(target=run)
-    slowest, served = 0.0, 0
     thread.start()
-    while thread.is_alive():
-        began = time.monotonic()
-        assert not os.path.lexists(mount / f"beside/missing-{served}")
-        slowest = max(slowest, time.monotonic() - began)
-        served += 1
+    slowest, served = look(mount, thread.is_alive)
     return Beside(took[0], slowest, served)
+
+
+def served_beside(mount: Path, act: Callable[[], object]) -> Beside:
+    """Do it, while another program waits at most MOST_ADDED longer than it does alone for as long.
+
+    The best of TRIES counts. A server that stalls does so each time; a machine that is busy with other work does not.
+    """
+    tried = []
+    for _ in range(TRIES):
+        seen: Beside = tell(beside, mount, act)
+        alone: float = tell(look_alone, mount, min(seen.seconds, 2.0))
+        if seen.slowest <= alone + MOST_ADDED:
+            return seen
+        tried.append((seen, alone))
+    raise AssertionError(f"another program waited too long each time: {tried}")
+
+
+def move(mount: Path) -> None:
+    """Rename `old` to `new`, or back."""
+    names = ("old", "new") if (mount / "old").exists() else ("new", "old")
+    os.rename(mount / names[0], mount / names[1])
 
 
 def test_a_file_with_very_many_names_costs_no_more_than_others(mounted: Mounted, source: Path) -> None:
@@ -92,9 +137,8 @@ def test_a_large_copy_within_the_mount_goes_in_pieces(mounted: Mounted, source: 
                 left -= (copied := os.copy_file_range(old.fileno(), new.fileno(), left))
                 assert 0 < copied <= 2 << 20
 
-    seen: Beside = tell(beside, world.path, copy)
+    served_beside(world.path, copy)
     assert (source / "copy").read_bytes() == (source / "large").read_bytes()
-    assert seen.slowest < PATIENT
 
 
 def test_others_are_served_while_a_large_directory_is_moved(mounted: Mounted, source: Path) -> None:
@@ -107,25 +151,46 @@ def test_others_are_served_while_a_large_directory_is_moved(mounted: Mounted, so
     world = mounted(policy=ALLOW_ALL)
     (world.path / "old/0/0").read_bytes()
 
-    def story() -> Beside:
+    def story() -> None:
         writes = threading.Thread(target=(world.path / "old/0/0").write_text, args=("written",))
-        found = world.path / "old/19/19999"
-        found.read_bytes()
 
-        def move() -> None:
+        def write_and_move() -> None:
             writes.start()
-            os.rename(world.path / "old", world.path / "new")
+            move(world.path)
 
-        seen = beside(world.path, move)
+        beside(world.path, write_and_move)
         writes.join()
-        return seen
 
-    seen = tell(story)
-    assert seen.seconds > 10 * seen.slowest
-    assert seen.served > 50
-    assert seen.slowest < PATIENT
+    tell(story)
     assert (source / "new/0/0").read_text() == "written"
     assert not (source / "old").exists()
+    seen = served_beside(world.path, lambda: move(world.path))
+    assert seen.seconds > 10 * seen.slowest
+    assert seen.served > 50
+
+
+def test_others_are_served_while_a_wide_directory_is_moved_and_listed(mounted: Mounted, source: Path) -> None:
+    """100,000 files in one directory: the listing makes the server know each of them."""
+    (source / "old").mkdir()
+    for number in range(CHILDREN):
+        os.close(os.open(source / f"old/{number}", os.O_CREAT | os.O_WRONLY))
+    (source / "beside").mkdir()
+    world = mounted(policy=ALLOW_ALL)
+    served_beside(world.path, lambda: sum(entry.stat().st_nlink for entry in os.scandir(world.path / "old")))
+    served_beside(world.path, lambda: move(world.path))
+
+
+def test_a_walk_takes_a_step_at_each_subdirectory_that_it_finds_and_enters(tmp_path: Path) -> None:
+    """Reading the names of 100,000 subdirectories in one step took 65 ms."""
+    for number in range(1000):
+        (tmp_path / f"wide/{number}").mkdir(parents=True)
+
+    def steps() -> list[bool]:
+        root = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        backing = Backing(root, Inodes(), cache=8, pins=8)
+        return [each is None for each in backing.walk(root, b"wide")]
+
+    assert tell(steps) == [True] * 1000 + [False] * 1000
 
 
 def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mounted, source: Path) -> None:
@@ -135,9 +200,52 @@ def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mount
     (source / "beside").mkdir()
     world = mounted(policy=ALLOW_ALL)
 
-    seen: Beside = tell(beside, world.path, lambda: os.rename(world.path / "old", world.path / "new"))
+    seen = served_beside(world.path, lambda: move(world.path))
     assert seen.seconds > 5 * seen.slowest
-    assert len(os.listdir(source / "new")) == 8000
+
+
+def test_others_are_served_while_a_directory_with_scratch_below_is_moved(mounted: Mounted, source: Path) -> None:
+    """What lies beside the directory in the scratch layer is judged in slices, too."""
+    (source / "old").mkdir()
+    (source / "beside").mkdir()
+    world = mounted(policy=f'{ALLOW_ALL}[[scratch]]\npaths = ["**/build/"]\n')
+
+    def fill() -> None:
+        for number in range(NAMES * 2):
+            if number % 100 == 0:
+                (world.path / f"old/build/{number // 100}").mkdir(parents=True)
+            os.close(os.open(world.path / f"old/build/{number // 100}/{number}", os.O_CREAT | os.O_WRONLY))
+
+    tell(fill)
+    assert not (source / "old/build").exists()
+    seen = served_beside(world.path, lambda: move(world.path))
+    assert seen.seconds > 5 * seen.slowest
+
+
+@pytest.mark.root
+def test_others_are_served_while_the_list_of_scratch_is_read(mounted: Mounted, source: Path) -> None:
+    """Looking for the things of one user takes no walk through those of another; the list is bounded."""
+    (source / "beside").mkdir()
+    source.chmod(0o777)
+    world = mounted(policy=f'{ALLOW_ALL}[[scratch]]\npaths = ["**/build/"]\n', allow_other=True)
+
+    def fill() -> None:
+        (world.path / "build").mkdir()
+        for number in range(NAMES * 2):
+            os.close(os.open(world.path / f"build/{number}", os.O_CREAT | os.O_WRONLY))
+
+    tell(fill)
+
+    def read(directory: int) -> float:
+        os.fchdir(directory)
+        began = time.monotonic()
+        for _ in range(10):
+            assert len(Path(".bonobofs/scratch").read_bytes().splitlines()) <= LISTED + 1
+        return (time.monotonic() - began) / 10
+
+    with opened(world.path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        assert min(tell(read, directory, user=NOBODY) for _ in range(TRIES)) < MOST_ADDED
+        assert min(tell(read, directory) for _ in range(TRIES)) < MOST_ADDED
 
 
 def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path) -> None:
@@ -159,6 +267,29 @@ def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path
         for thread in threads:
             thread.join()
 
-    seen = tell(beside, world.path, sync_all)
+    seen = served_beside(world.path, sync_all)
     assert seen.served > 10
     assert sum((source / str(number)).stat().st_size for number in range(8)) == 96 << 20
+
+
+@pytest.mark.root
+def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path, file_system: MakeFileSystem) -> None:
+    """The disk of the source answers nothing: its blocks are a file in another mount, whose server is stopped."""
+    (blocks := tmp_path / "blocks").mkdir()
+    disk = mounted(policy=ALLOW_ALL, source=blocks)
+    source = file_system("ext4", directory=disk.path)
+    (source / "beside").mkdir()
+    world = mounted(policy=ALLOW_ALL, agent="bob", source=source)
+    fd = os.open(world.path / "file", os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(fd, bytes(1 << 20))
+        thread = threading.Thread(target=os.fsync, args=(fd,))
+        with stopped(disk.pid):
+            thread.start()
+            until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
+            assert tell(look_alone, world.path, 1.0) < 1.0
+            assert thread.is_alive()
+        thread.join()
+    finally:
+        os.close(fd)
+        world.umount()

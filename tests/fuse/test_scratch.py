@@ -332,32 +332,32 @@ def test_the_bytes_are_bounded(world: Place, tell: Tell) -> None:
     def story() -> None:
         top = world.path / "build"
         (top / "half").write_bytes(b"x" * 500_000)
-        (top / "file").write_bytes(b"x" * 500_000)
+        (top / "file").write_bytes(b"x" * 491_808)  # each name takes 4 KiB
         with (top / "file").open("r+b", buffering=0) as file:
             fd = file.fileno()
-            assert outcome(os.pwrite, fd, b"x", 500_000) == errno.EFBIG
-            assert outcome(os.ftruncate, fd, 500_001) == errno.EFBIG
-            assert outcome(os.posix_fallocate, fd, 0, 500_001) == errno.EFBIG
+            assert outcome(os.pwrite, fd, b"x", 491_808) == errno.EFBIG
+            assert outcome(os.ftruncate, fd, 491_809) == errno.EFBIG
+            assert outcome(os.posix_fallocate, fd, 0, 491_809) == errno.EFBIG
             assert outcome(fallocate, fd, FALLOC_KEEP_SIZE, 0, 600_000) == errno.EFBIG
             with (top / "half").open("rb") as half:
-                assert outcome(os.copy_file_range, half.fileno(), fd, 10, 0, 500_000) == errno.EFBIG
+                assert outcome(os.copy_file_range, half.fileno(), fd, 10, 0, 491_808) == errno.EFBIG
             assert os.pwrite(fd, b"y" * 1000, 0) == 1000
             (top / "half").unlink()
             file.truncate(0)
-            assert outcome(os.ftruncate, fd, 1_000_001) == errno.EFBIG
+            assert outcome(os.ftruncate, fd, 995_905) == errno.EFBIG
             assert outcome(fallocate, fd, FALLOC_KEEP_SIZE, 0, 1_000) == errno.EOPNOTSUPP
-            until(lambda: outcome(os.ftruncate, fd, 1_000_000) is None, "what was removed is forgotten")
+            until(lambda: outcome(os.ftruncate, fd, 995_904) is None, "what was removed is forgotten")
             assert outcome((top / "other").write_bytes, b"x") == errno.EFBIG
             assert outcome((top / "old").write_bytes, b"x") == errno.EFBIG
             (top / "file").unlink()
             assert outcome((top / "other").write_bytes, b"x") == errno.EFBIG
         # What was removed counts until the kernel says that nobody has it open any more.
-        until(lambda: outcome((top / "other").write_bytes, b"x" * 999_000) == 999_000, "there is room again")
+        until(lambda: outcome((top / "other").write_bytes, b"x" * 995_000) == 995_000, "there is room again")
         (world.path / "free").mkdir()
         (world.path / "free/large").write_bytes(b"x" * 2_000_000)
         assert outcome(os.rename, world.path / "free/large", top / "large") == errno.EFBIG
         (top / "other").rename(world.path / "free/other")
-        (top / "another").write_bytes(b"x" * 999_000)
+        (top / "another").write_bytes(b"x" * 995_000)
 
     tell(story)
 
@@ -413,11 +413,11 @@ def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
     """However many there are, and while they change."""
 
     def story() -> None:
-        top = world.path / "build/many"
-        (world.source / "build/many").mkdir()
+        top = world.path / "free/many"
+        (world.source / "free/many").mkdir(parents=True)
         below = {f"{number:04}-{'x' * 80}" for number in range(1000)}
         for name in below:
-            (world.source / "build/many" / name).touch()
+            (world.source / "free/many" / name).touch()
         gone = {name for name in below if int(name[:4]) % 3 == 0}
         changed = {name for name in below if int(name[:4]) % 3 == 1}
         above = {f"{number:04}-{'y' * 80}" for number in range(1000)}
@@ -446,7 +446,7 @@ def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
         assert sorted(stayed) == sorted(shown)
         shutil.rmtree(top)
         assert not top.exists()
-        assert len(os.listdir(world.source / "build/many")) == 1000
+        assert len(os.listdir(world.source / "free/many")) == 1000
 
     world.does(story)
 

@@ -11,7 +11,7 @@ from tests.fuse.people import outcome
 from tests.fuse.waiting import until
 from tests.worlds import Mounted, bonobofs
 
-POLICY = 'default = "allow"\n[[scratch]]\npaths = ["**/node_modules/"]\nmax_total = "1MB"\n'
+POLICY = 'default = "allow"\n[[scratch]]\npaths = ["**/node_modules/"]\nmax_total = "2MB"\n'
 FILES = 300
 
 
