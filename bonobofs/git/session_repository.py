@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from fnmatch import translate
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -67,6 +67,8 @@ class Owner(NamedTuple):
 class Built(NamedTuple):
     """A session's repository."""
 
+    common: str
+    """The directory in which the source's repository has its refs."""
     stores: tuple[str, ...]
     """The object stores of the source that it reads, in the order in which the mount shows them."""
 
@@ -87,13 +89,14 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
     """
     try:
         maker = _Maker(author, protected, socket)
-        maker.make(find(source), place, source)
+        places = find(source)
+        maker.make(places, place, source)
         for directory, _, names in os.walk(place):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.chown(path, *owner, follow_symlinks=False)
     except OSError as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
-    return Built(tuple(maker.stores))
+    return Built(str(places.common), tuple(maker.stores))
 
 
 def find(source: Path) -> Places:
@@ -117,7 +120,7 @@ class _Maker:
     def __init__(self, author: Author, protected: Sequence[str], socket: Path) -> None:
         self.stores: Final[list[str]] = []
         self._author: Final = author
-        self._protected: Final = [translate(pattern) for pattern in protected]
+        self._protected: Final = protected
         self._socket: Final = socket
 
     def make(self, places: Places, place: Path, source: Path | None, above: str = "../..") -> None:
@@ -129,7 +132,7 @@ class _Maker:
         hooks_path = next((value for key, value in reversed(entries) if key == "core.hookspath"), "")
         self._write_config(place / "config", entries, is_submodule=source is None)
         self._write_alternates(places.common / "objects", place, above)
-        _copy_refs(places, place, self._protected if source is not None else [])
+        _copy_refs(places, place, self._protected if source is not None else ())
         _copy_state(places, place)
         if source is not None:
             self._write_hooks(places, place / "hooks", hooks_path, source)
@@ -303,13 +306,13 @@ def _all_stores(store: Path) -> Iterator[str]:
         waiting += [path for path in named if path.is_dir()]
 
 
-def _copy_refs(places: Places, place: Path, protected: list[str]) -> None:
+def _copy_refs(places: Places, place: Path, protected: Sequence[str]) -> None:
     """Copy packed refs as a file, loose refs one by one, and make every protected branch loose."""
     packed = _content(places.common / "packed-refs")
     if packed is not None:
         (place / "packed-refs").write_bytes(packed)
-        for name, value in _packed_branches(packed):
-            if any(re.match(pattern, name) for pattern in protected):
+        for pattern in protected:
+            for name, value in _packed_branches(packed, pattern):
                 _write_ref(place / "refs/heads" / name, value)
     for path in _files(places.common / "refs"):
         name = os.path.relpath(path, places.common)
@@ -325,15 +328,19 @@ def _write_ref(path: Path, value: bytes) -> None:
     path.write_bytes(value + b"\n")
 
 
-def _packed_branches(packed: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and values of the branches in a packed-refs file, which has all refs in the order of their names."""
-    start, end = packed.find(b" refs/heads/"), packed.rfind(b" refs/heads/")
+def _packed_branches(packed: bytes, pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Names and values of the branches that a pattern matches, in a packed-refs file, which is in order of the names.
+
+    It may hold a million refs, of which only those are looked at that begin as the pattern does.
+    """
+    beginning = b" refs/heads/" + os.fsencode(re.split(r"[*?[]", pattern, maxsplit=1)[0])
+    start, end = packed.find(beginning), packed.rfind(beginning)
     if start < 0:
         return
     begin, stop = packed.rfind(b"\n", 0, start) + 1, packed.find(b"\n", end)
     for line in packed[begin : stop if stop >= 0 else len(packed)].splitlines():
         value, _, name = line.partition(b" refs/heads/")
-        if name:
+        if name and fnmatchcase(os.fsdecode(name), pattern):
             yield os.fsdecode(name), value
 
 
