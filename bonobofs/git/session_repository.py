@@ -148,14 +148,15 @@ class _Maker:
             for key, value in entries
             if not _LEFT_OUT.fullmatch(key) or (is_submodule and key == "core.worktree")
         ]
-        service = f"{_command(self._socket)} receive-pack"
         kept += [
             *(("core.bare", "false"), ("gc.auto", "0"), ("gc.packRefs", "false"), ("maintenance.auto", "false")),
             *(("user.name", self._author.name), ("user.email", self._author.email)),
         ]
         if not is_submodule:
             kept += [
-                *(("remote.source.url", "/bonobofs/source"), ("remote.source.receivepack", service)),
+                ("remote.source.url", "/bonobofs/source"),
+                ("remote.source.receivepack", f"{_command(self._socket)} receive-pack"),
+                ("remote.source.uploadpack", f"{_command(self._socket)} upload-pack"),
                 ("remote.source.skipFetchAll", "true"),
             ]
         path.write_text(_config_text(kept), encoding="utf-8", errors="surrogateescape")
