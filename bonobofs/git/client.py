@@ -1,6 +1,6 @@
 """The agent's side of publication: one file of the standard library, run by `python -I -S -E`.
 
-    client.py SOCKET publish            what HEAD names; prints one line
+    client.py SOCKET publish [HOOK…]    what HEAD names; prints one line. HOOK: the name and arguments of a git hook
     client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
     client.py SOCKET upload-pack PATH   the far end of `git fetch source`
 
@@ -24,6 +24,9 @@ def main() -> int:
     if command in ("receive-pack", "upload-pack"):
         answer = _call(socket, b'{"call": "git.%s"}' % command.encode(), (0, 1))
         return _number(answer, b'"status": ')
+    # `git commit --amend` runs post-commit before; `git checkout FILE` moves no HEAD.
+    if sys.argv[3:5] == ["post-rewrite", "amend"] or (sys.argv[3:4] == ["post-checkout"] and sys.argv[-1] == "0"):
+        return 0
     git_dir = _find_git_dir()
     with open(f"{git_dir}/HEAD", encoding="utf-8", errors="surrogateescape") as file:
         head = file.read().strip()

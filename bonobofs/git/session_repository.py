@@ -157,6 +157,7 @@ class _Maker:
                 ("remote.source.url", "/bonobofs/source"),
                 ("remote.source.receivepack", f"{_command(self._socket)} receive-pack"),
                 ("remote.source.uploadpack", f"{_command(self._socket)} upload-pack"),
+                ("remote.source.fetch", "+refs/heads/*:refs/remotes/source/*"),
                 ("remote.source.skipFetchAll", "true"),
             ]
         path.write_text(_config_text(kept), encoding="utf-8", errors="surrogateescape")
@@ -187,7 +188,7 @@ class _Maker:
                 if name in own:
                     lines.append(f'status=0; if [ -x {own[name]} ]; then {own[name]} "$@" || status=$?; fi')
                 client = shlex.quote(str(CLIENT))
-                lines.append(f"if [ -e {client} ]; then {_command(self._socket)} publish </dev/null; fi")
+                lines.append(f'if [ -e {client} ]; then {_command(self._socket)} publish {name} "$@" </dev/null; fi')
                 lines.append(f"exit {'$status' if name in own else '0'}")
             else:
                 lines.append(f'if [ -x {own[name]} ]; then exec {own[name]} "$@"; fi')
