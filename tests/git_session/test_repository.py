@@ -12,8 +12,9 @@ from typing import Final
 
 import pytest
 
+from bonobofs.git.kept_repository import all_kept
 from tests.git_session.repositories import Repo
-from tests.worlds import Mounted, World
+from tests.worlds import Mounted, World, bonobofs
 
 GIT: Final = shutil.which("git") or ""
 PRESET: Final = Path("project")
@@ -198,3 +199,53 @@ def test_changes_of_the_repository_are_counted_in_the_record(mounted: Mounted, r
     paths = {entry.path for entry in world.entries() if entry.kind == "intent"}
     assert paths == {".git"}
     assert "scratch" not in (world.path / ".bonobofs/scratch").read_text()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, killed: bool) -> None:
+    """The operator fetches it from there, and starts nothing that the agent has named."""
+    world = enter(mounted, repo.root)
+    git(world.path, "switch", "-q", "-c", "Unfit/name")
+    git(world.path, "commit", "-q", "--allow-empty", "-m", "one")
+    tip = git(world.path, "rev-parse", "HEAD").strip()
+    (world.path / "README.md").write_text("put aside\n")
+    git(world.path, "stash", "-q")
+    git(world.path, "config", "core.alternateRefsCommand", f"touch {world.home}/ran; false")
+    git(world.path, "config", "core.fsmonitor", f"touch {world.home}/ran; false")
+    (world.path / ".git/commondir").write_text("/nowhere")
+    if killed:
+        world.kill()
+    ended = world.umount()
+    (kept,) = ended.kept or all_kept(world.home)
+    assert (kept.branches, kept.stashes, kept.operations) == ({"Unfit/name": 1}, 1, [])
+    assert kept in all_kept(world.home)
+    assert f"git fetch {kept.place} Unfit/name" in str(kept)
+    repo.git("fetch", "-q", kept.place, "Unfit/name", "refs/stash:refs/heads/aside")
+    assert repo.id("FETCH_HEAD") == tip
+    assert repo.git("show", "aside:README.md") == "put aside\n"
+    assert not (world.home / "ran").exists()
+    listed = bonobofs("status", "--json", env={"BONOBOFS_HOME": str(world.home)})
+    assert [one["kept"]["place"] for one in json.loads(listed.stdout)] == [kept.place]
+    assert kept.place in bonobofs("status").stdout
+
+
+def test_an_operation_in_progress_is_kept(mounted: Mounted, repo: Repo) -> None:
+    """A rebase that waits for the resolution of a conflict is not lost at umount."""
+    repo.git("switch", "-q", "-c", "aidlc/work", "topic")
+    repo.commit("conflicts", {"README.md": "mine\n"})
+    world = enter(mounted, repo.root)
+    git(world.path, "rebase", "main", code=1)
+    (kept,) = world.umount().kept
+    assert kept.operations == ["a rebase in progress"]
+
+
+def test_a_repository_without_work_of_its_own_is_removed(mounted: Mounted, repo: Repo) -> None:
+    """What the source has, also under another name, is not kept."""
+    world = enter(mounted, repo.root)
+    git(world.path, "switch", "-q", "-c", "aidlc/work", "main~1")
+    git(world.path, "switch", "-q", "--detach", "main")
+    git(world.path, "gc", "-q")
+    git(world.path, "repack", "-q", "-a", "-d")
+    assert world.umount().kept == ()
+    assert not (world.home / "kept").exists()
+    assert not (world.home / "sessions" / world.session.session / "repository").exists()
