@@ -197,10 +197,13 @@ def _mounts() -> Iterator[Check]:
     except BonobofsError:
         return  # the state directory has a check of its own
     for one in found:
-        if one.watch not in (None, session.WATCHING):
+        if one.unwatched:
             where = one.session.mountpoint or one.session.source
-            remedy = f"what changes behind it may show a second late, and is not entered in the record: {one.watch}"
-            yield Check("watching", Verdict.NOTE, f"{where}: its source is not watched", remedy)
+            remedy = (
+                "a change behind the mount that is not watched may show a second late, and is not entered in the "
+                f"record: {one.watch}"
+            )
+            yield Check("watching", Verdict.NOTE, f"{where}: {one.unwatched}", remedy)
         if one.leases is not None:
             where = one.session.mountpoint or one.session.source
             remedy = f"every change is refused until it is: {one.leases}"

@@ -75,11 +75,10 @@ def _notes(one: session.Status) -> list[str]:
     """What its operator should know, a sentence each."""
     where = one.session.mountpoint or one.session.source
     notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
-    if one.watch not in (None, session.WATCHING):
-        watched = "is watched only in part" if one.watch.startswith(session.PARTLY) else "is not watched"
+    if one.unwatched:
         notes.append(
-            f"{where}: its source {watched}, so what changes behind the mount may show a second late, and is not "
-            f"entered in the record: {one.watch}"
+            f"{where}: {one.unwatched}; a change behind the mount that is not watched may show a second late, and is "
+            f"not entered in the record: {one.watch}"
         )
     if one.policy_error is not None:
         notes.append(

@@ -20,6 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -61,6 +62,7 @@ _TOO_LONG: Final = b"/"
 """Stands for a path that no system call takes."""
 _LIMITS: Final = Path("/proc/sys/fs/inotify")
 _LONGEST_SHOWN: Final = 200
+_MOST_SHOWN: Final = 3
 _CONFIRMED: Final = 3
 """Reads after which a directory that moved must be where it is believed to be."""
 _REMOTE: Final = {
@@ -168,8 +170,8 @@ class Watcher:
         self._budget: Final = _share() if budget is None else budget
         self._gaps: dict[Directory, None] = {}
         """Watched directories in which a directory is left out."""
-        self.gap: str = ""
-        """Why a part of the source is not watched; "" where all is."""
+        self._reason = ""
+        """Why the first of them was left out."""
         self._root: Final = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._device: Final = os.fstat(self._root).st_dev
         remote = _REMOTE.get(_type_of(self._root))
@@ -186,7 +188,7 @@ class Watcher:
         except OSError as error:
             raise UnwatchableError(_said(error)) from error
         self._by_wd: dict[int, Directory] = {}
-        self._gaps, self.gap = {}, ""
+        self._gaps, self._reason = {}, ""
         self._moved: dict[Directory, None] = {}
         """Directories that could not be read where they were believed to be."""
         self._moving: dict[int, Directory] = {}
@@ -198,6 +200,16 @@ class Watcher:
         self._names: dict[Directory, dict[bytes, int]] = {}
         self._add(None, b"", os.fstat(self._root).st_ino)
         self._names = {}
+
+    @property
+    def gap(self) -> str:
+        """Which part of the source is watched, which is not, and why; "" if all is watched."""
+        if not self._reason:
+            return ""
+        places = sorted({os.fsdecode(each.path)[:_LONGEST_SHOWN] or "." for each in islice(self._gaps, _MOST_SHOWN)})
+        named = ", ".join(map(repr, places)) or "directories that have gone"
+        more = f" and {len(self._gaps) - _MOST_SHOWN} more" if len(self._gaps) > _MOST_SHOWN else ""
+        return f"{len(self._by_wd)} directories are watched, and not all below {named}{more}: {self._reason}"
 
     def begin_anew(self) -> None:
         """Forget what is queued and watched, and watch all that is there now. UnwatchableError."""
@@ -418,12 +430,12 @@ class Watcher:
         if above is None:
             raise UnwatchableError(reason)
         if not self._gaps:
-            self.gap = reason
+            self._reason = reason
         self._gaps[above] = None
 
     def fill_gaps(self) -> bool:
         """Watch what was left out, as far as that is possible by now; return whether all is watched."""
-        gaps, self._gaps, self.gap = self._gaps, {}, ""
+        gaps, self._gaps, self._reason = self._gaps, {}, ""
         self._read_again(gaps)
         self._names = {}  # the server compares all that the kernel knows once nothing is left out
         return not self._gaps

@@ -19,7 +19,7 @@ from bonobofs.errors import StateError, TrailError
 from bonobofs.state import mounts
 from bonobofs.state.home import session_directory, trail_path
 from bonobofs.state.processes import is_stopped, send
-from bonobofs.state.sessions import Session, lives, read_all, read_live
+from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
 
 SECONDS_TO_SETTLE = 2.0
 
@@ -61,6 +61,15 @@ class Status(NamedTuple):
     """Why the kernel caches nothing, and what it has cached may be stale."""
     unreadable: str | None = None
     """Why its live.json cannot be read; the fields above are then those of its beginning."""
+
+    @property
+    def unwatched(self) -> str:
+        """What `status` and `doctor` say if the source is not watched, or only a part of it; "" if all is."""
+        if self.watch in (None, WATCHING):
+            return ""
+        if self.watch.startswith(PARTLY):
+            return "its source is watched only in part"
+        return "its source is not watched"
 
 
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -16,7 +17,7 @@ from bonobofs.session import launch
 from tests.fuse.people import tell
 from tests.watch.few_watches import BUDGET
 from tests.watch.looking import companion_of, out_of_band, recorded, status, text, until
-from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, World
+from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, World, bonobofs
 
 DEPTH: Final = 6000
 NAME: Final = "n" * 30
@@ -60,7 +61,13 @@ def test_mkdirs_take_a_share_of_the_watches(mounted: Mounted, source: Path, monk
         (world.path / f"many-{number:03}").mkdir()
     until(lambda: is_partial(world), "status says that a part is not watched")
     assert watches(world) == BUDGET
+    assert f"{BUDGET} directories are watched, and not all below '.'" in (status(world).watch or "")
     assert "sysctl fs.inotify.max_user_watches=" in (status(world).watch or "")
+    (check,) = [
+        each for each in json.loads(bonobofs("doctor", "--json").stdout)["checks"] if each["name"] == "watching"
+    ]
+    assert check["found"] == f"{world.path}: its source is watched only in part"
+    assert check["remedy"].endswith(str(status(world).watch))
     is_seen(world, "early/file")
     (world.source / "many-099/file").write_text("behind")
     until(lambda: text(world.path / "many-099/file") == "behind", "a change in what is not watched shows")
