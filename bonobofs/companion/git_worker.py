@@ -328,4 +328,4 @@ PUBLISHING_CALLS: Final[dict[str, Callable[[CalledSession, dict[str, Any]], Any]
     "git.publish": _publish,
     "git.head": _head,
 }
-WITH_DESCRIPTORS: Final = ("git.receive-pack", "git.upload-pack", "git.publish")
+WITH_DESCRIPTORS: Final = ("git.receive-pack", "git.upload-pack", "git.publish", "git.preflight")

@@ -160,6 +160,7 @@ class Admissions:
             part = question(plain)
             verdict = self._guard.decide(part.request, part.facts)
             if isinstance(verdict, Denied):
+                verdict = self._guard.leased(part.request) or verdict
                 denied.append([number, plain_decision(verdict)])
         return {"denied": denied}
 

@@ -29,6 +29,7 @@ from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
+from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
 from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_head, replace_head
 from bonobofs.guard import NOBODY, Admission, Caller, Outcome, Part
@@ -251,6 +252,7 @@ class Worker:
             "receive": self._receive,
             "upload": lambda _, descriptors: self._upload(descriptors),
             "head": lambda asked, _: self._mirror(asked),
+            "prepare": self._prepare,
         }
 
     def _finish(self) -> None:
@@ -403,6 +405,10 @@ class Worker:
         finally:
             receiving.remove()
         return {"status": running.returncode}
+
+    def _prepare(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        rules = rules_of(self._door.policy.document)
+        return prepare(Repository(self._git_dir), rules, descriptors[0], asked)
 
     def _advertised(self, ref: str) -> dict[str, str]:
         """The protected branches, the branch `ref` and further branches of the source, by reference."""
