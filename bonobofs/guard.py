@@ -29,6 +29,7 @@ from bonobofs.audit.refusal_limit import RefusalLimit
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
 from bonobofs.errors import BonobofsError, TrailError
+from bonobofs.policy import words
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.engine import Policy, decide, decide_in_source
 from bonobofs.policy.leases import UNKNOWN, Leases
@@ -413,17 +414,24 @@ class Guard:
         seq = self._intend(request, leave, caller, details, size, action, guard)
         return Admission(self._end, request, leave, seq, action, guard)
 
+    def leased(self, request: Request) -> Denied | None:
+        """The refusal of a change by a lease on its path, whatever else refuses it."""
+        self.forget_in_time()
+        leases = self.policy.leases
+        if leases is None or not request.path:
+            return None
+        if not leases.known:
+            return Denied(*words.LEASES_UNKNOWN, request.path, request.operation)
+        holding = leases.against(request.path.split("/"))
+        return None if holding is None else Denied(*words.LEASED, request.path, request.operation, holding)
+
     def admit_published(self, request: Request, caller: Caller, details: dict[str, Any] | None = None) -> Admission:
         """Leave for a change that brings a path to its published content. The caller has the grant for it.
 
         Raises Refused where another holder has a lease on the path, or the leases are unknown.
         """
-        leases = self.policy.leases
-        if self.is_forgetting() or (
-            leases is not None and (not leases.known or leases.against(request.path.split("/")))
-        ):
-            denied = self._judged(request, NO_FACTS)
-            assert isinstance(denied, Denied)  # a lease refuses what the policy does not refuse before
+        denied = self.leased(request)
+        if denied is not None:
             raise self.refuse(denied, caller)
         leave = Allowed(PUBLISHED)
         action = ACTIONS.get(request.operation, "modify")

@@ -136,6 +136,8 @@ def umount(
         note(f"a copy of the mount is left, and every access to it fails: {some}{more}; unmount it there too")
     if ended.remover is not None:
         note(f"the record is closed; the server (pid {ended.remover}) still removes the session's scratch files")
+    for kept in ended.kept:
+        say(str(kept))
     if not ended.live and not ended.dead and ended.closed:
         say(f"{path}: already unmounted; the record is closed")
     elif not ended.live and not ended.dead:

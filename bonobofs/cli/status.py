@@ -9,6 +9,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table
+from bonobofs.git.kept_repository import Kept
 from bonobofs.session import State
 
 _STYLES = {
@@ -38,13 +39,21 @@ def status(
     Exit 1 when a session cannot be read: it is named on standard error, the others are listed.
     """
     home = session.home()
-    found, unreadable = session.statuses(home, ended=everything), session.unreadable(home)
+    kept = {one.session: one for one in session.all_kept(home)}
+    found = [
+        one
+        for one in session.statuses(home, ended=True)
+        if everything or one.state is not State.ENDED or one.session.session in kept
+    ]
+    unreadable = session.unreadable(home)
     for error in unreadable.values():
         note(str(error))
     if json:
-        document([_plain(one) for one in found])
+        document([_plain(one, kept.get(one.session.session)) for one in found])
     else:
         _print(found)
+        for each in kept.values():
+            say(str(each))
     return 1 if unreadable or any(one.unreadable for one in found) else 0
 
 
@@ -116,9 +125,10 @@ def _row(one: session.Status) -> tuple[str, ...]:
     )
 
 
-def _plain(one: session.Status) -> dict[str, Any]:
+def _plain(one: session.Status, kept: Kept | None) -> dict[str, Any]:
     plain = {**dataclasses.asdict(one.session), "state": one.state.value}
     plain |= {"watch": one.watch, "policy_error": one.policy_error, "leases": one.leases, "caches": one.caches}
+    plain["kept"] = None if kept is None else kept._asdict()
     notes = _notes(one)
     if notes:
         plain["note"] = " ".join(notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.git_commands import GIT_COMMANDS
+from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.session import CalledSession
 from bonobofs.decision import Denied
 from bonobofs.errors import ForbiddenError, UsageError
@@ -48,10 +49,11 @@ def called(
     name: str,
     arguments: Arguments,
     maker: Callable[[], AbstractContextManager[object]] = nullcontext,
+    descriptors: Sequence[int] = (),
 ) -> Any:
     """What the call of that name gives; a call that names another agent or chain is refused, with an alert.
 
-    `maker` is entered while a file or directory is made.
+    `maker` is entered while a file or directory is made. `descriptors` came with the call.
     """
     call = CALLS.get(name)
     if call is None:
@@ -67,6 +69,8 @@ def called(
         denied = not_the_agent(WorkspacePath(named), operation)
         raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MOST_TOLD]))
     MAKER.set(maker)  # for the thread, which sets it anew for its next call
+    if name in WITH_DESCRIPTORS:
+        arguments["descriptors"] = descriptors
     return call(session, arguments)
 
 
@@ -276,8 +280,9 @@ CALLS: Final[dict[str, Call]] = {
     "delete_file": _delete_file,
     **GIT_CALLS,
     **GIT_COMMANDS,
+    **PUBLISHING_CALLS,
     **{f"beads.{word}": _of_issues(f"beads.{word}") for word in _OF_ISSUES},
 }
 
-AT_ONCE: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2}
+AT_ONCE: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2, **dict.fromkeys(PUBLISHING_CALLS, 1)}
 """How many are answered at once of those that take long; each search has a process with much memory."""

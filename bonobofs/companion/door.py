@@ -40,6 +40,7 @@ class RemoteDoor:
         """`tell_later` tells the server what is to be told once it knows all that has changed by now."""
         self.agent: Final = agent
         self.policy: Policy = compile_policy(policy)
+        self.plain_policy = policy
         self._line: Final = line
         self._tell_later: Final = tell_later
         self._numbers: Final = itertools.count(1)
@@ -49,6 +50,7 @@ class RemoteDoor:
     def change_policy(self, policy: dict[str, Any], generation: int) -> None:
         """The server judges by this policy now."""
         self.policy = compile_policy(policy, generation)
+        self.plain_policy = policy
 
     def answered(self, body: bytes) -> None:
         """Hand over an answer to the thread that waits for it."""
@@ -117,11 +119,23 @@ class RemoteDoor:
             "action": action,
             "guard": guard,
         }
+        admission = self.admit_judged(request, document)
+        assert admission is not None
+        return admission
+
+    def admit_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
+        """`admit` in the form of `Kind.ADMIT`. None: the parts were judged by a `generation` that is over."""
         number, answer = self._ask(Kind.ADMIT, document)
+        if "stale" in answer:
+            return None
         leave = decision(answer)
         if isinstance(leave, Denied):
             raise Refused(leave)
-        return Admission(self._ended, request, leave, number, action, guard)
+        return Admission(self._ended, request, leave, number, document["action"], document["guard"])
+
+    def generation(self) -> dict[str, Any]:
+        """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
+        return self._ask(Kind.DECIDE, {})[1]
 
     def note(  # noqa: PLR0913 - as for `Door.note`
         self,

@@ -43,11 +43,14 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
 """Of <asm-generic/socket.h>; the socket module does not name it."""
 _MOST_GROUPS: Final = 256
+MOST_DESCRIPTORS: Final = 2
+"""Descriptors that a connection may hand over with a call; the kernel closes further ones."""
 
 
 Maker = Callable[[], AbstractContextManager[object]]
 """As `MAKER` of bonobofs.guards.beneath."""
-Answer = Callable[[Maker, str, dict[str, Any]], Any]
+Answer = Callable[[Maker, str, dict[str, Any], list[int]], Any]
+"""The last argument: the descriptors that came with the call. The entrance closes them once the call is answered."""
 
 
 class _Connection:
@@ -62,6 +65,10 @@ class _Connection:
         self.outgoing = bytearray()
         self.calling = 0
         """Bytes of its call that is being answered."""
+        self.descriptors: list[int] = []
+        """What it has handed over for its next call."""
+        self.lent: list[int] = []
+        """What it has handed over for the call that is being answered."""
         self.ending = False
         """It is let go when what is to be said to it is said."""
         self.since = now
@@ -87,7 +94,7 @@ class Entrance:
         """
         self._path: Final = directory / GUARD_SOCKET
         self._answering: Final[Answering[_Connection]] = Answering(
-            lambda caller, name, arguments: answer(caller.maker, name, arguments), at_once, self._answered
+            lambda caller, name, arguments: answer(caller.maker, name, arguments, caller.lent), at_once, self._answered
         )
         self._listener: Final = _listen(directory, guest)
         self._admitted: Final = _admitted(guest)
@@ -177,7 +184,10 @@ class Entrance:
             self._next(connection)
 
     def _read(self, connection: _Connection) -> None:
-        data = connection.end.recv(_BLOCK)
+        data, descriptors, _, _ = socket.recv_fds(connection.end, _BLOCK, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        connection.descriptors += descriptors
+        while len(connection.descriptors) > MOST_DESCRIPTORS:
+            os.close(connection.descriptors.pop())
         if not data:
             self._drop(connection)
             return
@@ -205,6 +215,7 @@ class Entrance:
                 connection.looked = 0
                 connection.calling = at + 1
                 connection.since = monotonic()
+                connection.lent, connection.descriptors = connection.descriptors, []
                 self._answering.take(connection, line)
             else:
                 connection.looked = len(connection.incoming)
@@ -233,6 +244,7 @@ class Entrance:
             while True:
                 connection, line = self._answers.get_nowait()
                 connection.calling = 0
+                _close(connection.lent)
                 self._gone.discard(connection)
                 if connection.end.fileno() >= 0:
                     self._say(connection, line)
@@ -261,6 +273,7 @@ class Entrance:
             if fd in self._selector.get_map():
                 self._selector.unregister(connection.end)
             connection.end.close()
+            _close(connection.descriptors)
             connection.incoming.clear()
             connection.outgoing.clear()
             if connection.calling:
@@ -310,6 +323,11 @@ def _admitted(guest: int | None) -> frozenset[int]:
     if all(int(line.split()[0]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()):
         admitted.add(int(_OVERFLOW.read_text(encoding="ascii")))
     return frozenset(admitted)
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _since(connection: _Connection) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import select
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -13,7 +12,6 @@ from typing import Any, Final
 from bonobofs.companion.session import CalledSession, Taken
 from bonobofs.decision import Code, Denied
 from bonobofs.errors import GitError, UsageError
-from bonobofs.git.branch_rules import rules_of
 from bonobofs.guard import Caller
 from bonobofs.policy import words
 from bonobofs.policy.description import callable_words
@@ -32,7 +30,6 @@ _MOST_SHOWN: Final = 20
 _LONGEST_SHOWN: Final = 200
 """How many words of a command line or paths an entry has, and how many characters of each."""
 _MOST_FILES: Final = 100_000
-_SECONDS: Final = 60.0
 _OPERATIONS: Final = {
     **{word: Operation(word) for word in GIT if word in list(Operation)},
     "branch": Operation.CREATE_BRANCH,
@@ -41,10 +38,6 @@ _OPERATIONS: Final = {
 }
 """The operation under which a refusal of a subcommand is recorded."""
 _ISOLATION: Final = "A worker changes nothing from outside its worktree.", "Go into the worktree, and run it there."
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv.pop(1).split(chr(58)); "
-    "from bonobofs.git.published_files import main; sys.exit(main())"
-)
 
 
 def _check(arguments: Arguments, /, **kinds: type) -> None:
@@ -79,8 +72,10 @@ def _begin(session: CalledSession, arguments: Arguments) -> Any:
 def _preflight(session: CalledSession, arguments: Arguments) -> Any:
     """Grant the refused paths among `files` ([path, mode, blob id, size, first bytes]) that are published; its number.
 
-    0 where the mount refuses none of them. Refused where it refuses one that is not published.
+    0 where the mount refuses none of them. Refused where it refuses one that is not published. The grant also ends
+    with the descriptor that comes with the call: the end of a pipe whose other end the caller holds.
     """
+    descriptors = arguments.pop("descriptors", ())
     _check(arguments, subcommand=str, arguments=list, commit=str, head=str, files=list)
     caller, files = _caller(arguments), _files(arguments["files"])
     denied = _refusals(session, files)
@@ -100,7 +95,9 @@ def _preflight(session: CalledSession, arguments: Arguments) -> Any:
     directory = session_directory(session.home, session.who.session)
     stage = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        answer = _prepare(session, stage, {"files": wanted, "returns": returns})
+        answer = session.git_worker.call("prepare", [stage], files=wanted, returns=returns)
+        if "refused" not in answer:
+            raise GitError(f"published files cannot be read: {answer.get('line')}", kind="unreadable")
         if answer["refused"]:
             raise _explained(session, denied, answer["refused"], caller)
         number = session.guard.grant(stage, answer["at"], answer["size"])
@@ -108,7 +105,20 @@ def _preflight(session: CalledSession, arguments: Arguments) -> Any:
         os.close(stage)
     command = [arguments["subcommand"], *arguments["arguments"]][:_MOST_SHOWN]
     commands.open[number] = Taken(arguments["commit"], head, command, answer["before"])
+    for descriptor in descriptors[:1]:
+        watch = threading.Thread(target=_watch, args=(session, number, os.dup(descriptor)), daemon=True)
+        watch.start()
     return {"grant": number}
+
+
+def _watch(session: CalledSession, number: int, descriptor: int) -> None:
+    """End the grant when the caller is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    poll.poll()
+    os.close(descriptor)
+    with suppress(OSError):
+        finish(session, number)
 
 
 def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
@@ -138,35 +148,6 @@ def _refusals(session: CalledSession, files: dict[str, tuple[int, str, int, str]
         request = questions[number][0]
         refused.setdefault(request.path, (denial, request.operation is not Operation.DELETE_FILE))
     return refused
-
-
-def _prepare(session: CalledSession, stage: int, request: dict[str, Any]) -> dict[str, Any]:
-    """Have another process check what is published and write the content into `stage`. GitError.
-
-    It runs as the owner of the repository, and reads what an agent may have written into the repository.
-    """
-    protected = rules_of(session.guard.policy.document).protected_branches
-    owner: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        st = os.stat(".git", follow_symlinks=False)
-        owner = {"user": st.st_uid, "group": st.st_gid, "extra_groups": []}
-    os.set_inheritable(stage, True)
-    ran = subprocess.run(
-        [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, ":".join(sys.path), str(stage)],
-        input=json.dumps({**request, "protected": protected}),
-        pass_fds=[stage],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
-        **owner,
-    )
-    answer: dict[str, Any] = json.loads(ran.stdout or "{}")
-    if ran.returncode != 0 or "failed" in answer:
-        told = answer.get("failed", ran.stderr[-_LONGEST_SHOWN:])
-        raise GitError(f"published files cannot be read: {told}", kind="unreadable")
-    return answer
 
 
 def _explained(

@@ -34,6 +34,8 @@ class Leases:
         self._thread: Final = threading.Thread(target=self._run, daemon=True)
         self._ended: Final = threading.Event()
         self._number = 0
+        self.told: list[dict[str, Any]] = []
+        """What the server was last told of the leases."""
         os.environ.update(config["database"])
         self._thread.start()
 
@@ -73,6 +75,7 @@ class Leases:
                 began = monotonic()
                 seen = follower.look()
                 self._number += 1
+                self.told = self.told if seen.leases is None else seen.leases
                 self._line.tell(Kind.LEASES, {"number": self._number, "until": seen.until, "leases": seen.leases})
                 if self._wait(began + BEAT, self._number):
                     follower.acknowledge(seen)

@@ -13,6 +13,7 @@ import queue
 import select
 import socket
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Final
 from bonobofs.companion.calls import AT_ONCE, called
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.companion.entrance import Entrance
+from bonobofs.companion.git_worker import GitWorker
 from bonobofs.companion.judging import Judging
 from bonobofs.companion.leases import Leases
 from bonobofs.companion.policy import PolicyFile
@@ -52,6 +54,8 @@ class Companion:
         agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
         self._door: Final = RemoteDoor(line, agent, config["policy"], self._tell_later)
         self._session: Final = CalledSession(config, self._door, self._judging.refresh.note_index)
+        self._git_worker: Final = GitWorker(self._session, lambda: leases.told)
+        self._session.git_worker = self._git_worker
         self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._entrance = self._open(Path(config["session_dir"], INSIDE), config["user"])
@@ -59,7 +63,10 @@ class Companion:
     def _open(self, directory: Path, guest: int | None) -> Entrance | None:
         try:
             return Entrance(
-                directory, lambda maker, name, arguments: called(self._session, name, arguments, maker), AT_ONCE, guest
+                directory,
+                lambda maker, name, arguments, lent: called(self._session, name, arguments, maker, lent),
+                AT_ONCE,
+                guest,
             )
         except OSError as error:
             sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
@@ -70,6 +77,11 @@ class Companion:
         """Take no more calls."""
         if self._entrance is not None:
             self._entrance.close()
+
+    def end(self) -> None:
+        """Take no more calls, and end the git worker."""
+        self.close()
+        self._git_worker.close()
 
     def _tell_later(self, kind: Kind, document: dict[str, Any]) -> None:
         """Tell the server this once it knows all that has changed by now. From a thread that answers a call."""
@@ -92,6 +104,7 @@ class Companion:
 
     def run(self, messages: list[tuple[Kind, bytes]]) -> None:
         """Serve until the server is gone; `messages` it has sent already."""
+        threading.Thread(target=self._git_worker.recover, name="bonobofs-recovery", daemon=True).start()
         for kind, body in messages:
             self._act(kind, body, monotonic())
         while True:
@@ -285,6 +298,6 @@ def main(channel: int) -> int:
     os.umask(config["umask"])
     _stand(line, standing)
     companion.run(more)
-    companion.close()
+    companion.end()
     leases.end()
     return 0

@@ -21,6 +21,7 @@ from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import view_beside
 
 if TYPE_CHECKING:
+    from bonobofs.companion.git_worker import GitWorker
     from bonobofs.guards.git.gate import GitGate
 
 
@@ -92,6 +93,8 @@ class CalledSession:
         self.log: Final = Record(Path(config["trail"]).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
         self.commands: Final = Commands()
+        self.git_worker: GitWorker
+        """Set by the companion, whose services the worker needs."""
         self.place: Final = "."
 
     @property

@@ -146,6 +146,10 @@ class Admissions:
         return in_source(self._guard.decide(part.request, part.facts), part.request)
 
     def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if "question" not in asked:
+            leases = self._guard.policy.leases
+            known = "none" if leases is None else "known" if leases.known else "unknown"
+            return {"generation": self._guard.state[0], "leases": known}
         part = question(asked["question"])
         in_mount = asked.get("in_mount", False)
         return plain_decision(self._guard.explain(part.request, part.facts) if in_mount else self._judge(part))
@@ -156,6 +160,7 @@ class Admissions:
             part = question(plain)
             verdict = self._guard.decide(part.request, part.facts)
             if isinstance(verdict, Denied):
+                verdict = self._guard.leased(part.request) or verdict
                 denied.append([number, plain_decision(verdict)])
         return {"denied": denied}
 
@@ -170,6 +175,9 @@ class Admissions:
 
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
         number, details, guard = asked["number"], asked["details"], asked["guard"]
+        self._guard.forget_in_time()
+        if asked.get("generation", self._guard.state[0]) != self._guard.state[0]:
+            return {"stale": True}
         first, parts = question(asked["question"]), [question(part) for part in asked["parts"]]
         who = caller(asked["caller"])
         for part in (first, *parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import Any, Final
@@ -57,6 +58,8 @@ class Attributes(Content):
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
+        if not valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) and (node := self._nodes.get(header.node_id)) is not None:
+            self._check_freshened(node)
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = node.layer.stat(node, changing=True)
         self._see(node, st)
@@ -75,6 +78,11 @@ class Attributes(Content):
             if valid & _SIZE:
                 self._resized(node, first.request.path)
         return self._attr_times + self._attr(node, st)
+
+    def _check_freshened(self, node: Node) -> None:
+        """EROFS, not recorded: git gives the time of now to an object of the source that it would have stored again."""
+        if node.layer.place:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def _did_attributes(self, node: Node, st: os.stat_result) -> None:
         node.told = told_by(st)

@@ -107,6 +107,15 @@ class Backing(Descriptors):
         finally:
             os.close(fd)
 
+    def has_names(self, directory: int, name: bytes) -> bool:
+        """Whether the directory `name` has anything in it."""
+        fd = os.open(name, _WALKED, dir_fd=directory)
+        try:
+            with os.scandir(fd) as entries:
+                return next(entries, None) is not None
+        finally:
+            os.close(fd)
+
     def names_in(self, directory: int, name: bytes) -> list[bytes]:
         """What the directory `name` has."""
         fd = os.open(name, _WALKED, dir_fd=directory)

@@ -68,9 +68,11 @@ class Kind(enum.IntEnum):
 
     # From it, each with its number as "ask": what an entrance asks of the door. `asked` has the forms.
     DECIDE = 20
-    """{"question"}; with "in_mount", as the mount itself is answered, which can hold names apart."""
+    """{"question"}; with "in_mount", as the mount itself is answered, which can hold names apart. Without a question,
+    the answer is {"generation", "leases"}: by which policy and leases the server judges now."""
     ADMIT = 21
-    """{"question", "parts", "caller", "details", "size", "action", "guard"}; allowed, it is under way until ENDED."""
+    """{"question", "parts", "caller", "details", "size", "action", "guard"}; allowed, it is under way until ENDED.
+    With "generation", whose parts the companion has judged by it: "stale" if the server judges by another one."""
     ENDED = 22
     """{"admission", "error", "written", "details"}: the change of that number has been made, or not. It is answered
     when the mount shows it."""

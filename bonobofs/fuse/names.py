@@ -179,6 +179,8 @@ class Names(GrantedFiles):
         where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
+        if not where.apart and self._stays_full(request, directory, name):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         with self._admission(header, request, LEAVES) as leave:
             self._check_shown_empty(where, directory, name, request.path, leave)
             remove = self._removal(where, leave, where.layer.rmdir)
@@ -188,6 +190,11 @@ class Names(GrantedFiles):
         self._left(node, where, name, st)
         self._vanished(parent, name, leave)
         return NOTHING
+
+    def _stays_full(self, request: Request, directory: int, name: bytes) -> bool:
+        """Whether a directory that no rule names has something in it. Git tries to remove it after each file in it."""
+        verdict = self._guard.decide(request, LEAVES)
+        return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._backing.has_names(directory, name)
 
     def _rename_plain(self, header: Header, body: memoryview) -> Reply:
         (target_id,) = p.RENAME_IN.unpack_from(body)

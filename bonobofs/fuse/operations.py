@@ -54,6 +54,7 @@ class Operations(Reading, Attributes, Names):
     def show(self, repository: Repository) -> None:
         """Show the session's own `.git`, which lies in the scratch layer, in place of the source's."""
         self.repository = repository
+        self.mirror_branches(repository.common)
         self._scratch.show(GIT)
         for store in repository.stores.values():
             store.lost = self._look_again
@@ -83,6 +84,7 @@ class Operations(Reading, Attributes, Names):
     def quiet(self) -> None:
         """Called about once a second: forget what may have changed by itself."""
         self._callers.clear()
+        self.follow_branches()
         self._backing.note_mounts()
         self._backing.drop_quiet()
         self._scratch.layer.drop_quiet()

@@ -12,6 +12,7 @@ from bonobofs.decision import as_document
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Entry
+from bonobofs.fuse.branch_mirror import Mirroring
 from bonobofs.fuse.core import NOTHING, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.held import is_behind
@@ -20,7 +21,7 @@ from bonobofs.fuse.moving import Stretch
 from bonobofs.fuse.repository import HIDDEN
 from bonobofs.fuse.repository import NAME as GIT
 from bonobofs.fuse.scratch import Beside
-from bonobofs.fuse.scratching import Scratching, inode_number
+from bonobofs.fuse.scratching import inode_number
 from bonobofs.fuse.slices import Job, Steps
 from bonobofs.request import Facts, Kind, Operation, Request
 
@@ -40,7 +41,7 @@ _UNBELIEVED: Final = bytes(p.ATTR_OUT.size)
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
-class Reading(Scratching):
+class Reading(Mirroring):
     """Handlers that change nothing."""
 
     _buffer: Final = memoryview(bytearray(p.MAX_WRITE))
@@ -83,16 +84,19 @@ class Reading(Scratching):
             return self._seen_entry(header, entry, parent, name)
         if self._is_hidden(parent, name):
             return _HIDDEN
+        mirrored = self._is_mirrored(parent, name)
         for _ in range(_LOOKS):
             try:
                 st = parent.layer.stat_entry(parent, name)
             except FileNotFoundError:
-                if parent.layer.place:
+                if mirrored or parent.layer.place:
                     raise
                 return self._no_entry
             if name == HIDDEN and parent.layer.place:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             reply = self._entry(parent, name, st)
+            if mirrored:
+                return p.unbelieved(reply)
             if not self.noticing.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
@@ -339,6 +343,8 @@ class Reading(Scratching):
                 try:
                     if at_root and name == GIT and self.repository is not None and self.repository.shared:
                         out.append(_DOT_ENTRY)  # each user looks it up
+                    elif node.apart and self._is_mirrored(node, name):
+                        out.append(_DOT_ENTRY)  # each lookup mirrors it
                     elif beside is not None and name in beside.names:
                         out.append(self._entry_beside(beside, name))
                     else:

@@ -31,16 +31,22 @@ class Person(NamedTuple):
 class Repository:
     """What one mount shows of git."""
 
-    def __init__(self, root: Backing, stores: dict[bytes, Backing], person: Person, *, shared: bool) -> None:
-        """`stores` are by their names in `.bonobofs`. `shared`: users other than the session's may enter the mount."""
+    def __init__(
+        self, root: Backing, stores: dict[bytes, Backing], common: int, person: Person, *, shared: bool
+    ) -> None:
+        """`stores` are by their names in `.bonobofs`. `common` is a descriptor of the directory of the source's refs.
+
+        `shared`: users other than the session's may enter the mount.
+        """
         self.stores: Final = stores
+        self.common: Final = common
         self.shared: Final = shared
         self._root: Final = root
-        self._person: Final = person
+        self.person: Final = person
 
     def is_seen(self, uid: int) -> bool:
         """Whether this user sees the session's repository. Others see that of the source."""
-        return not self.shared or uid == self._person.uid
+        return not self.shared or uid == self.person.uid
 
     def is_borrowed(self, uid: int, st: os.stat_result) -> bool:
         """Whether the kernel takes this user for the owner of the root only because the mount says so."""
@@ -51,19 +57,19 @@ class Repository:
 
         Returns: `attr` as it is where the root has an ACL, because that would give the owner's rights to this user.
         """
-        if st.st_uid == self._person.uid:
+        if st.st_uid == self.person.uid:
             return attr
         try:
             os.getxattr(self._root.root, _ACL)
         except OSError as error:
             if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
-            return p.with_owner(attr, self._person.uid, self._rights())
+            return p.with_owner(attr, self.person.uid, self._rights())
         return attr
 
     def _rights(self) -> int:
         try:
-            self._root.act_as(*self._person, 0)
+            self._root.act_as(*self.person, 0)
             return sum(
                 right
                 for right in (os.R_OK, os.W_OK, os.X_OK)

@@ -173,7 +173,8 @@ class Server:
             cache, pins = min(limit // 32, _MOST_CACHED), limit // 64
             stores[name.encode()] = Backing(top, inodes, cache=cache, pins=pins, apart=Apart.SCRATCH, place=place)
         person = Person(shown["uid"], shown["gid"], tuple(shown["groups"]))
-        return Repository(self._backing, stores, person, shared=self._config["allow_other"])
+        common = os.open(shown["common"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Repository(self._backing, stores, common, person, shared=self._config["allow_other"])
 
     def _whoami(self, agent: Agent) -> bytes:
         policy = self._guard.policy

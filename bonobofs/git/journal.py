@@ -1,7 +1,7 @@
 """What a publication is about to change in the source, so that another process can remove what a killed one left.
 
     journal = Journal(directory / JOURNAL)
-    token = journal.begin(git_dir, common_dir, updates)
+    journal.begin(git_dir, common_dir, updates)
     ...
     journal.end()
 
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 JOURNAL: Final = "journal.json"
+HEAD: Final = "HEAD"
+"""The name in a journal of HEAD of the checkout; its values are those of the file."""
 _MOST_LOCK_BYTES: Final = 100
 _SLACK: Final = 1.0
 """Seconds by which the clock of a file system may be behind."""
@@ -44,29 +46,39 @@ class Journal:
 
     def __init__(self, file: Path) -> None:
         """OSError: the file cannot be written, or (BlockingIOError) another writer lives."""
+        self.token: Final = uuid.uuid4().hex
+        """Every temporary file has it in its name."""
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._begun: Final[list[list[list[Any]]]] = []
+        self._places = Path(), Path()
+        self._since: Any = 0.0
 
     def begin(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> str:
-        """Enter what is about to be changed, and sync. `updates` begin with (ref, old, new).
+        """Enter what is about to be changed, and sync. `updates` begin with (ref, old, new). Each begin needs an end.
 
         Returns:
-            A token. Every temporary file has it in its name.
+            The token.
         """
-        token = uuid.uuid4().hex
+        self._begun.append([list(update[:3]) for update in updates])
+        self._places = git_dir, common_dir
         document = {
-            "token": token,
+            "token": self.token,
             "git_dir": os.path.abspath(git_dir),
             "common_dir": os.path.abspath(common_dir),
-            "updates": [list(update[:3]) for update in updates],
-            "began": time.time(),
+            "updates": [update for each in self._begun for update in each],
+            "began": self._since if len(self._begun) > 1 else time.time(),
         }
+        self._since = document["began"]
         self._write(json.dumps(document))
-        return token
+        return self.token
 
     def end(self) -> None:
-        """Nothing is left to be removed."""
-        self._write("")
+        """After the end of the first begin, remove temporary files. Then nothing is left to be removed."""
+        self._begun.pop()
+        if not self._begun:
+            _remove_temporaries(*self._places, self.token)
+            self._write("")
 
     def close(self) -> None:
         """Give up the lock of the journal file."""
@@ -96,12 +108,17 @@ def recover(file: Path) -> list[Left]:
             return []
         common, git_dir = Path(document["common_dir"]), Path(document["git_dir"])
         updates = [(ref, old, new) for ref, old, new in document["updates"]]
+        for ref, old, new in updates:
+            if ref == HEAD:
+                _finish_head(git_dir, document["token"], old, new)
         _remove_temporaries(git_dir, common, document["token"])
         for ref, _, new in updates:
+            if ref == HEAD:
+                continue
             _remove_lock(common / f"{ref}.lock", new, document["began"])
             if not new:
                 _remove_lock(common / "packed-refs.lock", None, document["began"])
-        left = [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates]
+        left = [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
         stream.truncate(0)
     return left
 
@@ -116,6 +133,17 @@ def read_ref(common: Path, ref: str) -> str:
             if line[41:].rstrip("\n") == ref and _OBJECT_ID.fullmatch(line[:40]):
                 return line[:40]
     return ""
+
+
+def _finish_head(git_dir: Path, token: str, old: str, new: str) -> None:
+    """Let HEAD be `new`, if the index was replaced for that and HEAD still is `old`."""
+    with suppress(FileNotFoundError):
+        index = git_dir / f"bonobofs-{token}.index"
+        head = (git_dir / HEAD).read_text(encoding="utf-8", errors="surrogateescape").strip()
+        if head == old and index.samefile(git_dir / "index"):
+            copy = git_dir / f"bonobofs-{token}.last"
+            copy.write_text(f"{new}\n", encoding="utf-8", errors="surrogateescape")
+            copy.rename(git_dir / HEAD)
 
 
 def _remove_temporaries(git_dir: Path, common: Path, token: str) -> None:

@@ -85,6 +85,8 @@ class BranchFacts(NamedTuple):
     """UUID of the agent who publishes."""
     has_namesake: bool
     """A tag or a remote branch has the name."""
+    is_checked_out: bool
+    """Another work tree has the branch checked out, or this one has it and it is to be deleted."""
 
 
 def judge_branch(rules: Rules, name: str, facts: BranchFacts) -> Refusal | None:
@@ -96,6 +98,8 @@ def judge_branch(rules: Rules, name: str, facts: BranchFacts) -> Refusal | None:
         return branch_rules.AMBIGUOUS
     if facts.publisher not in ("", facts.agent):
         return branch_rules.PUBLISHER
+    if facts.is_checked_out:
+        return branch_rules.CHECKED_OUT
     if facts.current != facts.old:
         return branch_rules.MOVED
     drops = bool(facts.current) and not facts.is_fast_forward

@@ -30,6 +30,7 @@ from bonobofs.git.judge import BranchFacts, CommitFacts, Standing
 from bonobofs.git.object_store import move_objects
 from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
+from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
 from bonobofs.git.tree_changes import TreeChanges
 from bonobofs.guard import Caller, Door, Part
 from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
@@ -136,17 +137,30 @@ class Publisher:
         entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
         entry[TOUCHES] = [*self._touches, *touches]
         request = Request(operation, WorkspacePath(""))
+        common = self._repository.common_dir
         with (
             self._turn,
             self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as leave,
         ):
-            if follow is not None:
-                follow(leave)
-            self._make(published, operation.value)
-            if then is not None:
-                then(published)
-            if self._journal is not None:
-                self._journal.end()
+            journal = self._journal
+            if journal is not None:
+                journal.begin(self._repository.git_dir, common, published)
+            try:
+                if follow is not None:
+                    follow(leave)
+                if self._objects is not None:
+                    move_objects(
+                        self._objects, common / "objects", str(os.getpid()) if journal is None else journal.token
+                    )
+                self._move_refs(published, operation.value)
+                if then is not None:
+                    then(published)
+            finally:
+                if journal is not None:
+                    journal.end()
+        for one in published:
+            if one.ref.startswith(BRANCHES):
+                self._branches.note(one.ref, one.new)
         return published
 
     # -- judging
@@ -197,7 +211,9 @@ class Publisher:
         publisher, tip = self._branches.find(ref)
         forwards = bool(new) and (not current or self._repository.reaches(new, current))
         namesake = any(self._repository.exists(prefix + name) for prefix in (TAGS, REMOTES))
-        return BranchFacts(current, old, new, forwards, publisher, tip, self._door.agent.id, namesake)
+        git_dir, common = self._repository.git_dir, self._repository.common_dir
+        elsewhere = is_checked_out_elsewhere(git_dir, common, ref) or (not new and read_head(git_dir) == f"ref: {ref}")
+        return BranchFacts(current, old, new, forwards, publisher, tip, self._door.agent.id, namesake, elsewhere)
 
     def _new_commits(self, tip: str, current: str, operation: Operation, caller: Caller) -> list[str]:
         if not tip:
@@ -350,16 +366,6 @@ class Publisher:
             "paths": paths[:_MOST_RECORDED],
             "path_count": len(paths),
         }
-
-    def _make(self, published: Sequence[Published], message: str) -> None:
-        common = self._repository.common_dir
-        token = "" if self._journal is None else self._journal.begin(self._repository.git_dir, common, published)
-        if self._objects is not None:
-            move_objects(self._objects, common / "objects", token or str(os.getpid()))
-        self._move_refs(published, message)
-        for one in published:
-            if one.ref.startswith(BRANCHES):
-                self._branches.note(one.ref, one.new)
 
     def _move_refs(self, published: Sequence[Published], message: str) -> None:
         """Move all references, or none. GitError: another process moved one, or holds its lock."""

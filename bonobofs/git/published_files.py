@@ -1,9 +1,8 @@
-"""A program that checks which files a git command may take in, and writes their published content into one file.
+"""Which files a git command may take in: the check, and their content in one file for the server. For the worker.
 
-The companion starts it for one command, in the source, as the owner of the repository. It reads one JSON document from
-standard input and writes one to standard output. A file is published if a protected branch has the same content under
-the same path now, or does not have the path. `returns` names content that an earlier command of the session replaced at
-a path: that may come back. What the source has there before must be in its repository, so that no change is lost.
+A file is published if a protected branch has the same content under the same path now, or does not have the path.
+`returns` names content that an earlier command of the session replaced at a path: that may come back. What the source
+has there before must be in its repository, so that no change is lost.
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 from hashlib import sha1
-from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit.below import directory_below
-from bonobofs.errors import GitError
 from bonobofs.git.branch_rules import Rules
-from bonobofs.git.repository import Repository, find_git_dir
+from bonobofs.git.repository import Repository
 
 KEPT: Final = 1
 """As of `fuse.grants`, which the modules of this package do not import."""
@@ -29,16 +25,19 @@ CHANGED: Final = "the file has changes that no commit has"
 
 
 class Stage:
-    """What was published at the protected branches when the program began."""
+    """What was published on the protected branches when the check began."""
 
-    def __init__(self, repository: Repository, protected: list[str], stage: int) -> None:
-        """`stage` is the descriptor of the file for the content, `protected` the patterns of the policy."""
+    def __init__(self, repository: Repository, rules: Rules, stage: int) -> None:
+        """`stage` is the descriptor of the file for the content. The working directory is the source."""
         self._repository: Final = repository
-        self._tips: Final = repository.protected_tips(Rules(protected_branches=tuple(protected)))
+        self._tips: Final = repository.protected_tips(rules)
         self._stage: Final = stage
         self._places: Final[dict[str, tuple[int, int]]] = {}
         self._end = 0
-        self.root: Final = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root: Final = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._root)
 
     def is_published(self, path: str, mode: int, oid: str) -> bool:
         """Whether a protected branch has this content at the path; mode 0 is no content."""
@@ -69,7 +68,7 @@ class Stage:
         """Fingerprint, mode and blob id of what the source has at a path; None, 0 and "" for no file. OSError."""
         above, _, name = path.rpartition("/")
         try:
-            directory = directory_below(self.root, above)
+            directory = directory_below(self._root, above)
         except (FileNotFoundError, NotADirectoryError):
             return None, 0, ""
         try:
@@ -97,12 +96,20 @@ def _blob_id(content: bytes) -> str:
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def prepare(stage: Stage, request: dict[str, Any]) -> dict[str, Any]:
+def prepare(repository: Repository, rules: Rules, descriptor: int, request: dict[str, Any]) -> dict[str, Any]:
     """Check each of `files` ([path, mode, blob id]) and write the content of those that may be taken in.
 
     The answer has the "refused" with their reasons, by path what was there "before" ([mode, blob id]), and where in the
     file the list for the server begins ("at", "size").
     """
+    stage = Stage(repository, rules, descriptor)
+    try:
+        return _prepare(stage, request)
+    finally:
+        stage.close()
+
+
+def _prepare(stage: Stage, request: dict[str, Any]) -> dict[str, Any]:
     refused: dict[str, str] = {}
     replaced: dict[str, tuple[int, str]] = {}
     listed: list[tuple[str, int, int, int, list[int] | None]] = []
@@ -123,17 +130,3 @@ def prepare(stage: Stage, request: dict[str, Any]) -> dict[str, Any]:
             replaced[path] = old_mode, old
     text = json.dumps(listed).encode()
     return {"refused": refused, "before": replaced, "at": stage.write(text), "size": len(text)}
-
-
-def main() -> int:
-    """Answer one request; the descriptor of the file is the last argument."""
-    request = json.load(sys.stdin)
-    try:
-        git_dir = find_git_dir(Path())
-        if git_dir is None:
-            raise GitError("the source has no repository", kind="no-repository")
-        answer = prepare(Stage(Repository(git_dir), request["protected"], int(sys.argv[-1])), request)
-    except (GitError, OSError) as error:
-        answer = {"failed": str(error)}
-    sys.stdout.write(json.dumps(answer))
-    return 0

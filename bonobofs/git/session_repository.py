@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from fnmatch import translate
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -67,6 +67,8 @@ class Owner(NamedTuple):
 class Built(NamedTuple):
     """A session's repository."""
 
+    common: str
+    """The directory in which the source's repository has its refs."""
     stores: tuple[str, ...]
     """The object stores of the source that it reads, in the order in which the mount shows them."""
 
@@ -87,13 +89,14 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
     """
     try:
         maker = _Maker(author, protected, socket)
-        maker.make(find(source), place, source)
+        places = find(source)
+        maker.make(places, place, source)
         for directory, _, names in os.walk(place):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.chown(path, *owner, follow_symlinks=False)
     except OSError as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
-    return Built(tuple(maker.stores))
+    return Built(str(places.common), tuple(maker.stores))
 
 
 def find(source: Path) -> Places:
@@ -117,19 +120,19 @@ class _Maker:
     def __init__(self, author: Author, protected: Sequence[str], socket: Path) -> None:
         self.stores: Final[list[str]] = []
         self._author: Final = author
-        self._protected: Final = [translate(pattern) for pattern in protected]
+        self._protected: Final = protected
         self._socket: Final = socket
 
     def make(self, places: Places, place: Path, source: Path | None, above: str = "../..") -> None:
         """Make one at `place`. `above` leads from its objects to the root of the mount; submodules have no `source`."""
-        entries = _configuration(places)
+        entries = configuration(places)
         _check(places, entries)
         for directory in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info", "hooks"):
             (place / directory).mkdir(parents=True)
         hooks_path = next((value for key, value in reversed(entries) if key == "core.hookspath"), "")
         self._write_config(place / "config", entries, is_submodule=source is None)
         self._write_alternates(places.common / "objects", place, above)
-        _copy_refs(places, place, self._protected if source is not None else [])
+        _copy_refs(places, place, self._protected if source is not None else ())
         _copy_state(places, place)
         if source is not None:
             self._write_hooks(places, place / "hooks", hooks_path, source)
@@ -145,21 +148,23 @@ class _Maker:
             for key, value in entries
             if not _LEFT_OUT.fullmatch(key) or (is_submodule and key == "core.worktree")
         ]
-        service = f"{_command(self._socket)} receive-pack"
         kept += [
             *(("core.bare", "false"), ("gc.auto", "0"), ("gc.packRefs", "false"), ("maintenance.auto", "false")),
             *(("user.name", self._author.name), ("user.email", self._author.email)),
         ]
         if not is_submodule:
             kept += [
-                *(("remote.source.url", "/bonobofs/source"), ("remote.source.receivepack", service)),
+                ("remote.source.url", "/bonobofs/source"),
+                ("remote.source.receivepack", f"{_command(self._socket)} receive-pack"),
+                ("remote.source.uploadpack", f"{_command(self._socket)} upload-pack"),
+                ("remote.source.fetch", "+refs/heads/*:refs/remotes/source/*"),
                 ("remote.source.skipFetchAll", "true"),
             ]
-        path.write_text(_config_text(kept), encoding="utf-8", errors="surrogateescape")
+        path.write_text(config_text(kept), encoding="utf-8", errors="surrogateescape")
 
     def _write_alternates(self, store: Path, place: Path, above: str) -> None:
         lines = []
-        for each in _all_stores(store):
+        for each in all_stores(store):
             if each not in self.stores:
                 self.stores.append(each)
             number = self.stores.index(each)
@@ -172,7 +177,7 @@ class _Maker:
         """Copy the repository's hooks, or run those of core.hooksPath where they lie; the service's own come after."""
         own = {name: shlex.quote(path) for name, path in _hooks_elsewhere(places, hooks_path, source).items()}
         if not hooks_path:
-            for name in _names(places.common / "hooks"):
+            for name in names(places.common / "hooks"):
                 if name not in own and not name.endswith(".sample") and name in (*SERVICE_HOOKS, *_OTHER_HOOKS):
                     copied = place / (f"{name}.own" if name in SERVICE_HOOKS else name)
                     if _copy(places.common / "hooks" / name, copied) and name in SERVICE_HOOKS:
@@ -183,7 +188,7 @@ class _Maker:
                 if name in own:
                     lines.append(f'status=0; if [ -x {own[name]} ]; then {own[name]} "$@" || status=$?; fi')
                 client = shlex.quote(str(CLIENT))
-                lines.append(f"if [ -e {client} ]; then {_command(self._socket)} publish </dev/null; fi")
+                lines.append(f'if [ -e {client} ]; then {_command(self._socket)} publish {name} "$@" </dev/null; fi')
                 lines.append(f"exit {'$status' if name in own else '0'}")
             else:
                 lines.append(f'if [ -x {own[name]} ]; then exec {own[name]} "$@"; fi')
@@ -216,7 +221,7 @@ def _hooks_elsewhere(places: Places, hooks_path: str, source: Path) -> dict[str,
     }
 
 
-def _configuration(places: Places) -> list[tuple[str, str]]:
+def configuration(places: Places) -> list[tuple[str, str]]:
     """Every key and value of the repository's own files, in order; a key in lower case but for its subsection."""
     entries = _entries(places.common / "config")
     if ("extensions.worktreeconfig", "true") in entries and (places.private / "config.worktree").exists():
@@ -224,19 +229,23 @@ def _configuration(places: Places) -> list[tuple[str, str]]:
     return entries
 
 
-def _entries(path: Path) -> list[tuple[str, str]]:
-    environment = {
+def plain_environment() -> dict[str, str]:
+    """The environment of a git that reads no configuration but that of its repository."""
+    return {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C",
         "HOME": "/nonexistent",
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
     }
+
+
+def _entries(path: Path) -> list[tuple[str, str]]:
     try:
         listed = subprocess.run(
             ["git", "config", "--file", path, "--no-includes", "--list", "-z"],
             cwd="/",
-            env=environment,
+            env=plain_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -267,7 +276,7 @@ def _check(places: Places, entries: list[tuple[str, str]]) -> None:
             raise GitError(f"{places.common / name} is a symlink; make it a directory", kind="unsupported")
 
 
-def _config_text(entries: list[tuple[str, str]]) -> str:
+def config_text(entries: list[tuple[str, str]]) -> str:
     lines: list[str] = []
     last = ""
     for key, value in entries:
@@ -288,7 +297,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _all_stores(store: Path) -> Iterator[str]:
+def all_stores(store: Path) -> Iterator[str]:
     """An object store, and those that it reads further objects from, each once."""
     waiting, seen = [store], set[str]()
     while waiting:
@@ -297,25 +306,25 @@ def _all_stores(store: Path) -> Iterator[str]:
             continue
         seen.add(real)
         yield real
-        content = _content(Path(real, "info/alternates"))
-        lines = os.fsdecode(content or b"").splitlines()
+        listed = content(Path(real, "info/alternates"))
+        lines = os.fsdecode(listed or b"").splitlines()
         named = (Path(real, line) for line in lines if line and not line.startswith("#"))
         waiting += [path for path in named if path.is_dir()]
 
 
-def _copy_refs(places: Places, place: Path, protected: list[str]) -> None:
+def _copy_refs(places: Places, place: Path, protected: Sequence[str]) -> None:
     """Copy packed refs as a file, loose refs one by one, and make every protected branch loose."""
-    packed = _content(places.common / "packed-refs")
+    packed = content(places.common / "packed-refs")
     if packed is not None:
         (place / "packed-refs").write_bytes(packed)
-        for name, value in _packed_branches(packed):
-            if any(re.match(pattern, name) for pattern in protected):
+        for pattern in protected:
+            for name, value in _packed_branches(packed, pattern):
                 _write_ref(place / "refs/heads" / name, value)
-    for path in _files(places.common / "refs"):
+    for path in files(places.common / "refs"):
         name = os.path.relpath(path, places.common)
         if name.endswith(".lock") or name.startswith(tuple(f"{own}/" for own in _OWN_REFS)):
             continue
-        value = f"ref: {os.readlink(path)}".encode() if path.is_symlink() else (_content(path) or b"").strip()
+        value = f"ref: {os.readlink(path)}".encode() if path.is_symlink() else (content(path) or b"").strip()
         if value:
             _write_ref(place / name, value)
 
@@ -325,15 +334,19 @@ def _write_ref(path: Path, value: bytes) -> None:
     path.write_bytes(value + b"\n")
 
 
-def _packed_branches(packed: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and values of the branches in a packed-refs file, which has all refs in the order of their names."""
-    start, end = packed.find(b" refs/heads/"), packed.rfind(b" refs/heads/")
+def _packed_branches(packed: bytes, pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Names and values of the branches that a pattern matches, in a packed-refs file, which is in order of the names.
+
+    It may hold a million refs, of which only those are looked at that begin as the pattern does.
+    """
+    beginning = b" refs/heads/" + os.fsencode(re.split(r"[*?[]", pattern, maxsplit=1)[0])
+    start, end = packed.find(beginning), packed.rfind(beginning)
     if start < 0:
         return
     begin, stop = packed.rfind(b"\n", 0, start) + 1, packed.find(b"\n", end)
     for line in packed[begin : stop if stop >= 0 else len(packed)].splitlines():
         value, _, name = line.partition(b" refs/heads/")
-        if name:
+        if name and fnmatchcase(os.fsdecode(name), pattern):
             yield os.fsdecode(name), value
 
 
@@ -344,23 +357,23 @@ def _copy_state(places: Places, place: Path) -> None:
         (place / "HEAD").write_text(f"ref: {head.readlink()}\n")
     elif not _copy(head, place / "HEAD"):
         raise GitError(f"{head} is missing", kind="unreadable")
-    for name in _names(places.private):
+    for name in names(places.private):
         if name == "index" or (name.startswith("sharedindex.") and not name.endswith(".lock")):
             _copy(places.private / name, place / name)
     for name in ("shallow", "description"):
         _copy(places.common / name, place / name)
     for directory in {places.common / "info": None, places.private / "info": None}:
-        for name in _names(directory):
+        for name in names(directory):
             if name != "refs" and not name.endswith(".lock"):
                 _copy(directory / name, place / "info" / name)
     _copy_logs(places, place)
 
 
 def _copy_logs(places: Places, place: Path) -> None:
-    current = (_content(place / "HEAD") or b"").removeprefix(b"ref: ").strip()
+    current = (content(place / "HEAD") or b"").removeprefix(b"ref: ").strip()
     first = [places.common / "logs/refs/stash", places.common / "logs" / os.fsdecode(current)]
     logs = [path for path in first if path.is_file()]
-    for path in _files(places.common / "logs/refs"):
+    for path in files(places.common / "logs/refs"):
         if len(logs) >= _MOST_LOGS:
             break
         logs.append(path)
@@ -375,7 +388,7 @@ def _copy_logs(places: Places, place: Path) -> None:
 
 def _modules(directory: Path) -> Iterator[Path]:
     """Repositories of submodules. Those of a submodule's own submodules belong to it."""
-    for name in _names(directory):
+    for name in names(directory):
         path = directory / name
         if path.is_symlink() or not path.is_dir():
             continue
@@ -385,14 +398,14 @@ def _modules(directory: Path) -> Iterator[Path]:
             yield from _modules(path)
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def files(directory: Path) -> Iterator[Path]:
     """Every file and symlink below a directory."""
     for above, _, names in os.walk(directory):
         for name in names:
             yield Path(above, name)
 
 
-def _names(directory: Path) -> list[str]:
+def names(directory: Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -413,7 +426,7 @@ def _open(path: Path) -> int:
     return -1
 
 
-def _content(path: Path) -> bytes | None:
+def content(path: Path) -> bytes | None:
     """What a regular file holds; None: there is none."""
     fd = _open(path)
     if fd < 0:

@@ -24,10 +24,15 @@ from bonobofs.decision import Code, Denied, Refused, as_document
 from bonobofs.errors import BonobofsError
 from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, resolve, split
 from bonobofs.git.preflight import details, plan
+from bonobofs.request import Operation
 from bonobofs.sandbox.boundary import is_cwd_inside_worktree
-from bonobofs.state.calling import call
+from bonobofs.state.calling import call, call_with
+from bonobofs.state.home import GUARD_SOCKET
 
 REFUSED: Final = 77
+CLIENT: Final = str(Path(__file__).with_name("client.py"))
+_WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
+"""Subcommands after which a hook of the session publishes."""
 _MOST_SHOWN: Final = 5
 """Refusals of one command that are shown."""
 _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")}
@@ -61,15 +66,19 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
     commit, changes = plan(git, line)
     files = details(git, changes, reads_content=begun["reads_content"]) if changes else []
     grant, before = 0, _head(git)
+    theirs, ours = os.pipe()  # the session ends the grant when this process ends
     if files:
-        told = call(session, "git.preflight", **words, commit=commit, head=before[1], files=files)
-        grant = told["grant"]
+        asked = {**words, "commit": commit, "head": before[1], "files": files}
+        grant = call_with([theirs], session, "git.preflight", **asked)["grant"]
     since = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
         status = _wait(real, given)
     finally:
         if grant:
             call(session, "git.finish", grant=grant)
+    os.close(ours)
+    if _head(git) != before and line.name not in _WITH_HOOKS:
+        subprocess.run([sys.executable, "-I", "-S", "-E", CLIENT, session / GUARD_SOCKET, "publish"], check=False)
     refusals = _refusals(root, since) if status else []
     for denied in refusals[:_MOST_SHOWN]:
         _show(denied, line.name)
@@ -115,7 +124,8 @@ def _refusals(root: str, since: str) -> list[Denied]:
             told = json.loads(text)
             if told.pop("timestamp") >= since:
                 holding = {name: told.pop(name, None) for name in ("holder", "chain", "until", "allowed")}
-                denied = Denied(**{**told, "code": Code(told["code"])})
+                kinds = {"code": Code(told["code"]), "operation": Operation(told["operation"])}
+                denied = Denied(**{**told, **kinds})
                 found.setdefault(denied.path, denied._replace(about=denied.about or _held(holding)))
     return list(found.values())
 

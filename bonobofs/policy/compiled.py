@@ -153,15 +153,17 @@ class Repository:
     """What holds its bytes; no [[scratch]] counts them."""
     leave: Allowed
 
+    def protects(self, branch: str) -> bool:
+        """Whether the branch follows the source."""
+        return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
+
     def judge(self, parts: Sequence[str]) -> Allowed | words.Refusal:
         """The verdict on every change of a path that begins with `.git`."""
         if len(parts) == 1:
             return words.REPOSITORY
-        if parts[1:3] == ["refs", "heads"] and len(parts) > 3:
-            # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
-            branch = "/".join(parts[3:])
-            if any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected):
-                return words.PROTECTED_BRANCH
+        # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
+        if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
+            return words.PROTECTED_BRANCH
         return self.leave
 
 

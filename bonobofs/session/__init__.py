@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from bonobofs.git.kept_repository import all_kept
     from bonobofs.session.asking import ask
     from bonobofs.session.ending import Ended, stop
     from bonobofs.session.listing import SERVED, State, Status, around, mounted_around, settle, statuses, unreadable
@@ -58,6 +59,7 @@ __all__ = [
     "Testimony",
     "about_sessions",
     "agents_of",
+    "all_kept",
     "around",
     "ask",
     "ask_witnesses",
@@ -84,6 +86,7 @@ __all__ = [
 ]
 
 _PARTS: Final = {
+    "bonobofs.git.kept_repository": "all_kept",
     "bonobofs.session.asking": "ask",
     "bonobofs.session.ending": "Ended stop",
     "bonobofs.session.listing": "SERVED State Status around mounted_around settle statuses unreadable",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import MountError
+from bonobofs.git.kept_repository import Kept, settle
 from bonobofs.session import launch
 from bonobofs.session.listing import was_closed
 from bonobofs.session.retention import compress_ended
@@ -36,6 +37,8 @@ class Ended(NamedTuple):
     """Where a copy of the mount is left, which is dead: other mountpoints, and processes of other namespaces."""
     remover: int | None = None
     """The server, where it still removes its scratch layer; its record is closed."""
+    kept: tuple[Kept, ...] = ()
+    """Repositories of sessions that have ended, with work that the source lacks."""
 
 
 def stop(home: Path, mountpoint: Path) -> Ended:
@@ -69,8 +72,9 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     dead = take_off(path)
     _note_ends(home, path)
     scratch.remove_left_overs(home)
+    kept = tuple(settle(home))
     compress_ended(home)
-    return Ended(live, dead, closed, copies, remover)
+    return Ended(live, dead, closed, copies, remover, kept)
 
 
 def take_off(mountpoint: Path, *, leave: int = 0) -> int:

@@ -19,6 +19,7 @@ from bonobofs.audit.history import trails_in
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, GitError, MountError
 from bonobofs.git.branch_rules import identity, rules_of
+from bonobofs.git.kept_repository import settle
 from bonobofs.git.session_repository import Author, Owner, build
 from bonobofs.policy.engine import Policy
 from bonobofs.request import Agent
@@ -123,6 +124,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     notes += _standing(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session that cannot be read is left out: {error}." for error in unreadable(home).values())
     scratch.remove_left_overs(home)
+    notes += tuple(f"{kept}." for kept in settle(home))
     earlier, differences = _look_back(home, source, policy.compiled)
     guest = None if order.user is None else find_guest(order.user)
     if guest is not None:
@@ -199,7 +201,7 @@ def _repository(home: Path, drawn: Drawn, guest: Guest | None) -> tuple[dict[str
     except GitError as error:
         shutil.rmtree(place, ignore_errors=True)
         return None, (f"Git cannot change anything in this mount: {error}.",)
-    return {"stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, ()
+    return {"common": made.common, "stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, ()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,12 +46,26 @@ def call(directory: Path | None, name: str, /, **arguments: Any) -> Any:
     return call_within(None, directory, name, **arguments)
 
 
+def call_with(descriptors: Sequence[int], directory: Path, name: str, /, **arguments: Any) -> Any:
+    """As `call`, with descriptors that are handed over."""
+    return _call(None, directory, name, arguments, descriptors)
+
+
 def call_within(seconds: float | None, directory: Path, name: str, /, **arguments: Any) -> Any:
     """As `call`, with a limit to each wait once there is a connection. TimeoutError: nothing was said for so long."""
+    return _call(seconds, directory, name, arguments, ())
+
+
+def _call(
+    seconds: float | None, directory: Path, name: str, arguments: dict[str, Any], descriptors: Sequence[int]
+) -> Any:
     with _connected(directory) as end:
         end.settimeout(seconds)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # why, is said in the answer
-            end.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
+            line = json.dumps({"call": name, **arguments}).encode() + b"\n"
+            if descriptors:
+                line = line[socket.send_fds(end, [line], list(descriptors)) :]
+            end.sendall(line)
         answer = _answer(end)
     if answer["ok"]:
         return answer["result"]

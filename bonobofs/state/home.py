@@ -8,7 +8,8 @@ sessions/UUID/inside/   guard.sock; bin; what the user of `mount --user` reaches
 trails/UUID.jsonl       the record of one session, UUID.jsonl.gz once it has ended; UUID.head beside it holds its last
                         number and hash
 pruned.jsonl            the record of trails that were pruned, with pruned.head beside it
-worktrees/UUID/         a worktree that an agent was given (`worktrees`); kept/UUID: what its removal kept
+worktrees/UUID/         a worktree that an agent was given (`worktrees`)
+kept/UUID               what the removal of a worktree kept, or the repository of a session that ended
 policies/               the policy or the preset of each source (`project_policies`)
 policy.toml             the operator's policy, where there is one
 bonobofs.log            what went wrong in a command, with the traceback

@@ -94,5 +94,6 @@ def remove_left_overs(home: Path) -> None:
     """Take away the layers of sessions that were killed."""
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        if (directory / NAME).exists() and not lives(session):
+        left = (directory / NAME).exists() or (directory / KEPT / ".git").exists()
+        if left and not lives(session):
             end(directory)

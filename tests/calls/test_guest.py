@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from bonobofs.state import mounts
-from tests.fuse.people import BEN, outcome, tell
+from tests.fuse.people import BEN, User, outcome, tell
 from tests.worlds import NOBODY, OrdinaryUser, environment
 
 pytestmark = pytest.mark.root
@@ -201,3 +203,76 @@ def test_an_ordinary_user_lets_nobody_in(ordinary_user: OrdinaryUser) -> None:
     refused = ordinary_user.bonobofs("mount", "source", "mount", "--user", "daemon")
     assert refused.returncode == 2
     assert "--user needs root" in refused.stderr
+
+
+def _git(path: Path, *arguments: str, user: int = NOBODY) -> subprocess.CompletedProcess[str]:
+    """Run git as a user, with no environment at all."""
+    command = [shutil.which("git") or "", *arguments]
+    return subprocess.run(
+        command, cwd=path, env={}, user=user, group=user, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested) -> None:
+    """Root and other users see that of the source, which nothing changes; each looks while the other works there."""
+    (guested.source / ".git/marker").touch()
+    assert (guested.path / ".git/marker").exists()
+
+    def look() -> tuple[bool, object, object, object]:
+        os.chdir(guested.path)
+        return (
+            os.path.exists(".git/marker"),
+            outcome(os.mkdir, ".git/made"),
+            outcome(os.listdir, ".bonobofs/objects"),
+            outcome(os.unlink, ".git/marker"),
+        )
+
+    def work() -> tuple[bool, int, bool]:
+        os.chdir(guested.path / ".git")
+        before = os.path.exists("marker")
+        os.mkdir("made")
+        os.rmdir("made")
+        return before, os.stat("../.git").st_uid, os.path.exists("../.git/marker")
+
+    for _ in range(3):
+        assert tell(work, user=User(NOBODY, NOBODY)) == (False, NOBODY, False)
+        assert tell(look, user=BEN) == (True, errno.EACCES, errno.EACCES, errno.EACCES)
+        assert tell(look) == (True, errno.EROFS, errno.EACCES, errno.EROFS)
+    assert (guested.source / ".git/marker").exists()
+    status = _git(guested.path, "status", "--porcelain", user=0)
+    assert "dubious ownership" in status.stderr
+
+
+def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Guested) -> None:
+    """The mount shows the guest as the owner of its root; the rights are those of the real one."""
+    _run_as_root(guested.user, guested.home, "umount", guested.path)
+    for each in (guested.source, *guested.source.rglob("*")):
+        os.chown(each, 0, 0)
+    (guested.source / "mine").write_text("root's")
+    policy = guested.source.parent / "policy.toml"
+    mount = ("mount", guested.source, guested.path, "--policy", policy, "--user", str(NOBODY))
+    assert _run_as_root(guested.user, guested.home, *mount).returncode == 0
+    assert guested.path.stat().st_uid == NOBODY
+    commit = _git(guested.path, "commit", "-q", "--allow-empty", "-m", "[gt-1] One")
+    assert commit.returncode == 0, commit.stderr
+
+    def work() -> list[object]:
+        os.chdir(guested.path)
+        return [
+            outcome(os.mkdir, "made"),
+            outcome(os.unlink, "mine"),
+            outcome(os.rename, "mine", "other"),
+            outcome(os.chmod, ".", 0o777),
+            outcome(os.setxattr, ".", "user.mine", b"1"),
+        ]
+
+    refused = (errno.EACCES, errno.EPERM)
+    assert all(result in refused for result in tell(work, user=User(NOBODY, NOBODY)))
+    assert (guested.source / "mine").read_text() == "root's"
+    guested.source.chmod(0o777)
+
+    def make() -> object:
+        os.chdir(guested.path)
+        return outcome(os.mkdir, "made")
+
+    assert tell(make, user=User(NOBODY, NOBODY)) is None

@@ -41,6 +41,12 @@ class Repo:
         assert code is None or done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
         return done.stdout.decode(errors="surrogateescape")
 
+    def run_program(self, *command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a program here, however it ends."""
+        return subprocess.run(
+            command, cwd=self.root, env={**self.env, **env}, capture_output=True, check=False, timeout=100
+        )
+
     def run(self, *arguments: str, given: str | bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             ["git", *arguments],

@@ -130,20 +130,35 @@ _DATES: Final = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
 
 def state(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What a repository and its work tree hold, without the ids of commits."""
-    found = {name: run(line, directory, environment).output for name, line in _STATE.items()}
+    printed = run(f" && printf %s '{_CUT}' && ".join(_STATE.values()), directory, environment)
+    assert printed.code == 0, printed
+    found = dict(zip(_STATE, printed.output.split(_CUT), strict=True))
+    found["history"] = _without_ids(found["history"])
+    found["refs"] = "\n".join(
+        line for line in found["refs"].splitlines() if not line.startswith("refs/remotes/source/")
+    )
     found["files"] = "\n".join(sorted(_files(directory)))
     found["under way"] = " ".join(sorted(name for name in _UNDER_WAY if (directory / ".git" / name).exists()))
     return found
 
 
+def _without_ids(history: str) -> str:
+    """Each commit by its tree and subject, with the trees of its parents."""
+    commits = [line.split("|", 3) for line in history.splitlines()]
+    trees = {oid: tree for oid, tree, _, _ in commits}
+    return "\n".join(
+        sorted(
+            f"{tree} {subject} {[trees[parent] for parent in parents.split()]}" for _, tree, parents, subject in commits
+        )
+    )
+
+
+_CUT: Final = "--cut--"
 _STATE: Final = {
-    "head": "git symbolic-ref -q HEAD || git log -1 --format=%T-%s",
-    "refs": "git for-each-ref --format='%(refname) %(objecttype) %(tree)%(*tree) %(contents:subject)' "
-    "--exclude='refs/remotes/source' 2>/dev/null || git for-each-ref "
-    "--format='%(refname) %(objecttype) %(tree)%(*tree) %(contents:subject)' | grep -v ' refs/remotes/source/'",
-    "history": "for c in $(git rev-list --all); do echo $(git log -1 --format='%T %s' $c) "
-    "$(git log -1 --format=%P $c | tr ' ' '\\n' | while read p; do git log -1 --format='%T' $p; done); done | sort",
-    "index": "git ls-files -s; git ls-files -t -u",
+    "head": "(git symbolic-ref -q HEAD || git log -1 --format=%T-%s)",
+    "refs": "git for-each-ref --format='%(refname) %(objecttype) %(tree)%(*tree) %(contents:subject)'",
+    "history": "git log --all --format='%H|%T|%P|%s'",
+    "index": "git ls-files -s && git ls-files -t -u",
     "status": "git status --porcelain --ignored",
     "stash": "git stash list --format=%gs",
 }

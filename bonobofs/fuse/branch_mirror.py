@@ -1,0 +1,206 @@
+"""Protected branches in the session's `.git`: they show what the source has at the moment of each lookup.
+
+The server copies the value of a branch when a program looks the branch up and the source has changed it. Once a second
+the server also looks for new protected branches, so that a listing shows them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from bonobofs.fuse import system
+from bonobofs.fuse.inodes import Node
+from bonobofs.fuse.scratching import Scratching, inode_number
+
+HEADS: Final = ".git/refs/heads/"
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_VALUE: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_LONGEST: Final = 1024
+_MOST_STEPS: Final = 5
+"""Symbolic refs that are followed, as git does."""
+
+Mark = tuple[int, ...]
+
+
+class SourceBranches:
+    """The branches of the source, read from its files."""
+
+    def __init__(self, common: int) -> None:
+        """`common` is a descriptor of the directory that holds the refs; the kernel may cover its path by the mount."""
+        self._common: Final = common
+        self._listed: dict[bytes, Mark] = {}
+        self._loose: list[str] = []
+        self._mark: Mark = ()
+        self._packed: Final[dict[bytes, bytes | None]] = {}
+
+    def value(self, branch: str) -> bytes | None:
+        """The commit id of the branch in hex; None: there is no such branch."""
+        name = os.fsencode(f"refs/heads/{branch}")
+        for _ in range(_MOST_STEPS):
+            content = self._content(name)
+            if content is None:
+                return self._packed_value(name)
+            if not content.startswith(b"ref:"):
+                found = _VALUE.match(content)
+                return None if found is None else found[0]
+            name = content.removeprefix(b"ref:").strip()
+        return None
+
+    def loose(self) -> list[str]:
+        """The branches that have files of their own. Directories are read again when one has changed."""
+        if not self._listed or any(self._mark_of(path) != mark for path, mark in self._listed.items()):
+            self._listed.clear()
+            self._loose = list(self._walk(b"refs/heads"))
+        return self._loose
+
+    def _walk(self, path: bytes) -> Iterator[str]:
+        self._listed[path] = self._mark_of(path)
+        try:
+            fd = system.open_beneath(self._common, path, _DIRECTORY)
+        except OSError:
+            return
+        try:
+            with os.scandir(fd) as entries:
+                found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
+        finally:
+            os.close(fd)
+        for name, is_dir in found:
+            if is_dir:
+                yield from self._walk(path + b"/" + name)
+            elif not name.endswith(b".lock"):
+                yield os.fsdecode(path + b"/" + name).removeprefix("refs/heads/")
+
+    def _mark_of(self, path: bytes) -> Mark:
+        try:
+            st = os.stat(path, dir_fd=self._common, follow_symlinks=False)
+        except OSError:
+            return ()
+        return st.st_ino, st.st_mtime_ns, st.st_size, st.st_ctime_ns
+
+    def _content(self, name: bytes) -> bytes | None:
+        try:
+            fd = system.open_beneath(self._common, name, _READ)
+        except OSError:
+            return None
+        try:
+            return os.read(fd, _LONGEST) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        finally:
+            os.close(fd)
+
+    def _packed_value(self, name: bytes) -> bytes | None:
+        """The value in packed-refs, which may have a million lines and is searched once for each name and change."""
+        mark = self._mark_of(b"packed-refs")
+        if mark != self._mark:
+            self._mark = mark
+            self._packed.clear()
+        if name not in self._packed:
+            self._packed[name] = self._find_packed(name) if mark else None
+        return self._packed[name]
+
+    def _find_packed(self, name: bytes) -> bytes | None:
+        fd = system.open_beneath(self._common, b"packed-refs", _READ)
+        try:
+            with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as packed:
+                at = packed.find(b" " + name + b"\n")
+                found = _VALUE.match(packed, packed.rfind(b"\n", 0, at) + 1) if at >= 0 else None
+                return None if found is None else found[0]
+        except ValueError:
+            return None  # an empty file cannot be mapped
+        finally:
+            os.close(fd)
+
+
+class Mirroring(Scratching):
+    """Keeps protected branches in the session's repository as they are in the source."""
+
+    _branches: SourceBranches | None = None
+
+    def mirror_branches(self, common: int) -> None:
+        """Follow the branches of this repository. `common` is a descriptor of the directory that holds its refs."""
+        self._branches = SourceBranches(common)
+        self._mirrored: dict[str, bytes | None] = {}
+
+    def _is_mirrored(self, parent: Node, name: bytes) -> bool:
+        """Whether the name is a protected branch; if so, it is now as the source has it."""
+        if self._branches is None or not parent.apart:
+            return False
+        path = self._inodes.join(parent, name)
+        if not path.startswith(HEADS):
+            return False
+        return self._follow_branch(self._branches, path.removeprefix(HEADS))
+
+    def follow_branches(self) -> None:
+        """Follow every protected branch, also those that are new. Called about once a second."""
+        if self._branches is not None:
+            for branch in {*self._branches.loose(), *self._mirrored}:
+                self._follow_branch(self._branches, branch)
+
+    def _follow_branch(self, branches: SourceBranches, branch: str) -> bool:
+        repository = self._guard.policy.repository
+        if repository is None or not repository.protects(branch):
+            return False
+        value = branches.value(branch)
+        if self._mirrored.get(branch, b"") != value:
+            with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+                # The session may have a directory of this name, or a branch where this one needs a directory.
+                self._put_branch(branch, value)
+            self._mirrored[branch] = value
+        return True
+
+    def _put_branch(self, branch: str, value: bytes | None) -> None:
+        """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
+        layer = self._scratch.layer
+        directory = self._branch_directory(os.fsencode(os.path.dirname(HEADS + branch)))
+        name = os.fsencode(os.path.basename(branch))
+        try:
+            number = inode_number(directory, name)
+            node = self._inodes.find(number + layer.numbers) if number else None
+            if node is not None:
+                layer.pin(node, directory, name)
+            if value is not None:
+                self._replace(directory, name, value + b"\n")
+            elif number:
+                os.unlink(name, dir_fd=directory)
+            if node is not None:
+                self._inodes.cut_off(node)
+            above = self._inodes.find(os.fstat(directory).st_ino + layer.numbers)
+            if above is not None:
+                self._notices.entry(above.id, name)
+                self._notices.inode(above.id, -1, 0)
+        finally:
+            os.close(directory)
+
+    def _replace(self, directory: int, name: bytes, content: bytes) -> None:
+        root, draft = self._scratch.layer.root, b".branch"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644, dir_fd=root)
+        try:
+            os.write(fd, content)
+            self._own(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, name, src_dir_fd=root, dst_dir_fd=directory)
+
+    def _branch_directory(self, path: bytes) -> int:
+        """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
+        root = self._scratch.layer.root
+        with suppress(FileNotFoundError):
+            return system.open_beneath(root, path, _DIRECTORY)
+        above = self._branch_directory(os.path.dirname(path))
+        try:
+            os.mkdir(os.path.basename(path), 0o755, dir_fd=above)
+            fd = system.open_beneath(above, os.path.basename(path), _DIRECTORY)
+            self._own(fd)
+            return fd
+        finally:
+            os.close(above)
+
+    def _own(self, fd: int) -> None:
+        if self.repository is not None and self._backing.privileged:
+            os.fchown(fd, self.repository.person.uid, self.repository.person.gid)

@@ -1,0 +1,114 @@
+"""The agent's side of publication: one file of the standard library, run by `python -I -S -E`.
+
+    client.py SOCKET publish [HOOK…]    what HEAD names; prints one line. HOOK: the name and arguments of a git hook
+    client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
+    client.py SOCKET upload-pack PATH   the far end of `git fetch source`
+
+Nothing relies on it: what it sends is judged at the other end of the socket. Modules that take long to load are not
+used: it runs after every commit.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import sys
+
+_BLOCK = 1 << 16
+_FAILED = 1
+_UNDER_WAY = ("rebase-merge", "rebase-apply", "sequencer")
+
+
+def main() -> int:
+    socket, command = sys.argv[1], sys.argv[2]
+    if command in ("receive-pack", "upload-pack"):
+        answer = _call(socket, b'{"call": "git.%s"}' % command.encode(), (0, 1))
+        return _number(answer, b'"status": ')
+    # `git commit --amend` runs post-commit before; `git checkout FILE` moves no HEAD.
+    if sys.argv[3:5] == ["post-rewrite", "amend"] or (sys.argv[3:4] == ["post-checkout"] and sys.argv[-1] == "0"):
+        return 0
+    git_dir = _find_git_dir()
+    with open(f"{git_dir}/HEAD", encoding="utf-8", errors="surrogateescape") as file:
+        head = file.read().strip()
+    if any(os.path.isdir(f"{git_dir}/{name}") for name in _UNDER_WAY):
+        return 0
+    return _publish(socket, head)
+
+
+def _publish(socket: str, head: str) -> int:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    pushing = 0
+    ref = head.removeprefix("ref: ")
+    if ref != head:
+        os.set_inheritable(ours.fileno(), True)
+        null = os.open(os.devnull, os.O_RDWR)
+        actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+        command = ["git", "push", "--quiet", "--no-verify", f"fd::{ours.fileno()}", f"+{ref}:{ref}"]
+        pushing = os.posix_spawnp("git", command, os.environ, file_actions=actions)
+    ours.close()
+    try:
+        answer = _call(socket, b'{"call": "git.publish", "head": "%s"}' % _quoted(head), (theirs.fileno(),), theirs)
+    finally:
+        if pushing:
+            os.waitpid(pushing, 0)
+    line = _text(answer, b'"line": "')
+    if line:
+        sys.stderr.write(f"{line}\n")
+    return _number(answer, b'"status": ')
+
+
+def _call(path: str, line: bytes, descriptors: tuple[int, ...], lent: _socket.socket | None = None) -> bytes:
+    """Make a call that hands over descriptors, and return the answer."""
+    end = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    # The path of a socket has at most 107 bytes.
+    handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    end.connect(f"/proc/self/fd/{handle}/{os.path.basename(path)}")
+    rights = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    end.sendmsg([line + b"\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    if lent is not None:
+        lent.close()
+    answer = b""
+    while not answer.endswith(b"\n"):
+        data = end.recv(_BLOCK)
+        if not data:
+            break
+        answer += data
+    return answer
+
+
+def _find_git_dir() -> str:
+    named = os.environ.get("GIT_DIR")
+    if named:
+        return named
+    place = os.getcwd()
+    while not os.path.exists(f"{place}/.git") and place != "/":
+        place = os.path.dirname(place)
+    return f"{place}/.git"
+
+
+def _quoted(text: str) -> bytes:
+    """As the content of a JSON string."""
+    plain = (letter if (letter.isalnum() and letter.isascii()) or letter in "/-_.: " else None for letter in text)
+    return "".join(shown or f"\\u{ord(letter):04x}" for shown, letter in zip(plain, text, strict=True)).encode()
+
+
+def _text(answer: bytes, key: bytes) -> str:
+    """The string after `key` in JSON of ASCII; or why the call failed."""
+    for name in (key, b'"reason": "', b'"message": "'):
+        at = answer.find(name)
+        if at >= 0:
+            end = at = at + len(name)
+            while answer[end : end + 1] not in (b'"', b""):
+                end += 2 if answer[end : end + 1] == b"\\" else 1
+            return answer[at:end].decode("unicode_escape", "replace")
+    return "" if answer else "not published: the session does not answer; look at bonobofs status"
+
+
+def _number(answer: bytes, key: bytes) -> int:
+    at = answer.find(key)
+    digits = answer[at + len(key) :].split(b",")[0].strip(b" }\n") if at >= 0 else b""
+    return int(digits) if digits.isdigit() else _FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,597 @@
+"""The process that receives, judges and publishes: `main`, with the number of the descriptor of its line.
+
+It works as the owner of the source's repository, in an environment made from nothing, and ends with its companion. It
+takes one request at a time, as a line of JSON with descriptors, and asks the door through the same line meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from bonobofs.audit.record import TOUCHES
+from bonobofs.decision import Allowed, Denied, Refused, as_document
+from bonobofs.errors import BonobofsError, GitError
+from bonobofs.fuse.asked import plain_question
+from bonobofs.git import branch_rules
+from bonobofs.git.branch_rules import Refusal, identity, rules_of
+from bonobofs.git.journal import HEAD, JOURNAL, Journal, recover
+from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
+from bonobofs.git.published_files import prepare
+from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
+from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_head, replace_head
+from bonobofs.guard import NOBODY, Admission, Caller, Outcome, Part
+from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
+from bonobofs.policy.leases import UNKNOWN, compile_leases
+from bonobofs.policy.told import decision, plain_decision
+from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+
+MOST_ADVERTISED: Final = 2000
+"""Branches of the source that a push is shown. A push to one that is not shown is refused as moved."""
+SECONDS: Final = 300.0
+"""For one push, from its begin to its end."""
+_MOST_BYTES: Final = 4 << 30
+_MOST_MEMORY: Final = 4 << 30
+_LONGEST_REQUEST: Final = 1 << 20
+_MOST_TOLD: Final = 500
+_NICE: Final = 5
+ZERO: Final = "0" * 40
+_PROMISOR: Final = """\
+[extensions]
+    partialClone = none
+[remote "none"]
+    url = /nonexistent
+    promisor = true
+"""
+_HOOK: Final = """\
+#!/bin/sh
+{ printf '%s\\n' "$GIT_QUARANTINE_PATH"; cat; echo .; } >request
+while IFS= read -r line; do
+    case $line in
+    ok) exit 0 ;;
+    no) exit 1 ;;
+    *) printf '%s\\n' "$line" >&2 ;;
+    esac
+done <answer
+exit 1
+"""
+_CONFIG: Final = """\
+[core]
+    repositoryformatversion = {version}
+    bare = true
+    alternateRefsCommand = true
+    bigFileThreshold = 16m
+    fsync = none
+[receive]
+    fsckObjects = true
+    unpackLimit = 1
+    maxInputSize = {most}
+    denyCurrentBranch = ignore
+    autogc = false
+    shallowUpdate = false
+[uploadpack]
+    allowAnySHA1InWant = false
+[gc]
+    auto = 0
+{more}"""
+
+
+class Channel:
+    """Lines of JSON, with descriptors, to and from the companion."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end: Final = end
+        self._received = b""
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, document: dict[str, Any]) -> None:
+        """OSError: the companion is gone."""
+        self._end.sendall(json.dumps(document).encode() + b"\n")
+
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        """The next line, and the descriptors that came with it. EOFError: the companion is gone."""
+        while b"\n" not in self._received:
+            data, descriptors, _, _ = socket.recv_fds(self._end, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                raise EOFError
+            self._received += data
+            self._descriptors += descriptors
+        line, _, self._received = self._received.partition(b"\n")
+        descriptors, self._descriptors = self._descriptors, []
+        return json.loads(line), descriptors
+
+    def ask(self, what: str, **document: Any) -> dict[str, Any]:
+        """Ask the companion, and return its answer. OSError, EOFError: it is gone."""
+        self.send({"ask": what, **document})
+        return self.receive()[0]
+
+
+class JudgingDoor:
+    """A `Door` whose verdicts are made here, by the policy and the leases of the companion, and recorded by the server.
+
+    The server compares the generation by which was judged with its own; after a change all is judged again.
+    """
+
+    def __init__(self, channel: Channel, agent: Agent) -> None:
+        self.agent: Final = agent
+        self._channel: Final = channel
+        self._plain: dict[str, Any] = {}
+        self._generation: Any = None
+        self.policy: Policy = compile_policy({})
+
+    def follow(self, state: dict[str, Any]) -> None:
+        """Judge by this from now on: {"policy", "tracked", "leases", "generation"}."""
+        self._generation = state.pop("generation")
+        if state != self._plain:
+            self._plain = state
+            policy = compile_policy(state["policy"]).with_tracked(
+                Tracked(state["tracked"]) if state["tracked"] else None
+            )
+            leases = state["leases"]
+            known = None if leases is None else compile_leases(leases) if isinstance(leases, list) else UNKNOWN
+            self.policy = policy.bound_by(known)
+
+    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+        """As `Door.decide`."""
+        return decide_in_source(self.policy, self.agent, request, facts)
+
+    def admit(
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *parts: Part,
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        action: str = "",
+        guard: str = "file",
+    ) -> Admission:
+        """As `Door.admit`."""
+        while True:
+            for part in (Part(request, facts), *parts):
+                verdict = self.decide(part.request, part.facts)
+                if isinstance(verdict, Denied):
+                    raise self.refuse(verdict, caller, guard=guard)
+            answer = self._channel.ask(
+                "admit",
+                question=plain_question(request, facts),
+                caller=list(caller),
+                details=details,
+                size=size,
+                action=action,
+                guard=guard,
+                generation=self._generation,
+            )
+            if "state" not in answer:
+                break
+            self.follow(answer["state"])
+        leave = decision(answer)
+        if isinstance(leave, Denied):
+            raise Refused(leave)
+        return Admission(self._ended, request, leave, answer["number"], action, guard)
+
+    def note(  # noqa: PLR0913 - as for `Door.note`
+        self,
+        request: Request,
+        facts: Facts = NO_FACTS,
+        *,
+        guard: str = "file",
+        caller: Caller = NOBODY,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        error: int = 0,
+        reason: str = "",
+    ) -> None:
+        """As `Door.note`; publication has no call that changes nothing."""
+        raise NotImplementedError
+
+    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
+        """As `Door.refuse`."""
+        self._channel.ask("refuse", **plain_decision(denied), caller=list(caller), guard=guard)
+        return Refused(denied)
+
+    def sync(self) -> None:
+        """As `Door.sync`; the server syncs the record."""
+
+    def _ended(self, outcome: Outcome) -> None:
+        told = {"error": outcome.error, "reason": outcome.reason, "details": outcome.details}
+        self._channel.ask("ended", number=outcome.seq, **told)
+
+
+class _RemoteBranches:
+    """`Branches`, as the companion has them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Final = channel
+
+    def find(self, ref: str) -> tuple[str, str]:
+        answer = self._channel.ask("find", ref=ref)
+        return answer["agent"], answer["tip"]
+
+    def note(self, ref: str, tip: str) -> None:
+        self._channel.ask("note", ref=ref, tip=tip)
+
+
+class Worker:
+    """Serves one session. The working directory is the root of the source."""
+
+    def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
+        """`config`: {"agent", "issue", "directory"}; the last is a directory of the worker's own."""
+        self._channel: Final = channel
+        self._issue: Final[str | None] = config["issue"]
+        self._directory: Final = Path(config["directory"])
+        git_dir = find_git_dir(Path.cwd())
+        if git_dir is None:
+            raise GitError("the source is not the root of a git work tree", kind="unreadable")
+        self._git_dir: Final = git_dir
+        self._common: Final = find_common_dir(git_dir)
+        self._door: Final = JudgingDoor(channel, Agent(*config["agent"]))
+        self._branches: Final = _RemoteBranches(channel)
+        self._left: Final = recover(self._directory / JOURNAL)
+        self._journal: Final = Journal(self._directory / JOURNAL)
+        self._finish()
+        for old in (*self._directory.glob("receive-*"), self._directory / "index"):
+            shutil.rmtree(old, ignore_errors=True)
+        self._acts: Final[dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]] = {
+            "receive": self._receive,
+            "upload": lambda _, descriptors: self._upload(descriptors),
+            "head": lambda asked, _: self._mirror(asked),
+            "prepare": self._prepare,
+        }
+
+    def _finish(self) -> None:
+        """Bring the index of the checkout along, if a killed worker moved its branch."""
+        head = read_head(self._git_dir)
+        for left in self._left:
+            if left.is_made and head == f"ref: {left.ref}":
+                with self._index(Repository(self._git_dir).differences(left.old, left.new), keep=True) as index:
+                    index.replace()
+
+    def run(self) -> None:
+        """Serve until the companion is gone. EOFError, OSError."""
+        self._channel.send({"standing": [list(left) for left in self._left]})
+        while True:
+            asked, descriptors = self._channel.receive()
+            try:
+                self._door.follow(asked.pop("state"))
+                answer = self._acts[asked.pop("do")](asked, descriptors)
+            except Refused as refused:
+                answer = {"status": 1, **_refusal(refused.decision)}
+            except (BonobofsError, OSError) as error:
+                answer = {"status": 1, "line": f"not published: {error}"}
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self._channel.send({"done": answer})
+
+    def _receive(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Run receive-pack on the descriptors; within its hook, judge and publish. Then mirror HEAD."""
+        receiving = _Receiving(self._directory, self._common, self._advertised(asked.get("ref", "")))
+        try:
+            answer = self._serve(receiving, descriptors, quiet="head" in asked)
+        finally:
+            receiving.remove()
+        if "head" in asked and answer["status"] == 0:
+            answer |= {key: value for key, value in self._mirror(asked).items() if value}
+        return answer
+
+    def _serve(self, receiving: _Receiving, descriptors: list[int], *, quiet: bool) -> dict[str, Any]:
+        answer: dict[str, Any] = {"status": 0, "line": ""}
+        with receiving.start("receive-pack", descriptors) as running:
+            try:
+                found = receiving.wait_for_hook(running, self._channel.fileno())
+                if found is not None:
+                    answer = self._publish(*found)
+                    shown = [] if quiet or not answer["line"] else [f"bonobofs: {answer['line']}"]
+                    receiving.answer([*shown, "no" if answer["status"] else "ok"])
+                receiving.wait(running, self._channel.fileno())
+            finally:
+                _end(running)
+        if running.returncode and not answer["status"]:
+            answer = {"status": running.returncode, "line": f"not published: {receiving.failure()}"}
+            self._door.refuse(branch_rules.OBJECT.of(Operation.PUBLISH, about=receiving.failure()), guard=GUARD)
+        return answer
+
+    def _publish(self, updates: Sequence[RefUpdate], objects: Path) -> dict[str, Any]:
+        try:
+            if len(updates) > MOST_UPDATES:
+                refused = branch_rules.LIMIT.of(Operation.PUBLISH, about=f"More than {MOST_UPDATES} references.")
+                raise self._door.refuse(refused, PUSH, guard=GUARD)
+            repository = Repository(self._git_dir, [objects])
+            publisher = Publisher(self._door, repository, self._branches, objects=objects, journal=self._journal)
+            with ExitStack() as stack:
+                index: list[Index] = []
+
+                def prepare(_: Allowed) -> None:
+                    head = read_head(self._git_dir)
+                    moved = next((one for one in updates if head == f"ref: {one.ref}"), None)
+                    if moved is not None:
+                        old, new = ("" if set(oid) == {"0"} else oid for oid in moved[1:])
+                        index.append(stack.enter_context(self._index(repository.differences(old, new), keep=True)))
+
+                def follow(_: list[Published]) -> None:
+                    for one in index:
+                        one.replace()
+
+                published = publisher.publish(updates, issue=self._issue, follow=prepare, then=follow)
+        except Refused as refused:
+            return {"status": 1, **_refusal(refused.decision)}
+        except (BonobofsError, OSError) as error:
+            return {"status": 1, "line": f"not published: {error}"}
+        return {"status": 0, "line": "; ".join(map(_told, published))}
+
+    def _index(self, changes: Iterable[Difference], *, keep: bool) -> AbstractContextManager[Index]:
+        return prepared_index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
+
+    def _mirror(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Let HEAD and index of the source's checkout follow the session's HEAD. Refused.
+
+        `head` is the session's HEAD, `expected` what the session has left in the source, `shared` whether another
+        session works on this checkout.
+        """
+        head, current = asked["head"], read_head(self._git_dir)
+        if head == current:
+            return {"status": 0, "line": "", "head": head}
+        repository = Repository(self._git_dir)
+        old, new = (self._commit_of(repository, each) for each in (current, head))
+        if current != asked["expected"] or asked["shared"]:
+            raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.")
+        if not new and (old or not head.startswith(f"ref: {BRANCHES}")):
+            raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.")
+        if asked.get("check"):
+            with self._demanded_index(repository, old, new):
+                return {"status": 0, "line": ""}
+        details = {"from": current, "to": head, "commit": new, TOUCHES: [".git/"]}
+        request = Request(Operation.CHECKOUT_BRANCH, WorkspacePath(""))
+        self._journal.begin(self._git_dir, self._common, [(HEAD, current, head)])
+        try:
+            with (
+                self._demanded_index(repository, old, new) as index,
+                self._door.admit(request, caller=Caller("git checkout"), details=details, guard=GUARD),
+            ):
+                index.replace()
+                replace_head(self._git_dir, self._journal.token, current, head, self._reflog(old, new, current, head))
+        finally:
+            self._journal.end()
+        return {"status": 0, "line": "", "head": head}
+
+    @contextmanager
+    def _demanded_index(self, repository: Repository, old: str, new: str) -> Iterator[Index]:
+        try:
+            with self._index(repository.differences(old, new), keep=False) as index:
+                yield index
+        except StagedError as error:
+            raise self._refuse(branch_rules.STAGED, f"{error}.") from error
+
+    def _commit_of(self, repository: Repository, head: str) -> str:
+        """The commit that a HEAD stands for; "" if the source has none."""
+        oid = repository.target(head[5:]) if head.startswith("ref: ") else head
+        return oid if oid and repository.commit(oid) is not None else ""
+
+    def _reflog(self, old: str, new: str, current: str, head: str) -> str:
+        name, email = identity(self._door.agent, rules_of(self._door.policy.document))
+        names = [each.removeprefix(f"ref: {BRANCHES}") for each in (current, head)]
+        told = f"checkout: moving from {names[0]} to {names[1]}"
+        return f"{old or ZERO} {new or ZERO} {name} <{email}> {int(time.time())} +0000\t{told}\n"
+
+    def _refuse(self, refusal: Refusal, about: str) -> Refused:
+        denied = refusal.of(Operation.CHECKOUT_BRANCH, about=about)
+        return self._door.refuse(denied, Caller("git checkout"), guard=GUARD)
+
+    def _upload(self, descriptors: list[int]) -> dict[str, Any]:
+        receiving = _Receiving(self._directory, self._common, self._advertised(""))
+        try:
+            with receiving.start("upload-pack", descriptors) as running:
+                try:
+                    receiving.wait(running, self._channel.fileno())
+                finally:
+                    _end(running)
+        finally:
+            receiving.remove()
+        return {"status": running.returncode}
+
+    def _prepare(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        rules = rules_of(self._door.policy.document)
+        return prepare(Repository(self._git_dir), rules, descriptors[0], asked)
+
+    def _advertised(self, ref: str) -> dict[str, str]:
+        """The protected branches, the branch `ref` and further branches of the source, by reference."""
+        repository = Repository(self._git_dir)
+        rules = rules_of(self._door.policy.document)
+        names = [BRANCHES + name for name in rules.protected_branches]
+        found = {name: repository.target(name) for name in [*names, *filter(None, [ref])] if "*" not in name}
+        for each in repository.raw.references.iterator():
+            if len(found) >= MOST_ADVERTISED:
+                break
+            if each.name.startswith(BRANCHES) and not isinstance(each.target, str):
+                found[each.name] = str(each.target)
+        return {name: oid for name, oid in found.items() if oid and repository.commit(oid) is not None}
+
+
+class _Receiving:
+    """A synthetic git directory for one push or fetch, and the program that works in it."""
+
+    def __init__(self, room: Path, common: Path, refs: dict[str, str]) -> None:
+        self._place: Final = Path(tempfile.mkdtemp(prefix="receive-", dir=room))
+        self._make(common, refs)
+        self._request = os.open(self._place / "request", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._answer = os.open(self._place / "answer", os.O_RDWR | os.O_CLOEXEC)
+        self._errors: Final = self._place / "errors"
+
+    def _make(self, common: Path, refs: dict[str, str]) -> None:
+        place = self._place
+        for name in ("objects/info", "refs", "hooks"):
+            (place / name).mkdir(parents=True)
+        source = os.path.realpath(common)
+        promisor = _PROMISOR if _is_partial(common) else ""
+        files = {
+            "HEAD": "ref: refs/heads/bonobofs-none\n",
+            "config": _CONFIG.format(version=1 if promisor else 0, most=_MOST_BYTES, more=promisor),
+            "objects/info/alternates": f"{json.dumps(source + '/objects')}\n",
+            "packed-refs": "".join(f"{refs[name]} {name}\n" for name in sorted(refs)),
+            "hooks/pre-receive": _HOOK,
+        }
+        for name, text in files.items():
+            (place / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        (place / "hooks/pre-receive").chmod(0o700)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(common / "shallow", place / "shallow")
+        for name in ("request", "answer"):
+            os.mkfifo(place / name, 0o600)
+
+    def start(self, program: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
+        """Start `git PROGRAM` with these as standard input and output; one serves for both. GitError."""
+        if not descriptors:
+            raise GitError("the call needs a descriptor", kind="usage")
+        with self._errors.open("wb") as errors:
+            running = subprocess.Popen(
+                ["git", program, str(self._place)],
+                stdin=descriptors[0],
+                stdout=descriptors[-1],
+                stderr=errors,
+                env=ENVIRONMENT,
+                start_new_session=True,
+            )
+        resource.prlimit(running.pid, resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
+        return running
+
+    def wait_for_hook(self, running: subprocess.Popen[bytes], line: int) -> tuple[list[RefUpdate], Path] | None:
+        """What the hook asks: the updates, and the object directory; None: the program has ended before.
+
+        GitError: it takes too long. EOFError: the companion is gone.
+        """
+        deadline = time.monotonic() + SECONDS
+        ended = os.pidfd_open(running.pid)
+        asked = b""
+        poll = select.poll()
+        for descriptor in (self._request, ended, line):
+            poll.register(descriptor, select.POLLIN)
+        try:
+            while not asked.endswith(b"\n.\n"):
+                ready = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+                if not ready:
+                    raise GitError(f"the push took more than {SECONDS:.0f} s", kind="limit")
+                if line in ready:
+                    raise EOFError
+                if self._request in ready:
+                    asked += os.read(self._request, 1 << 16)
+                elif ended in ready:
+                    return None
+                if len(asked) > _LONGEST_REQUEST:
+                    raise GitError(f"a push moves at most {MOST_UPDATES} references", kind="limit")
+        finally:
+            os.close(ended)
+        path, *lines = asked.decode("utf-8", "surrogateescape").removesuffix("\n.\n").split("\n")
+        words = (line.split(" ", 2) for line in lines)
+        return [RefUpdate(ref, old, new) for old, new, ref in words], Path(path)
+
+    def wait(self, running: subprocess.Popen[bytes], line: int) -> None:
+        """Return when the program has ended. EOFError: the companion is gone; GitError: it takes too long."""
+        ended = os.pidfd_open(running.pid)
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(line, select.POLLIN)
+        try:
+            ready = [descriptor for descriptor, _ in poll.poll(SECONDS * 1000)]
+        finally:
+            os.close(ended)
+        if ended in ready:
+            running.wait()
+        elif ready:
+            raise EOFError
+        else:
+            raise GitError(f"the transfer took more than {SECONDS:.0f} s", kind="limit")
+
+    def answer(self, lines: list[str]) -> None:
+        """Give the hook its answer; the last line is `ok` or `no`."""
+        text = "\n".join(" ".join(line.split("\n")) for line in lines)
+        os.write(self._answer, text.encode("utf-8", "surrogateescape") + b"\n")
+
+    def failure(self) -> str:
+        """What the program said when it failed."""
+        text = self._errors.read_bytes()[-_MOST_TOLD:].decode(errors="replace")
+        return " ".join(text.split()) or "the connection ended"
+
+    def remove(self) -> None:
+        os.close(self._request)
+        os.close(self._answer)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _limit() -> None:
+    """Limit what this process and those that it starts take. No program that it starts is more than a part of git."""
+    for kind, most in (
+        (resource.RLIMIT_AS, _MOST_MEMORY),
+        (resource.RLIMIT_FSIZE, _MOST_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # noqa: PLW2901 - within what is allowed
+        resource.setrlimit(kind, (most, most))
+    os.nice(_NICE)
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """End the program, and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+
+
+def _is_partial(common: Path) -> bool:
+    return b"promisor" in (common / "config").read_bytes()
+
+
+def _told(published: Published) -> str:
+    name = published.ref.split("/", 2)[2]
+    count = len(published.commits)
+    what = "deleted" if published.kind == "delete" else f"{count} commit{'' if count == 1 else 's'}"
+    return f"published {name} ({what})"
+
+
+def _refusal(denied: Denied) -> dict[str, Any]:
+    held = "" if denied.holding is None else str(denied.holding)
+    path = f"{denied.path}:" if denied.path else ""
+    told = " ".join(filter(None, (path, denied.reason, denied.about, held, denied.instead)))
+    document = as_document(denied, denied.path, denied.operation)
+    return {"denied": document, "line": f"not published: {denied.rule}. {told}"}
+
+
+def main(number: int) -> int:
+    """Serve at the socket `number` until the companion is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=number))
+    try:
+        config, _ = channel.receive()
+        if config["owner"] is not None:
+            uid, gid = config["owner"]
+            os.setgroups([gid])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            os.umask(0o022)
+        _limit()
+        try:
+            worker = Worker(channel, config)
+        except (BonobofsError, OSError) as error:
+            channel.send({"failed": str(error)})
+            return 1
+        worker.run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    return 0
