@@ -18,9 +18,9 @@ class IndexRefresh:
         self._path: Final = path
         self._known = self._content()
 
-    def note_index(self, content: bytes) -> None:
-        """Take what the session's own git gate has written for the last look."""
-        self._known = content if len(content) < _MOST else None
+    def note_index(self) -> None:
+        """Look at the index, which a publication of the session may have written."""
+        self._known = self._content()
 
     def is_refresh(self) -> bool:
         """Whether path, mode, object and flags of every entry are those of the last look, which this call replaces."""

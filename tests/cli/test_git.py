@@ -51,9 +51,7 @@ def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
     assert "Begin with the issue" in run("commit", "-m", "Change", "docs/new.md", *whose, code=77)
     assert "the operator's to move" in run("merge", "aidlc/gt-1", "main", *whose, code=77)
     repo.git("branch", "aidlc/other", "main")
-    assert run("merge", "aidlc/gt-1", "aidlc/other", *whose) == (
-        f"aidlc/other at {repo.head()[:12]} by fast-forward\n"
-    )
+    assert run("merge", "aidlc/gt-1", "aidlc/other", *whose) == (f"aidlc/other at {repo.head()[:12]} by fast-forward\n")
     assert "--agent" in run("branch", "aidlc/x", code=2)
     assert "no git repository" in run("status", code=1, cwd=tmp_path)
     repo.git("checkout", "-q", "-b", "aidlc/mine", "main")
