@@ -70,7 +70,8 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
     from bonobofs.guards.beads.acting import Acting  # noqa: PLC0415
     from bonobofs.guards.beads.steps import act  # noqa: PLC0415
 
-    top, home = _top(here), session.home()
+    home = session.home()
+    top = _top(here, home)
     check_agent(home, whose.agent)
     if whose.role is not None:
         check_role(whose.role, session.choose_policy(home, whose.policy, top))
@@ -86,9 +87,11 @@ def _called(directory: Path, step: Step) -> dict[str, Any]:
     return found
 
 
-def _top(directory: Path) -> Path:
+def _top(directory: Path, home: Path) -> Path:
+    from bonobofs.guards.beads.client import seek_beads  # noqa: PLC0415 - as above
+
     for place in (directory, *directory.parents):
-        if (place / ".beads").is_dir():
+        if seek_beads(place, home) is not None:
             return place
     raise BeadsError(f"neither {directory} nor a directory above it has a .beads; run `bd init`")
 

@@ -1,19 +1,28 @@
-"""`bonobofs git branch|checkout|commit|merge|status|diff`."""
+"""`bonobofs git branch|checkout|commit|merge|status|diff`.
+
+In a mount the commands that change something run the session's git, which publishes. Elsewhere GitGuard does them.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 from bonobofs import session
 from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, say
+from bonobofs.decision import Refused
 from bonobofs.errors import GitError, UsageError
-from bonobofs.state.calling import call
+
+if TYPE_CHECKING:
+    from bonobofs.git.git_guard import GitGuard
 
 app = typer.Typer(
     help="""Branches, commits and merges, judged by the policy and entered in the record.
@@ -32,70 +41,53 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 MessageOption = Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="What was done, and for what.")]
 
 
-class _Whose(NamedTuple):
+class _Identity(NamedTuple):
     agent: str | None
     role: str | None
     policy: Path | None
 
 
+class _SessionGit(NamedTuple):
+    """The git of the mount that this is run in."""
+
+    program: Path
+
+    def run(self, *arguments: str, quiet: bool = False) -> int:
+        """Run it, and return its exit status."""
+        output = subprocess.DEVNULL if quiet else None
+        return subprocess.run([self.program, *arguments], check=False, stdout=output, stderr=output).returncode
+
+    def demand(self, *arguments: str) -> None:
+        """Run it, and end with its exit status unless that is 0."""
+        status = self.run(*arguments)
+        if status:
+            raise typer.Exit(status)
+
+
 @contextmanager
-def _gate(whose: _Whose, issue: str | None = None) -> Iterator[Any]:
-    """The gate of the mount that this is run in, or one of a session of its own."""
-    called = session.callable_around(session.home(), Path.cwd())
-    if called is not None:
-        if whose != _Whose(None, None, None):
+def _acting(identity: _Identity, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
+    """The git of the mount that this is run in, or the GitGuard of a session of its own."""
+    around = session.callable_around(session.home(), Path.cwd())
+    if around is not None:
+        if identity != _Identity(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
-        yield _Called(called.directory, called.mountpoint)
+        yield _SessionGit(around.directory / "bin/git")
         return
-    if whose.agent is None:
+    if identity.agent is None:
         raise UsageError("outside a mount, name the agent with --agent")
-    from bonobofs.guards.git.gate import GitGate  # noqa: PLC0415 - libgit2 is loaded where it is asked for
+    from bonobofs.git.git_guard import GitGuard  # noqa: PLC0415 - loads libgit2
 
     top, home = _top(Path.cwd()), session.home()
-    check_agent(home, whose.agent)
-    if whose.role is not None:
-        check_role(whose.role, session.choose_policy(home, whose.policy, top))
-    with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
-        gate = GitGate(opened, issue)
-        try:
-            yield gate
-        finally:
-            gate.close()
-
-
-class _Called:
-    """The gate of a mount, by the socket of its session."""
-
-    def __init__(self, directory: Path, root: Path) -> None:
-        self._directory: Final = directory
-        self.root: Final = root
-
-    def __getattr__(self, name: str) -> Any:
-        def ask(*given: Any, **arguments: Any) -> Any:
-            answer = call(
-                self._directory, f"git.{name}", **dict(zip(_FIRST.get(name, ()), given, strict=False)), **arguments
-            )
-            if isinstance(answer, dict) and "failed" in answer:
-                failed = answer["failed"]
-                raise GitError(failed["message"], kind=failed["kind"], paths=failed["paths"])
-            return _Answer(answer) if isinstance(answer, dict) else answer
-
-        return ask
-
-
-_FIRST: Final = {
-    "create_branch": ("name", "base"),
-    "switch": ("branch",),
-    "commit": ("message", "files"),
-    "merge": ("source",),
-}
-
-
-class _Answer:
-    """What a call gave, by name."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.__dict__.update(answer)
+    check_agent(home, identity.agent)
+    if identity.role is not None:
+        check_role(identity.role, session.choose_policy(home, identity.policy, top))
+    with (
+        session.open_session(
+            top, agent=identity.agent, role=identity.role, policy=identity.policy, preset=None
+        ) as opened,
+        GitGuard(opened, issue=issue) as guard,
+    ):
+        yield guard
 
 
 def _top(directory: Path) -> Path:
@@ -103,15 +95,6 @@ def _top(directory: Path) -> Path:
         if (place / ".git").exists():
             return place
     raise GitError(f"{directory} is in no git repository", kind="no-repository")
-
-
-def _below(root: Path, paths: list[Path]) -> list[str]:
-    """The paths as they are below the root; what lies elsewhere stays as it is, and is refused."""
-    found = []
-    for path in paths:
-        absolute = Path.cwd() / path
-        found.append(str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute))
-    return found
 
 
 @app.command("branch")
@@ -128,8 +111,12 @@ def branch(
     Example:
       bonobofs git branch aidlc/gt-17 --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
-        say(f"{name} at {gate.create_branch(name, base)[:_SHORT]}")
+    with _acting(_Identity(agent, role, policy)) as git:
+        if isinstance(git, _SessionGit):
+            git.demand("branch", name, base)
+        else:
+            git.guarded_create_branch(name, git.agent, base)
+            say(f"{name} made at {base}")
 
 
 @app.command("checkout")
@@ -139,38 +126,46 @@ def checkout(
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Go to a branch; the working tree has no uncommitted changes, and follows.
+    """Go to a branch. The working tree must have no uncommitted changes, and follows.
 
     \b
     Example:
       bonobofs git checkout aidlc/gt-17 --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
-        gate.switch(name, clean=True)
-        say(f"on {name}")
+    with _acting(_Identity(agent, role, policy)) as git:
+        if isinstance(git, _SessionGit):
+            if git.run("diff", "--quiet", "HEAD", quiet=True):
+                print("bonobofs: The working tree has uncommitted changes. Commit or stash them.", file=sys.stderr)
+                raise typer.Exit(Refused.exit_code)
+            git.demand("checkout", name, "--")
+        else:
+            git.guarded_checkout_branch(name, git.agent)
+            say(f"on {name}")
 
 
 @app.command("commit")
 def commit(
     message: MessageOption,
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="These alone; else what is staged.")
-    ] = None,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files, as they are now.")],
     issue: IssueOption = None,
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Commit files as they are now, or what is staged.
+    """Commit files as they are now. What else is staged stays staged.
 
     \b
     Example:
       bonobofs git commit -m 'Add the plan' --issue gt-17 aidlc-docs/plan.md --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
-        names = _below(gate.root, files) if files else None
-        made = gate.commit(message, names, only=names is not None, issue=issue)
-        say(f"{made.hash[:_SHORT]} {made.message.splitlines()[0]}")
+    with _acting(_Identity(agent, role, policy)) as git:
+        if isinstance(git, _SessionGit):
+            text = message if issue is None or message.startswith("[") else f"[{issue}] {message}"
+            git.demand("add", "--", *map(str, files))
+            git.demand("commit", "-m", text, "--only", "--", *map(str, files))
+        else:
+            made = git.guarded_commit(message, [os.path.abspath(path) for path in files], git.agent, issue or "")
+            say(f"{made[:_SHORT]} committed")
 
 
 @app.command("merge")
@@ -191,23 +186,31 @@ def merge(
     Example:
       bonobofs git merge aidlc/gt-17 aidlc/release --agent alice
     """
-    with _gate(_Whose(agent, role, policy), issue) as gate:
-        merged = gate.merge(source, target=target, strategy=strategy)
-        if merged.conflicts:
-            for path in merged.conflicts:
-                say(f"conflict: {path}")
+    with _acting(_Identity(agent, role, policy), issue) as git:
+        if isinstance(git, _SessionGit):
+            _merge_in_mount(git, source, target, strategy)
+            return
+        into = target or git.get_status(git.agent).branch
+        merged = git.guarded_merge(source, into, git.agent, strategy)
+        for path in merged.conflicts:
+            say(f"conflict: {path}")
+        if not merged.success:
             raise GitError("there are conflicts, and nothing was changed", kind="conflict", paths=merged.conflicts)
-        say(
-            "already up to date"
-            if merged.up_to_date
-            else f"{merged.hash[:_SHORT]} {merged.message.strip() or 'fast-forward'}"
-        )
+        say(f"{into} at {str(merged.commit_hash)[:_SHORT]}{' by fast-forward' if merged.fast_forward else ''}")
+
+
+def _merge_in_mount(git: _SessionGit, source: str, target: str | None, strategy: str) -> None:
+    if target is not None or strategy != "merge":
+        raise UsageError("in a mount, check the target out and use git itself: git merge, git merge --squash")
+    if git.run("merge", "--no-edit", source):
+        git.run("merge", "--abort", quiet=True)
+        raise GitError("git could not merge, and nothing was changed", kind="conflict")
 
 
 @app.command("status")
 def status(json: JsonOption = False) -> None:
     """Show what is staged, changed and untracked."""
-    from bonobofs.guards.git.reading import status_of  # noqa: PLC0415 - as above
+    from bonobofs.git.checkout import status_of  # noqa: PLC0415 - loads libgit2
 
     found = status_of(_top(Path.cwd()), session.home())
     if json:
@@ -227,12 +230,12 @@ def diff(
     json: JsonOption = False,
 ) -> None:
     """Show what has changed since the last commit, as a patch."""
-    from bonobofs.guards.git.reading import diff_of  # noqa: PLC0415 - as above
+    from bonobofs.git.checkout import diff_of  # noqa: PLC0415 - loads libgit2
 
     top = _top(Path.cwd())
-    named = None if path is None else _below(top, [path])[0]
+    named = None if path is None else os.path.relpath(Path.cwd() / path, top)
     patch = diff_of(top, session.home(), named)
     if json:
         document({"path": named, "patch": patch})
     else:
-        print(patch, end="")
+        sys.stdout.buffer.write(os.fsencode(patch))

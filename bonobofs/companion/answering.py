@@ -26,7 +26,7 @@ _LISTS: Final = 4 << 20
 """Bytes of a call that brings a list of paths; its entry in the trail has each of them, and readers take 16 MiB."""
 _LONG: Final = {
     "write_file": 17 << 20,  # the entrance takes 16 MiB, and a block more
-    **dict.fromkeys(("git.add", "git.restore", "git.remove", "git.commit", "git.stash_push", "git.preflight"), _LISTS),
+    "git.preflight": _LISTS,
 }
 _NAME: Final = re.compile(rb'\s*\{\s*"call"\s*:\s*"([a-z_.]{1,64})"')
 """The beginning of a long call, whose name has to come first."""

@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from bonobofs.companion.git_calls import GIT_CALLS
 from bonobofs.companion.git_commands import GIT_COMMANDS
 from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.session import CalledSession
@@ -278,7 +277,6 @@ CALLS: Final[dict[str, Call]] = {
     "list_files": _list_files,
     "search_files": _search_files,
     "delete_file": _delete_file,
-    **GIT_CALLS,
     **GIT_COMMANDS,
     **PUBLISHING_CALLS,
     **{f"beads.{word}": _of_issues(f"beads.{word}") for word in _OF_ISSUES},

@@ -89,6 +89,7 @@ class GitWorker:
             if "head" in answer:
                 self._head = answer.pop("head")
                 self._keep()
+            self._session.note_index()
             return answer
 
     def _call(self, document: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from bonobofs.audit.record import TOUCHES
 from bonobofs.audit.strays import by_way_of
 from bonobofs.audit.trail_file import open_trail, stat_trail
 from bonobofs.companion.index_refresh import IndexRefresh
+from bonobofs.errors import GitError
 from bonobofs.fuse.control import Kind, Line
+from bonobofs.git.session_repository import find
 from bonobofs.guards.beads.lock import is_held, lock_path
-from bonobofs.guards.git.busy import was_at_work
 from bonobofs.state.changes import BEGAN, GONE, MADE, reachable
 from bonobofs.state.sessions import Session, lives, load
-from bonobofs.state.worktrees import is_view
 
 _QUIET: Final = 0.25
 """Seconds without another suspect after which a burst is over."""
@@ -40,6 +40,8 @@ _SLACK: Final = 1.0
 _MOST_READ: Final = 16 << 20
 _FOREVER: Final = float("inf")
 _BEADS: Final = ".beads"
+_GIT: Final = ".git/"
+_INDEX: Final = ".git/index"
 
 
 class _Suspect(NamedTuple):
@@ -51,15 +53,12 @@ class _Suspect(NamedTuple):
 class Judging:
     """One service of the companion."""
 
-    def __init__(self, line: Line, home: Path, session: str, source: Path, mountpoint: Path) -> None:
+    def __init__(self, line: Line, home: Path, session: str, source: Path) -> None:
         self._line: Final = line
         self._home: Final = home
         self._source: Final = source
-        self._git: Final = "" if is_view(home, mountpoint) else ".git"
-        """Where the repository is, below the source."""
         self._records: Final = _Records(home, session, source)
-        self._index: Final = f"{self._git}/index" if self._git else "index"
-        self.refresh: Final = IndexRefresh(source / self._index)
+        self.refresh: Final = IndexRefresh(source / _INDEX)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
         self._began_at = 0.0
@@ -88,9 +87,9 @@ class Judging:
         # What came and went has changed nothing.
         left = {path: one for path, one in suspects.items() if not (one.kinds & BEGAN and one.size == -2)}
         # A lock of the index changes nothing; a burst may end while git holds it. What git writes shows as the index.
-        left.pop(f"{self._index}.lock", None)
-        if self._index in left and self.refresh.is_refresh():
-            del left[self._index]
+        left.pop(f"{_INDEX}.lock", None)
+        if _INDEX in left and self.refresh.is_refresh():
+            del left[_INDEX]
         if not left:
             return
         try:
@@ -98,9 +97,8 @@ class Judging:
         except OSError:
             admitted = set()  # in doubt nobody has admitted it
         trees = tuple(path for path in admitted if path.endswith("/"))
-        for top, in_use in ((_BEADS, self._issues_were_in_use), (self._git, self._git_was_at_work)):
-            if any(_is_of(top, path) for path in left) and in_use():
-                left = {path: one for path, one in left.items() if not _is_of(top, path)}
+        if any(_is_of(_BEADS, path) for path in left) and self._issues_were_in_use():
+            left = {path: one for path, one in left.items() if not _is_of(_BEADS, path)}
         left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
         if left:
             self._line.tell_list(Kind.OUT_OF_BAND, _told(left))
@@ -116,19 +114,18 @@ class Judging:
         except OSError:
             return False
 
-    def _git_was_at_work(self) -> bool:
-        """Whether a gate of some session has worked on the repository since the burst began.
 
-        It locks before it is admitted, and where it is refused too.
-        """
-        try:
-            return was_at_work(self._home, self._source / self._git, self._began_at - _SLACK)
-        except OSError:
-            return False
+def _repository_of(source: str) -> Path | None:
+    """The git directory that the work trees of the source's repository share; None: the source has no repository."""
+    try:
+        common = find(Path(source)).common
+    except (OSError, GitError):
+        return None
+    return common if common.is_dir() else None
 
 
 def _is_of(top: str, path: str) -> bool:
-    return not top or path == top or path.startswith(f"{top}/")
+    return path == top or path.startswith(f"{top}/")
 
 
 def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
@@ -175,6 +172,7 @@ class _Records:
         self._home: Final = home
         self._own: Final = f"{session}.jsonl"
         self._source: Final = str(source)
+        self._repository: Final = _repository_of(self._source)
         self._sessions: dict[str, Session | None] = {}
         """By trail, the session that it is of; None where that is over, or works elsewhere."""
         self._places: dict[str, int] = {}
@@ -242,6 +240,9 @@ class _Records:
             kind, details = entry["kind"], entry["details"]
             if kind == "intent" and entry["result"] == "allowed":
                 paths = [f"{source}/{path}" for path in _paths(entry["path"], details)]
+                # A worktree's session changes the repository that it shares with the main work tree.
+                if f"{source}/{_GIT}" in paths and _repository_of(source) == self._repository:
+                    paths.append(f"{self._source}/{_GIT}")
                 self._open[name, entry["seq"]] = paths
                 if "to" in details:
                     self._moves[paths[0], paths[1]] = _FOREVER
@@ -260,7 +261,9 @@ class _Records:
             if session is None:
                 return None  # it is being made
             ours, theirs = f"{self._source}/", f"{session.source}/"
-            self._sessions[name] = session if ours.startswith(theirs) or theirs.startswith(ours) else None
+            shares = self._repository is not None and _repository_of(session.source) == self._repository
+            related = shares or ours.startswith(theirs) or theirs.startswith(ours)
+            self._sessions[name] = session if related else None
         return self._sessions[name]
 
 

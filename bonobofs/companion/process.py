@@ -46,9 +46,7 @@ class Companion:
         source = Path(config["source"])
         self._line: Final = line
         self._watching: Final = watching
-        self._judging: Final = Judging(
-            line, Path(config["home"]), config["session"], source, Path(config["mountpoint"])
-        )
+        self._judging: Final = Judging(line, Path(config["home"]), config["session"], source)
         self._leases: Final = leases
         self._policy: Final = PolicyFile(line, config)
         agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])

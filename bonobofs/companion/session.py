@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bonobofs.audit.audit_log import Record
 from bonobofs.companion.door import RemoteDoor
-from bonobofs.errors import BonobofsError
 from bonobofs.guards.file_guard import FileGuard
 from bonobofs.guards.tools import FileTools
-from bonobofs.state.calling import call_within
-from bonobofs.state.home import inside_directory
-from bonobofs.state.sessions import live_at
-from bonobofs.state.worktrees import view_beside
 
 if TYPE_CHECKING:
     from bonobofs.companion.git_worker import GitWorker
-    from bonobofs.guards.git.gate import GitGate
 
 
 _SECONDS_TO_SHOW: Final = 5.0
@@ -71,10 +63,10 @@ class Commands:
 class CalledSession:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: dict[str, Any], door: RemoteDoor, note_index: Callable[[bytes], None]) -> None:
+    def __init__(self, config: dict[str, Any], door: RemoteDoor, note_index: Callable[[], None]) -> None:
         """The working directory is the source, whatever its path leads to now.
 
-        `note_index` takes each index that the git gate has written.
+        `note_index` is called when a publication may have written the index of the source.
         """
         self.note_index: Final = note_index
         self.home: Final = Path(config["home"])
@@ -106,21 +98,6 @@ class CalledSession:
     def tools(self) -> FileTools:
         """Those of its tools that its role has."""
         return FileTools(self)
-
-    @cached_property
-    def git(self) -> GitGate:
-        """Its git gate. What that is made of is read when it is first asked for: most sessions never do."""
-        gate: type[GitGate] = import_module("bonobofs.guards.git.gate").GitGate
-        return gate(self, self.who.issue)
-
-    def show_repository(self) -> None:
-        """Return when the mount beside a worktree, which shows git the repository, shows what was done to it."""
-        # What was done is done, whatever becomes of this: it is seen there once somebody answers there again.
-        with suppress(BonobofsError, OSError):
-            mountpoint = view_beside(self.home, Path(self.who.source))
-            session = None if mountpoint is None else live_at(self.home, mountpoint)
-            if session is not None:
-                call_within(_SECONDS_TO_SHOW, inside_directory(self.home, session.session), "show")
 
     @cached_property
     def files(self) -> FileGuard:

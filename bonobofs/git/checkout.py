@@ -400,6 +400,19 @@ def diff_of(root: Path, home: Path, path: str | None) -> str:
         return os.fsdecode(checkout.run(*words, base, "--", *([] if path is None else [path])))
 
 
+def tracked_paths(root: Path, home: Path, wanted: Callable[[str], bool]) -> set[str]:
+    """The wanted paths that the index or HEAD of the work tree `root` has. A submodule's ends in a slash. GitError."""
+    try:
+        with opened(root, home) as checkout:
+            found = split(checkout.run("ls-files", "-z", "--stage"))
+            if checkout.head.commit is not None:
+                found += split(checkout.run("ls-tree", "-r", "-z", "--full-tree", checkout.head.commit))
+    except OSError as error:
+        raise GitError(f"the repository cannot be read: {error}", kind="unsupported") from error
+    records = (record.partition("\t") for record in found)
+    return {f"{path}/" if mode.startswith("160000") else path for mode, _, path in records if wanted(path)}
+
+
 def check_rules(top: Path) -> None:
     """GitError: a .gitignore or .gitattributes is no regular file. git waits for ever to read from a FIFO."""
     for directory, names, files in os.walk(top):

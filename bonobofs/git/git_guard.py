@@ -224,6 +224,11 @@ class GitGuard(Closing):
         self.audit: Final[Log] = session.log
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
 
+    @property
+    def agent(self) -> str:
+        """The label of the session's agent."""
+        return self._session.guard.agent.label
+
     def close(self) -> None:
         """Close the workspace's directory; the session goes on."""
         self._workspace.close()

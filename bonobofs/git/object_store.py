@@ -1,4 +1,4 @@
-"""Moving checked objects into the source's object store: never a partial file under a final name."""
+"""Adding checked objects to the source's object store: never a partial file under a final name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,23 @@ _SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")
 """In the order in which the files of a pack must appear; a pack exists for git once its .idx does."""
 
 
-def move_objects(found: Path, store: Path, token: str) -> None:
-    """Move everything from the object directory `found` to `store`, and sync it. OSError.
+def add_objects(found: Path, store: Path, token: str) -> None:
+    """Add everything from the object directory `found` to `store`, and sync it. OSError.
 
-    Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`; git ignores them and prunes old ones.
+    What is there already stays. Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`; git ignores them and
+    prunes old ones.
     """
+    for last in (False, False, True):
+        try:
+            _add_objects(found, store, token)
+        except FileNotFoundError:  # git gc removed an empty directory, or a temporary file
+            if last:
+                raise
+        else:
+            return
+
+
+def _add_objects(found: Path, store: Path, token: str) -> None:
     packs = sorted((found / "pack").glob("pack-*.pack"))
     if packs and sum(pack.stat().st_size for pack in packs) <= _MOST_BYTES and _write_loose(found, store, token):
         return
@@ -32,14 +44,14 @@ def move_objects(found: Path, store: Path, token: str) -> None:
         for suffix in _SUFFIXES:
             piece = pack.with_suffix(suffix)
             if suffix != ".keep" and piece.exists():
-                _move(piece, store / "pack" / piece.name, store, token)
+                _add(piece, store / "pack" / piece.name, store, token)
     for directory in found.iterdir():
         if len(directory.name) == 2 and directory.is_dir():
             target = store / directory.name
             target.mkdir(exist_ok=True)
             touched |= {target, store}
             for piece in directory.iterdir():
-                _move(piece, target / piece.name, store, token)
+                _add(piece, target / piece.name, store, token)
     for directory in touched:
         _sync(directory)
 
@@ -61,7 +73,7 @@ def _write_loose(found: Path, store: Path, token: str) -> bool:
         touched.add(target.parent)
         temporary = store / f"tmp_bonobofs_{token}_{name}"
         content = zlib.compress(b"%s %d\0" % (_KINDS[int(kind)], len(data)) + data, 1)
-        with temporary.open("xb") as file:
+        with temporary.open("wb") as file:
             os.fchmod(file.fileno(), 0o444)
             file.write(content)
             file.flush()
@@ -72,13 +84,13 @@ def _write_loose(found: Path, store: Path, token: str) -> bool:
     return True
 
 
-def _move(piece: Path, target: Path, store: Path, token: str) -> None:
+def _add(piece: Path, target: Path, store: Path, token: str) -> None:
     if target.exists():
         return
     with piece.open("rb") as file:
         os.fdatasync(file.fileno())
     try:
-        piece.rename(target)
+        target.hardlink_to(piece)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise

@@ -4,8 +4,8 @@
     published = publisher.publish([RefUpdate("refs/heads/aidlc/gt-17", old, new)], issue="gt-17")
 
 All updates of a call are published, or none. The objects are in the source's object store already, or in a further
-object directory, from which they are moved. Refused (a PermissionError): a rule or the policy refuses; GitError: the
-repository does not admit the change. After either, nothing of the source has changed.
+object directory, from which they are added to it. Refused (a PermissionError): a rule or the policy refuses. GitError:
+the repository does not admit the change. After either, no reference of the source has changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bonobofs.git import branch_rules, judge
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
 from bonobofs.git.journal import Journal
 from bonobofs.git.judge import BranchFacts, CommitFacts, Standing
-from bonobofs.git.object_store import move_objects
+from bonobofs.git.object_store import add_objects
 from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
 from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
@@ -89,7 +89,7 @@ class Publisher:
         touches: Sequence[str] = (".git/",),
         turn: AbstractContextManager[object] = _NO_TURN,
     ) -> None:
-        """`objects` is an object directory whose content is moved into the source once the updates are admitted.
+        """`objects` is an object directory whose content is added to the source once the updates are admitted.
 
         `repository` must have been opened with it. `touches` are the paths of the source, relative to its root, below
         which publication changes files. `turn` is held for each question to the door, and from an intent to its
@@ -148,11 +148,10 @@ class Publisher:
             try:
                 if follow is not None:
                     follow(leave)
-                if self._objects is not None:
-                    move_objects(
-                        self._objects, common / "objects", str(os.getpid()) if journal is None else journal.token
-                    )
+                token = str(os.getpid()) if journal is None else journal.token
+                self._add_objects(token)
                 self._move_refs(published, operation.value)
+                self._add_objects(token)  # git gc may have removed objects that nothing referred to
                 if then is not None:
                     then(published)
             finally:
@@ -366,6 +365,10 @@ class Publisher:
             "paths": paths[:_MOST_RECORDED],
             "path_count": len(paths),
         }
+
+    def _add_objects(self, token: str) -> None:
+        if self._objects is not None:
+            add_objects(self._objects, self._repository.common_dir / "objects", token)
 
     def _move_refs(self, published: Sequence[Published], message: str) -> None:
         """Move all references, or none. GitError: another process moved one, or holds its lock."""

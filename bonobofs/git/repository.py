@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -36,6 +37,9 @@ ENVIRONMENT: Final = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 """The environment of every git that works for the service."""
+_MOST_TREES: Final = 2000
+"""Trees that are kept once they are read."""
+_ID_BYTES: Final = 20
 _LARGE: Final = 16 << 20
 """Bytes of a blob from which on its first bytes are read by `git cat-file`, which streams."""
 
@@ -69,6 +73,7 @@ class Repository:
         for directory in objects:
             self.raw.odb.add_disk_alternate(str(directory))
         self.common_dir: Final = find_common_dir(git_dir)
+        self._entries: Final = lru_cache(_MOST_TREES)(self._read_tree)
         self._objects: Final = [self.common_dir / "objects", *objects]
 
     def target(self, ref: str) -> str:
@@ -147,47 +152,50 @@ class Repository:
         """What two commits have otherwise; "" is a commit without any path."""
         yield from self._compare(b"", self._tree(old), self._tree(new))
 
-    def _compare(self, above: bytes, old: pygit2.Tree | None, new: pygit2.Tree | None) -> Iterator[Difference]:
-        if old is not None and new is not None and old.id == new.id:
-            return
-        before = {} if old is None else {each.raw_name or b"": each for each in old}
-        after = {} if new is None else {each.raw_name or b"": each for each in new}
+    def _compare(self, above: bytes, old: str, new: str) -> Iterator[Difference]:
+        before, after = self._entries(old), self._entries(new)
         for name in sorted(before.keys() | after.keys()):
-            one, other = before.get(name), after.get(name)
-            if one is not None and other is not None and one.id == other.id and one.filemode == other.filemode:
+            ends = before.get(name), after.get(name)
+            if ends[0] == ends[1]:
                 continue
-            path = above + name
-            trees = [each if isinstance(each, pygit2.Tree) else None for each in (one, other)]
-            leaves = [
-                None if each is None or isinstance(each, pygit2.Tree) else Entry(int(each.filemode), str(each.id))
-                for each in (one, other)
-            ]
+            trees = ["" if each is None or each.mode != TREE else each.oid for each in ends]
+            leaves = [None if each is None or each.mode == TREE else each for each in ends]
             if any(leaves):
-                yield Difference(path, leaves[0], leaves[1])
+                yield Difference(above + name, leaves[0], leaves[1])
             if any(trees):
-                yield from self._compare(path + b"/", trees[0], trees[1])
+                yield from self._compare(above + name + b"/", trees[0], trees[1])
 
-    def _tree(self, commit: str) -> pygit2.Tree | None:
+    def _tree(self, commit: str) -> str:
         found = self.commit(commit) if commit else None
-        return None if found is None else found.tree
+        return "" if found is None else str(found.tree_id)
+
+    def _read_tree(self, oid: str) -> dict[bytes, Entry]:
+        """The entries of a tree, with modes as they are stored; {} for "". GitError: it is damaged."""
+        data, at = self.bytes_of(oid) if oid else b"", 0
+        found: dict[bytes, Entry] = {}
+        while at < len(data):
+            end = data.index(b"\0", at)
+            mode, _, name = data[at:end].partition(b" ")
+            at = end + 1 + _ID_BYTES
+            found[name] = Entry(int(mode, 8), data[end + 1 : at].hex())
+        return found
 
     def entry(self, commit: str, path: bytes) -> Entry | None:
         """What a commit holds under a path that is no directory."""
-        tree = self._tree(commit)
-        try:
-            found = None if tree is None else tree[path.decode("utf-8", "surrogateescape")]
-        except (KeyError, UnicodeEncodeError, ValueError):
-            found = None
-        if found is None or isinstance(found, pygit2.Tree):
-            return None
-        return Entry(int(found.filemode), str(found.id))
+        found = self._find(commit, path)
+        return None if found is None or found.mode == TREE else found
 
     def is_directory(self, commit: str, path: bytes) -> bool:
-        tree = self._tree(commit)
-        try:
-            return tree is not None and isinstance(tree[path.decode("utf-8", "surrogateescape")], pygit2.Tree)
-        except (KeyError, UnicodeEncodeError, ValueError):
-            return False
+        found = self._find(commit, path)
+        return found is not None and found.mode == TREE
+
+    def _find(self, commit: str, path: bytes) -> Entry | None:
+        found: Entry | None = Entry(TREE, self._tree(commit))
+        for name in path.split(b"/"):
+            if found is None or found.mode != TREE:
+                return None
+            found = self._entries(found.oid).get(name)
+        return found
 
     def size(self, oid: str) -> int:
         """Bytes of a blob. GitError: it is missing, or no blob."""

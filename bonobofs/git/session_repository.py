@@ -324,9 +324,18 @@ def _copy_refs(places: Places, place: Path, protected: Sequence[str]) -> None:
         name = os.path.relpath(path, places.common)
         if name.endswith(".lock") or name.startswith(tuple(f"{own}/" for own in _OWN_REFS)):
             continue
-        value = f"ref: {os.readlink(path)}".encode() if path.is_symlink() else (content(path) or b"").strip()
-        if value:
-            _write_ref(place / name, value)
+        text = _linked_value(path, places.common / "refs") if path.is_symlink() else content(path)
+        if text:
+            _write_ref(place / name, text.strip())
+
+
+def _linked_value(path: Path, refs: Path) -> bytes | None:
+    """The content that git finds in a ref that is a symlink: a symbolic ref, or that of another ref."""
+    text = os.readlink(path)
+    if text.startswith("refs/"):
+        return f"ref: {text}".encode(errors="surrogateescape")
+    real = Path(os.path.realpath(path))
+    return content(real) if refs in real.parents else None
 
 
 def _write_ref(path: Path, value: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from bonobofs.decision import Denied
 from bonobofs.git import branch_rules
-from bonobofs.git.repository import EXECUTABLE, SUBMODULE, SYMLINK, Difference, Entry, Repository
+from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository
 from bonobofs.guard import Part
 from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 
@@ -64,7 +64,7 @@ class TreeChanges:
         for path, _, new in differences:
             if new is None:
                 continue
-            if unfit(path) or is_evil_link(path, new.mode):
+            if unfit(path) or is_evil_link(path, new.mode) or new.mode not in (FILE, EXECUTABLE, SYMLINK, SUBMODULE):
                 return branch_rules.NOT_OURS.of(self._operation, named(path))
             if new.mode == SUBMODULE and not self._repository.has_submodule_commit(new.oid):
                 return branch_rules.SUBMODULE.of(self._operation, named(path))

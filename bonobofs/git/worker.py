@@ -47,6 +47,7 @@ _MOST_BYTES: Final = 4 << 30
 _MOST_MEMORY: Final = 4 << 30
 _LONGEST_REQUEST: Final = 1 << 20
 _MOST_TOLD: Final = 500
+_SWITCH: Final = Caller("git checkout")
 _NICE: Final = 5
 ZERO: Final = "0" * 40
 _PROMISOR: Final = """\
@@ -301,18 +302,19 @@ class Worker:
                     shown = [] if quiet or not answer["line"] else [f"bonobofs: {answer['line']}"]
                     receiving.answer([*shown, "no" if answer["status"] else "ok"])
                 receiving.wait(running, self._channel.fileno())
+            except GitError as error:
+                raise self._refuse(branch_rules.LIMIT, f"{error}.", PUSH) from error
             finally:
                 _end(running)
-        if running.returncode and not answer["status"]:
-            answer = {"status": running.returncode, "line": f"not published: {receiving.failure()}"}
-            self._door.refuse(branch_rules.OBJECT.of(Operation.PUBLISH, about=receiving.failure()), guard=GUARD)
-        return answer
+        failure = receiving.failure() if found is None else ""
+        if failure:
+            raise self._refuse(branch_rules.OBJECT, f"{failure}.", PUSH)
+        return answer if found is not None else {**answer, "status": abs(running.returncode)}
 
     def _publish(self, updates: Sequence[RefUpdate], objects: Path) -> dict[str, Any]:
         try:
             if len(updates) > MOST_UPDATES:
-                refused = branch_rules.LIMIT.of(Operation.PUBLISH, about=f"More than {MOST_UPDATES} references.")
-                raise self._door.refuse(refused, PUSH, guard=GUARD)
+                raise self._refuse(branch_rules.LIMIT, f"More than {MOST_UPDATES} references.", PUSH)
             repository = Repository(self._git_dir, [objects])
             publisher = Publisher(self._door, repository, self._branches, objects=objects, journal=self._journal)
             with ExitStack() as stack:
@@ -351,9 +353,9 @@ class Worker:
         repository = Repository(self._git_dir)
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != asked["expected"] or asked["shared"]:
-            raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.")
+            raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
         if not new and (old or not head.startswith(f"ref: {BRANCHES}")):
-            raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.")
+            raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.", _SWITCH)
         if asked.get("check"):
             with self._demanded_index(repository, old, new):
                 return {"status": 0, "line": ""}
@@ -363,7 +365,7 @@ class Worker:
         try:
             with (
                 self._demanded_index(repository, old, new) as index,
-                self._door.admit(request, caller=Caller("git checkout"), details=details, guard=GUARD),
+                self._door.admit(request, caller=_SWITCH, details=details, guard=GUARD),
             ):
                 index.replace()
                 replace_head(self._git_dir, self._journal.token, current, head, self._reflog(old, new, current, head))
@@ -377,7 +379,7 @@ class Worker:
             with self._index(repository.differences(old, new), keep=False) as index:
                 yield index
         except StagedError as error:
-            raise self._refuse(branch_rules.STAGED, f"{error}.") from error
+            raise self._refuse(branch_rules.STAGED, f"{error}.", _SWITCH) from error
 
     def _commit_of(self, repository: Repository, head: str) -> str:
         """The commit that a HEAD stands for; "" if the source has none."""
@@ -390,9 +392,9 @@ class Worker:
         told = f"checkout: moving from {names[0]} to {names[1]}"
         return f"{old or ZERO} {new or ZERO} {name} <{email}> {int(time.time())} +0000\t{told}\n"
 
-    def _refuse(self, refusal: Refusal, about: str) -> Refused:
-        denied = refusal.of(Operation.CHECKOUT_BRANCH, about=about)
-        return self._door.refuse(denied, Caller("git checkout"), guard=GUARD)
+    def _refuse(self, refusal: Refusal, about: str, caller: Caller) -> Refused:
+        operation = Operation.PUBLISH if caller is PUSH else Operation.CHECKOUT_BRANCH
+        return self._door.refuse(refusal.of(operation, about=about), caller, guard=GUARD)
 
     def _upload(self, descriptors: list[int]) -> dict[str, Any]:
         receiving = _Receiving(self._directory, self._common, self._advertised(""))
@@ -432,7 +434,7 @@ class _Receiving:
         self._make(common, refs)
         self._request = os.open(self._place / "request", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         self._answer = os.open(self._place / "answer", os.O_RDWR | os.O_CLOEXEC)
-        self._errors: Final = self._place / "errors"
+        self._events: Final = self._place / "events"
 
     def _make(self, common: Path, refs: dict[str, str]) -> None:
         place = self._place
@@ -459,15 +461,14 @@ class _Receiving:
         """Start `git PROGRAM` with these as standard input and output; one serves for both. GitError."""
         if not descriptors:
             raise GitError("the call needs a descriptor", kind="usage")
-        with self._errors.open("wb") as errors:
-            running = subprocess.Popen(
-                ["git", program, str(self._place)],
-                stdin=descriptors[0],
-                stdout=descriptors[-1],
-                stderr=errors,
-                env=ENVIRONMENT,
-                start_new_session=True,
-            )
+        running = subprocess.Popen(
+            ["git", program, str(self._place)],
+            stdin=descriptors[0],
+            stdout=descriptors[-1],
+            stderr=subprocess.DEVNULL,
+            env={**ENVIRONMENT, "GIT_TRACE2_EVENT": str(self._events)},
+            start_new_session=True,
+        )
         resource.prlimit(running.pid, resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
         return running
 
@@ -524,9 +525,15 @@ class _Receiving:
         os.write(self._answer, text.encode("utf-8", "surrogateescape") + b"\n")
 
     def failure(self) -> str:
-        """What the program said when it failed."""
-        text = self._errors.read_bytes()[-_MOST_TOLD:].decode(errors="replace")
-        return " ".join(text.split()) or "the connection ended"
+        """Why git took no objects; "" if no part of it failed."""
+        told, failed = [], False
+        with suppress(FileNotFoundError):
+            for line in self._events.read_bytes().splitlines():
+                event = json.loads(line)
+                failed |= event["event"] == "child_exit" and event["code"] != 0
+                if event["event"] == "error":
+                    told.append(event["msg"])
+        return ": ".join(told)[:_MOST_TOLD] or "git cannot read the pack" if failed else ""
 
     def remove(self) -> None:
         os.close(self._request)

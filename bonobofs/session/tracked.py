@@ -42,7 +42,7 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> Found:
         return path.startswith(prefix) and policy.is_scratch(path[len(prefix) :].split("/"))
 
     try:
-        found = import_module("bonobofs.guards.git.tracked").tracked(root, home, wanted)
+        found = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
     except GitError as error:
         note = (
             f"Git could not be asked which files it tracks ({error}); so the rules decide, in this session, about all "

@@ -15,11 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bonobofs.audit.record import TOUCHES
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
+from bonobofs.git import linked_worktree
+from bonobofs.git.branch_rules import new_branch, rules_of
+from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.guard import ACTIONS
+from bonobofs.guards.beads.client import seek_beads
 from bonobofs.guards.beads_guard import BeadsGuard
-from bonobofs.guards.git import busy, linked
-from bonobofs.guards.git.rules import new_branch, rules_of
 from bonobofs.request import Operation
 from bonobofs.session.ending import stop
 from bonobofs.session.listing import around
@@ -31,12 +34,6 @@ from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import Places, Worktree, load_all, places, save
 
 _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-_CLOSED: Final = """\
-# The repository as a worktree sees it: git reads here, and writes through the gate alone.
-default = "deny"
-[[protect]]
-paths = ["**"]
-"""
 
 
 class Wanted(NamedTuple):
@@ -93,14 +90,14 @@ def add(home: Path, wanted: Wanted) -> Made:
         raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
     repository = _repository(home, wanted.repository)
     with _alone(home):
-        found = linked.find(repository)
+        found = linked_worktree.find(repository)
         _check_open(found.common)
         there = next((one for one in _present(home, found.common) if one.issue == wanted.issue), None)
         if there is not None and there.ready:
             return _mount_again(home, there, wanted)
         if there is not None:
             _take_away(home, there)
-        base = linked.base_of(found.common, wanted.base)
+        base = linked_worktree.base_of(found.common, wanted.base)
         waits_for = unresolved(home, found, base, wanted)
         if waits_for:
             raise ForbiddenError(
@@ -109,14 +106,14 @@ def add(home: Path, wanted: Wanted) -> Made:
         return _make(home, found, base, wanted)
 
 
-def unresolved(home: Path, found: linked.Found, base: str, wanted: Wanted) -> list[str]:
+def unresolved(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -> list[str]:
     """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
     common = found.common
     tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
 
     def is_in(issue: str) -> bool:
-        tip = linked.tip_of(common, _branch(home, wanted, found.top, issue)) or tips.get(issue)
-        return tip is not None and linked.holds(common, base, tip)
+        tip = linked_worktree.tip_of(common, _branch(home, wanted, found.top, issue)) or tips.get(issue)
+        return tip is not None and linked_worktree.holds(common, base, tip)
 
     return [issue for issue in wanted.depends_on if not is_in(issue)]
 
@@ -152,9 +149,8 @@ def remove(home: Path, named: str) -> Removed:
 def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> Removed:
     """Unmount it, keep what is to be kept, and take it away. What is kept is put into `told` before the rest goes."""
     where = places(home, one.worktree)
-    for mountpoint in (where.work, where.view):
-        if mounts.at(mountpoint) or live_at(home, mountpoint) is not None:
-            stop(home, mountpoint)
+    if mounts.at(where.work) or live_at(home, where.work) is not None:
+        stop(home, where.work)
     removed = _emptied(home, one, where)
     told["kept"] = str(removed.kept or "")
     _take_away(home, one)
@@ -190,7 +186,7 @@ def _branch(home: Path, wanted: Wanted, repository: Path, issue: str) -> str:
     return branch
 
 
-def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
+def _make(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -> Made:
     branch = _branch(home, wanted, found.top, wanted.issue)
     identity = str(uuid.uuid4())
     one = Worktree(
@@ -209,10 +205,13 @@ def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
     )
     where = places(home, identity)
     with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy, preset=None) as opened:
-        if (found.top / ".beads").is_dir():
+        branches = PublishedBranches(home, found.common, opened.guard.agent.id)
+        tip = _check_branch(home, one, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
+        if seek_beads(found.top, home) is not None:
             BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
         with _entered(opened, Operation.CREATE_WORKTREE, one):
             one = _ready(home, one)
+            branches.note(f"refs/heads/{branch}", tip or base)
     try:
         return Made(one, where.work, _mount(home, one, wanted))
     except BaseException:
@@ -220,17 +219,33 @@ def _make(home: Path, found: linked.Found, base: str, wanted: Wanted) -> Made:
         raise
 
 
+def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
+    """The commit of the branch if it exists. ForbiddenError: it has commits that are not this agent's."""
+    common = Path(one.common)
+    tip = linked_worktree.tip_of(common, one.branch)
+    earlier = {
+        each.tip
+        for each in load_all(home)
+        if (each.common, each.issue, each.agent) == (one.common, one.issue, one.agent)
+    }
+    if tip is None or published == (agent_id, tip) or tip in earlier:
+        return tip
+    commits = linked_worktree.commits_since(common, one.base, tip)
+    if commits:
+        raise ForbiddenError(
+            f"the branch {one.branch} has commits that {one.agent} did not publish: {'; '.join(commits)}; rename or "
+            "delete the branch, or choose another issue"
+        )
+    return tip
+
+
 def _ready(home: Path, one: Worktree) -> Worktree:
-    """Make its parts; it stands in the register from before they are there. What fails leaves nothing."""
+    """Make its parts. The register has it before they exist. A failure leaves nothing."""
     where = places(home, one.worktree)
-    shown = linked.Shown(where.work, where.view)
     save(home, one)
     try:
-        with busy.alone(home, Path(one.common)):
-            linked.make(Path(one.common), one.name, where.tree, one.branch, one.base, shown)
-        for directory in (where.work, where.view):
-            directory.mkdir(mode=0o700)
-        where.policy.write_text(_CLOSED, encoding="utf-8")
+        linked_worktree.make(Path(one.common), one.name, where.tree, one.branch, one.base)
+        where.work.mkdir(mode=0o700)
         save(home, made := dataclasses.replace(one, ready=True))
     except BaseException:
         _take_away(home, one)
@@ -242,7 +257,14 @@ def _ready(home: Path, one: Worktree) -> Worktree:
 def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterator[dict[str, Any]]:
     """Enter what is about to be done to a worktree, and how it ended; what is put into the dictionary, too."""
     trail, more = opened.guard.trail, dict[str, Any]()
-    details = {"worktree": one.worktree, "issue": one.issue, "branch": one.branch, "for": one.agent, "base": one.base}
+    details: dict[str, Any] = {
+        "worktree": one.worktree,
+        "issue": one.issue,
+        "branch": one.branch,
+        "for": one.agent,
+        "base": one.base,
+    }
+    details[TOUCHES] = [".git/"]
     action = ACTIONS[operation]
     seq = trail.intent(operation, "", action, "", guard="git", details=details)
     error = errno.EINTR
@@ -263,33 +285,23 @@ def _mount_again(home: Path, one: Worktree, wanted: Wanted) -> Made:
     if one.agent != wanted.agent:
         raise UsageError(f"{one.issue} is {one.agent}'s, who has a worktree for it; remove that first")
     where = places(home, one.worktree)
-    if live_at(home, where.work) is not None and live_at(home, where.view) is not None:
+    if live_at(home, where.work) is not None:
         return Made(one, where.work, None)
     return Made(one, where.work, _mount(home, one, wanted))
 
 
 def _mount(home: Path, one: Worktree, wanted: Wanted) -> Mounted:
     where = places(home, one.worktree)
-    if live_at(home, where.view) is None:
-        start(home, Order(Path(one.common), where.view, agent=one.agent, policy=where.policy))
-    if live_at(home, where.work) is not None:
-        stop(home, where.work)
-    try:
-        return start(
-            home,
-            Order(
-                where.tree,
-                where.work,
-                agent=one.agent,
-                role=wanted.role,
-                policy=wanted.policy,
-                issue=one.issue,
-                policy_of=Path(one.repository),
-            ),
-        )
-    except BaseException:
-        stop(home, where.view)
-        raise
+    order = Order(
+        where.tree,
+        where.work,
+        agent=one.agent,
+        role=wanted.role,
+        policy=wanted.policy,
+        issue=one.issue,
+        policy_of=Path(one.repository),
+    )
+    return start(home, order)
 
 
 def _chosen(home: Path, named: str) -> Worktree:
@@ -308,14 +320,12 @@ def _chosen(home: Path, named: str) -> Worktree:
 
 def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
     """Put what is in no commit where it is kept."""
-    common = Path(one.common)
     if not where.tree.exists():
         return Removed(one, None, (), (), ())
     try:
-        with busy.alone(home, common):
-            unsaved = linked.unsaved(common, one.name, where.tree)
-    except (GitError, FileNotFoundError) as error:
-        if isinstance(error, GitError) and (error.kind == "busy" or error.paths):
+        unsaved = linked_worktree.unsaved(where.tree, home)
+    except GitError as error:
+        if error.kind == "busy" or error.paths:
             raise
         # The repository is gone, and with it every commit: all of it is kept.
         place = _free(where.kept)
@@ -325,7 +335,7 @@ def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
         place = _free(Path(f"{where.kept}.staged", path))
         place.write_bytes(content)
     files = _keep(where, unsaved.files)
-    for path in linked.tracked(common, one.name):
+    for path in unsaved.tracked:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (where.tree / path).unlink()
     (where.tree / ".git").unlink(missing_ok=True)
@@ -361,16 +371,13 @@ def _take_away(home: Path, one: Worktree) -> None:
     common = Path(one.common)
     tip = None
     with contextlib.suppress(GitError):
-        tip = linked.tip_of(common, one.branch)
-    for mountpoint in (where.work, where.view):
-        if mounts.at(mountpoint):
-            stop(home, mountpoint)
+        tip = linked_worktree.tip_of(common, one.branch)
+    if mounts.at(where.work):
+        stop(home, where.work)
     shutil.rmtree(where.tree, ignore_errors=True)
-    for directory in (where.work, where.view):
-        with contextlib.suppress(FileNotFoundError):
-            directory.rmdir()
-    with contextlib.suppress(FileNotFoundError), busy.alone(home, common):
-        linked.forget(common, one.name)
+    with contextlib.suppress(FileNotFoundError):
+        where.work.rmdir()
+    linked_worktree.forget(common, one.name)
     save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
 
 

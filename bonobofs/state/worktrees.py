@@ -1,9 +1,7 @@
 """The register of worktrees that agents were given: `worktrees/UUID/worktree.json` each, and where their parts lie.
 
-tree        the work tree, which is the source of its mount
-work        where it is mounted
-git         where the repository is mounted, so that git may read it from the mount, and nobody write
-closed.toml the policy of that mount: nothing
+tree  the work tree, which is the source of its mount
+work  where it is mounted
 """
 
 from __future__ import annotations
@@ -59,14 +57,6 @@ class Places:
     def work(self) -> Path:
         return self.top / "work"
 
-    @property
-    def view(self) -> Path:
-        return self.top / "git"
-
-    @property
-    def policy(self) -> Path:
-        return self.top / "closed.toml"
-
 
 def places(home: Path, worktree: str) -> Places:
     return Places(home / "worktrees" / worktree, home / "kept" / worktree)
@@ -92,35 +82,11 @@ def load_all(home: Path) -> Iterator[Worktree]:
     yield from sorted(found, key=lambda one: one.made)
 
 
-def behind(home: Path, tree: Path, path: Path) -> Path:
-    """What a path in the `git` beside a work tree shows, in the repository itself. Other paths stay what they are."""
-    view = tree.parent / "git"
-    if view not in path.parents or not _is_ours(home, tree):
-        return path
-    record = Worktree(**read_document(tree.parent / "worktree.json"))
-    return Path(record.common) / path.relative_to(view)
-
-
 def repository_of(home: Path, tree: Path) -> Path | None:
     """The top of the repository that one of our work trees belongs to; None where that is no work tree of ours."""
     if not _is_ours(home, tree):
         return None
     return Path(Worktree(**read_document(tree.parent / "worktree.json")).repository)
-
-
-def shown(home: Path, tree: Path) -> Path:
-    """Where a work tree is found by whoever works there: one of ours, where it is mounted; others, where they are."""
-    return tree.parent / "work" if _is_ours(home, tree) else tree
-
-
-def view_beside(home: Path, source: Path) -> Path | None:
-    """Where the repository is mounted for git, where a source is one of our work trees; None where it is none."""
-    return places(home, source.parent.name).view if _is_ours(home, source) else None
-
-
-def is_view(home: Path, mountpoint: Path) -> bool:
-    """Whether a repository itself is mounted there, for the git of a worktree."""
-    return mountpoint.name == "git" and mountpoint.parent.parent == home / "worktrees"
 
 
 def _is_ours(home: Path, tree: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -25,6 +24,8 @@ from tests.worlds import ALLOW_ALL, Mounted, World
 DEPTH: Final = 600
 NAME: Final = b"d" * 250
 FILES: Final = 700
+BEGINNING: Final[dict[str, object]] = {"subcommand": "add", "directory": "/", "remote": False}
+"""A call of `git.begin`, but for its arguments."""
 
 
 @contextmanager
@@ -85,25 +86,8 @@ def test_a_call_with_a_long_list_is_refused_before_it_is_parsed(called: Called) 
     """14 MB of paths: 100,000 of 140 characters."""
     with unharmed(called.world):
         with pytest.raises(UsageError, match="at most 4194304 bytes"):
-            called("git.commit", message="A commit", files=[f"{number:0140}" for number in range(100_000)])
+            called("git.preflight", changes=[f"{number:0140}" for number in range(100_000)])
         with called.connected() as end:
-            end.sendall(json.dumps({"message": "m" * (2 << 20), "call": "git.commit"}).encode() + b"\n")
+            end.sendall(json.dumps({"message": "m" * (2 << 20), "call": "git.begin"}).encode() + b"\n")
             assert "begins with its name" in answer(end)["error"]["message"]
-        failed = called("git.commit", message="A commit", files=[f"{number:04}-{'é' * 30}" for number in range(20_000)])
-        assert "failed" in failed
-
-
-def test_a_long_message_is_cut_in_the_trail(called: Called) -> None:
-    """Its beginning and its digest are kept."""
-    message = "A commit\n\n" + "é" * 600_000
-    (called.path / "file").write_text("text")
-    with unharmed(called.world):
-        called("git.add", paths=["file"])
-        made = called("git.commit", message=message)
-        assert "failed" not in made, made
-        lines = called.world.trail.read_text().splitlines()
-        (entry,) = [each for each in map(json.loads, lines) if each["details"].get("message")]
-        kept = entry["details"]["message"]
-        assert kept.startswith("A commit")
-        assert len(kept) < 9000
-        assert hashlib.sha256(made["message"].encode()).hexdigest() in kept
+        called("git.begin", **BEGINNING, arguments=[f"{number:04}-{'é' * 30}" for number in range(5_000)])

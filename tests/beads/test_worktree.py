@@ -29,18 +29,20 @@ def repository(beads_workspace: Workspace, home: Path, monkeypatch: pytest.Monke
         subprocess.run(["git", *identity, *command], cwd=place, check=True)
     yield beads_workspace
     for one in load_all(home):
-        for mountpoint in (places(home, one.worktree).work, places(home, one.worktree).view):
-            with suppress(BonobofsError):
-                session.stop(home, mountpoint)
-            while mounts.at(mountpoint):
-                mounts.detach(mountpoint, lazy=True)
+        mountpoint = places(home, one.worktree).work
+        with suppress(BonobofsError):
+            session.stop(home, mountpoint)
+        while mounts.at(mountpoint):
+            mounts.detach(mountpoint, lazy=True)
 
 
-def add(repository: Workspace, issue: str, tmp_path: Path, agent: str = "alice") -> subprocess.CompletedProcess[str]:
+def add(
+    repository: Workspace, issue: str, tmp_path: Path, where: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     policy = tmp_path / "policy.toml"
     policy.write_text(ALLOW_ALL)
-    words = ["--issue", issue, "--agent", agent, "--new", "--policy", str(policy)]
-    return bonobofs("worktree", "add", *words, cwd=repository.directory)
+    words = ["--issue", issue, "--agent", "alice", "--new", "--policy", str(policy)]
+    return bonobofs("worktree", "add", *words, cwd=where or repository.directory)
 
 
 def test_an_issue_that_waits_has_no_worktree_until_all_that_it_waits_for_has_ended(
@@ -71,6 +73,24 @@ def test_an_issue_that_there_is_not_has_no_worktree(repository: Workspace, tmp_p
     refused = add(repository, "gt-none", tmp_path)
     assert (refused.returncode, "no issue of this id" in refused.stderr) == (77, True)
     assert list(load_all(home)) == []
+
+
+def test_a_linked_worktree_asks_the_issues_of_the_main_one(repository: Workspace, tmp_path: Path) -> None:
+    """`.beads` is ignored, so that only the main work tree has it. The issue waits all the same, also afterwards."""
+    one, first, other = (repository.create(title) for title in ("one", "first", "other"))
+    repository.run("dep", "add", one, first)
+    (repository.directory / ".gitignore").write_text(".beads/\n")
+    linked = tmp_path / "linked"
+    subprocess.run(["git", "worktree", "add", "-q", str(linked)], cwd=repository.directory, check=True)
+    assert not (linked / ".beads").exists()
+    refused = add(repository, one, tmp_path, where=linked)
+    assert (refused.returncode, first in refused.stderr) == (77, True)
+    repository.run("close", first)
+    made = add(repository, one, tmp_path, where=linked)
+    assert made.returncode == 0, made.stderr
+    assert "bonobofs_worktree" in repository.issue(one)["metadata"]
+    late = bonobofs("beads", "dep", "add", one, other, "--agent", "alice", cwd=linked)
+    assert (late.returncode, "may have begun" in late.stderr) == (77, True)
 
 
 def test_in_a_worktree_bd_has_the_issues_of_the_repository(repository: Workspace, tmp_path: Path, home: Path) -> None:

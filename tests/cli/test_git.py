@@ -32,7 +32,7 @@ def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
-    assert run("branch", "aidlc/gt-1", *whose).startswith("aidlc/gt-1 at ")
+    assert run("branch", "aidlc/gt-1", *whose) == "aidlc/gt-1 made at main\n"
     assert run("checkout", "aidlc/gt-1", *whose) == "on aidlc/gt-1\n"
     repo.write("docs/plan.md", "Another\n")
     repo.write("docs/new.md", "New\n")
@@ -45,16 +45,20 @@ def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
     }
     assert "+Another" in run("diff")
     said = run("commit", "-m", "Change", "--issue", "gt-1", "plan.md", *whose, cwd=repo.root / "docs")
-    assert said == f"{repo.head()[:12]} [gt-1] Change\n"
+    assert said == f"{repo.head()[:12]} committed\n"
+    assert repo.git("log", "-1", "--format=%s") == "[gt-1] Change\n"
     assert run("diff") == ""
     assert "Begin with the issue" in run("commit", "-m", "Change", "docs/new.md", *whose, code=77)
     assert "the operator's to move" in run("merge", "aidlc/gt-1", "main", *whose, code=77)
     repo.git("branch", "aidlc/other", "main")
-    assert run("merge", "aidlc/gt-1", "aidlc/other", *whose) == f"{repo.head()[:12]} fast-forward\n"
+    assert run("merge", "aidlc/gt-1", "aidlc/other", *whose) == (f"aidlc/other at {repo.head()[:12]} by fast-forward\n")
     assert "--agent" in run("branch", "aidlc/x", code=2)
     assert "no git repository" in run("status", code=1, cwd=tmp_path)
     repo.git("checkout", "-q", "-b", "aidlc/mine", "main")
-    repo.commit("Mine", docs__plan_md="Mine\n")
+    repo.commit("[gt-1] Mine", docs__plan_md="Mine\n")
+    repo.write("docs/plan.md", "Not committed\n")
+    assert "uncommitted changes" in run("checkout", "main", *whose, code=77)
+    repo.git("checkout", "-q", "docs/plan.md")
     assert "conflict: docs/plan.md" in run("merge", "aidlc/gt-1", *whose, code=1)
     denied = json.loads(bonobofs("audit", "query", "--result", "denied", "--json").stdout)
-    assert [entry["code"] for entry in denied if entry["kind"] == "intent"] == ["GIT", "PROTECTED"]
+    assert [entry["code"] for entry in denied if entry["kind"] == "intent"] == ["GIT", "PROTECTED", "GIT"]

@@ -100,12 +100,7 @@ def test_a_worker_changes_nothing_from_outside(worker: Desk, tmp_path: Path) -> 
 def test_other_repositories_are_the_real_gits(desk: Desk, tmp_path: Path) -> None:
     at = tmp_path / "elsewhere"
     at.mkdir()
-    for words in (
-        ["init", "-q", "."],
-        ["add", "."],
-        ["commit", "-q", "--allow-empty", "-m", "x"],
-        ["switch", "-qc", "y"],
-    ):
+    for words in lines("init -q .; add .; commit -q --allow-empty -m x; switch -qc y"):
         env = {**desk.env, **Repo(at).env, "PATH": desk.env["PATH"]}
         subprocess.run(["git", *words], cwd=at, env=env, check=True)
 
@@ -135,19 +130,16 @@ def test_input_status_and_arguments_pass_through(desk: Desk) -> None:
 def test_a_signal_ends_git_and_the_shim(desk: Desk, tmp_path: Path) -> None:
     """SIGTERM reaches the real git, which removes its lock, and the grant ends."""
     editor = tmp_path / "editor"
-    editor.write_text(
-        f"#!/bin/sh\n: >{tmp_path}/open\nwhile test -e {tmp_path}/open; do read x <{tmp_path}/fifo; done\n"
-    )
+    editor.write_text(f"#!/bin/sh\n: >{tmp_path}/open\nread x <{tmp_path}/fifo\n")
     editor.chmod(0o755)
     os.mkfifo(tmp_path / "fifo")
     (desk.world.path / "docs/a.md").write_text("two\n")
     with subprocess.Popen(
         ["git", "commit", "-a"], cwd=desk.world.path, env={**desk.env, "GIT_EDITOR": str(editor)}, text=True
     ) as running:
-        until((tmp_path / "open").exists)
+        until((tmp_path / "open").exists, "the editor runs")
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) in (128 + signal.SIGTERM, -signal.SIGTERM)
-    (tmp_path / "open").unlink()
     with open(tmp_path / "fifo", "w", encoding="ascii") as fifo:
         fifo.write("\n")
     assert not (desk.world.path / ".git/index.lock").exists()
@@ -162,7 +154,7 @@ def test_a_killed_shim_ends_its_grant(desk: Desk, repo: Repo, tmp_path: Path) ->
     with subprocess.Popen(
         ["git", "rebase", "main"], cwd=desk.world.path, env=desk.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as running:
-        until((tmp_path / "began").exists)
+        until((tmp_path / "began").exists, "git runs its hook")
         running.kill()
         running.wait(30)
 
@@ -173,7 +165,7 @@ def test_a_killed_shim_ends_its_grant(desk: Desk, repo: Repo, tmp_path: Path) ->
                 return True
             return False
 
-        until(is_over)
+        until(is_over, "the grant ends")
         with open(tmp_path / "fifo", "w", encoding="ascii") as fifo:
             fifo.write("\n")
         assert running.stdout is not None

@@ -12,8 +12,8 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import GitError
+from bonobofs.git.checkout import tracked_paths as tracked
 from bonobofs.guards import FileGuard
-from bonobofs.guards.git.tracked import tracked
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
 from bonobofs.session.tracked import compact, find_tracked

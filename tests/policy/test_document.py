@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
-from bonobofs.guards.git.rules import Rules, rules_of
+from bonobofs.git.branch_rules import Rules, rules_of
 from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy

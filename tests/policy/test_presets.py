@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bonobofs.decision import Apart, Denied
-from bonobofs.guards.git.rules import new_branch, rules_of
+from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.policy import examples
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import Policy, compile_policy, decide

@@ -17,12 +17,11 @@ from bonobofs import session
 from bonobofs.audit.history import read, trails_in
 from bonobofs.audit.trail_file import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
-from bonobofs.guards.git import linked
+from bonobofs.git import linked_worktree
+from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
 from bonobofs.state import mounts
-from bonobofs.state.calling import call
-from bonobofs.state.home import inside_directory, trail_path
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktrees import load_all, places, save
 from tests.watch.looking import out_of_band, until
@@ -34,6 +33,12 @@ POLICY = 'default = "allow"\n[[protect]]\npaths = [".git/"]\n'
 def git(where: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = ["git", "-c", "user.name=o", "-c", "user.email=o@example.org", "-C", str(where), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+def agents_git(where: Path, *arguments: str) -> str:
+    """Run git as the agent does, and return what it said."""
+    ran = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, check=True)
+    return ran.stdout + ran.stderr
 
 
 @pytest.fixture
@@ -61,11 +66,10 @@ def wanted(home: Path, repository: Path, policy: Path) -> Iterator[Wanted]:
     yield Wanted(repository, "gt-1", "alice", policy=policy)
     for one in load_all(home):
         where = places(home, one.worktree)
-        for mountpoint in (where.work, where.view):
-            with contextlib.suppress(BonobofsError):
-                session.stop(home, mountpoint)
-            while mounts.at(mountpoint):
-                mounts.detach(mountpoint, lazy=True)
+        with contextlib.suppress(BonobofsError):
+            session.stop(home, where.work)
+        while mounts.at(where.work):
+            mounts.detach(where.work, lazy=True)
 
 
 def add(home: Path, wanted: Wanted) -> Made:
@@ -89,69 +93,43 @@ def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: Wanted) -> 
 
 
 def test_the_agent_commits_for_its_issue(home: Path, wanted: Wanted) -> None:
-    """The session's git works there as in any mount, and commits name the issue by themselves."""
+    """Any git works there. A commit of the issue is published, a commit of another issue is not."""
     made = add(home, wanted)
     (made.work / "docs/a.md").write_text("more\n")
-    for command in (("add", "-A"), ("commit", "-m", "Say more")):
-        ran = bonobofs("shell", str(made.work), "--", "git", *command)
-        assert ran.returncode == 0, ran.stderr
+    assert "published aidlc/gt-1" in agents_git(made.work, "commit", "-qam", "[gt-1] Say more")
     assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
     assert git(made.work, "status", "--short").stdout == ""
-    assert git(made.work, "log", "--format=%s").stdout == "[gt-1] Say more\nThe first\n"
-    ran = bonobofs("shell", str(made.work), "--", "git", "commit", "--allow-empty", "-m", "[gt-2] Another")
-    assert ran.returncode == 77
-    assert worktrees.remove(home, "gt-1").kept is None
+    assert "not published" in agents_git(made.work, "commit", "-q", "--allow-empty", "-m", "[gt-2] Another")
+    assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
+    worktrees.remove(home, "gt-1")
     git(wanted.repository, "fsck", "--strict")
 
 
-def test_a_gate_answers_when_the_mount_beside_the_worktree_shows_its_effect(home: Path, wanted: Wanted) -> None:
-    """What git reads next in the worktree is what the gate has said; the repository is another session's mount."""
-    made = add(home, wanted)
-    served = live_at(home, made.work)
-    assert served is not None
-    directory = inside_directory(home, served.session)
-    view = places(home, made.worktree.worktree).view
-    branch, index = view / "refs/heads/aidlc/gt-1", view / "worktrees" / made.worktree.name / "index"
-    for number in range(100):
-        (made.work / "docs/a.md").write_text(f"{number}\n")
-        staged = index.stat().st_mtime_ns
-        call(directory, "git.add", paths=["docs/a.md"])
-        assert index.stat().st_mtime_ns != staged, number
-        commit = call(directory, "git.commit", message=f"Say {number}")
-        assert branch.read_text() == f"{commit['hash']}\n", number
+def test_a_branch_that_another_prepared_is_refused(home: Path, wanted: Wanted) -> None:
+    """The agent would publish commits that it did not make: they are listed, and nothing is made."""
+    git(wanted.repository, "branch", "aidlc/gt-2")
+    git(wanted.repository, "switch", "-qc", "aidlc/gt-1")
+    git(wanted.repository, "commit", "-q", "--allow-empty", "-m", "Prepared by the operator")
+    tip = git(wanted.repository, "rev-parse", "HEAD").stdout.strip()
+    git(wanted.repository, "switch", "-q", "main")
+    with pytest.raises(ForbiddenError, match=f"alice did not publish: {tip[:10]} Prepared by the operator;"):
+        add(home, wanted)
+    assert list(load_all(home)) == []
+    assert add(home, wanted._replace(issue="gt-2")).worktree.branch == "aidlc/gt-2", "it has no commit of its own"
 
 
-def test_what_a_gate_does_to_the_repository_is_no_strangers_where_it_is_shown(home: Path, wanted: Wanted) -> None:
-    """The mount beside the worktree has the repository for its source; what others change there is told."""
-    made = add(home, wanted)
-    work = live_at(home, made.work)
-    view = live_at(home, places(home, made.worktree.worktree).view)
-    assert work is not None
-    assert view is not None
-    (made.work / "docs/a.md").write_text("more\n")
-    directory = inside_directory(home, work.session)
-    call(directory, "git.add", paths=["docs/a.md"])
-    call(directory, "git.commit", message="Say more")
-
-    def strangers() -> set[str]:
-        (wanted.repository / ".git/sign").touch()
-        return {one.path for one in read(trail_path(home, view.session)) if one.operation == "out_of_band"}
-
-    until(strangers, "what is a stranger's is entered")
-    assert strangers() == {"sign"}
-
-
-def test_a_commit_is_made_though_nobody_shows_the_repository(home: Path, wanted: Wanted) -> None:
-    """The gate answers, and git's own words say what is amiss."""
+def test_the_agent_gets_its_own_branch_again(home: Path, wanted: Wanted) -> None:
+    """A branch that the agent published, or left in a removed worktree, is its own."""
     made = add(home, wanted)
     (made.work / "docs/a.md").write_text("more\n")
-    session.stop(home, places(home, made.worktree.worktree).view)
-    served = live_at(home, made.work)
-    assert served is not None
-    directory = inside_directory(home, served.session)
-    call(directory, "git.add", paths=["docs/a.md"])
-    call(directory, "git.commit", message="Say more")
-    assert git(wanted.repository, "log", "-1", "--format=%s", "aidlc/gt-1").stdout == "[gt-1] Say more\n"
+    agents_git(made.work, "commit", "-qam", "[gt-1] Say more")
+    worktrees.remove(home, "gt-1")
+    assert (add(home, wanted).work / "docs/a.md").read_text() == "more\n"
+    worktrees.remove(home, "gt-1")
+    with pytest.raises(ForbiddenError, match="bob did not publish"):
+        add(home, wanted._replace(agent="bob"))
+    tip = git(wanted.repository, "rev-parse", "aidlc/gt-1").stdout.strip()
+    assert PublishedBranches(home, wanted.repository / ".git", "").find("refs/heads/aidlc/gt-1")[1] == tip
 
 
 def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mount(
@@ -178,41 +156,6 @@ def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mo
     ]
 
 
-WRITES = """
-add -A; commit -qam x; branch x; branch -D aidlc/gt-1; tag v1; update-ref refs/heads/main HEAD~0 HEAD; config a.b c
-hash-object -w docs/a.md; checkout -q -b x; switch --detach; reset -q --hard; symbolic-ref HEAD refs/heads/main; gc
-update-index --add docs/c.md; notes add -m x; worktree add ../x; pack-refs --all; reflog expire --all --expire=now
-"""
-
-
-def test_no_git_writes_from_a_worktree(home: Path, wanted: Wanted) -> None:
-    """With the real git or libgit2, nothing in the repository can be changed from the mount."""
-    made = add(home, wanted)
-    (made.work / "docs/a.md").write_text("more\n")
-    (made.work / "docs/c.md").write_text("new\n")
-    common = wanted.repository / ".git"
-    before = _content(common)
-    for line in WRITES.replace("\n", ";").split(";"):
-        if line.strip():
-            git(made.work, *line.split(), check=False)
-            assert _content(common) == before, line
-    through = pygit2.Repository(str(made.work))
-    assert Path(os.path.realpath(through.workdir)) == made.work
-    with pytest.raises((OSError, pygit2.GitError)):
-        through.create_blob(b"from libgit2")
-    with pytest.raises((OSError, pygit2.GitError)):
-        through.references.create("refs/heads/x", through.head.target)
-    with pytest.raises(OSError, match="Read-only"):
-        (made.work / ".git").write_text(f"gitdir: {common}\n")
-    with pytest.raises(OSError, match="Read-only"):
-        (places(home, made.worktree.worktree).view / "HEAD").write_text("ref: refs/heads/x\n")
-    assert _content(common) == before
-
-
-def _content(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: Wanted) -> None:
     """What git would make of the files cannot be known then: nothing is taken away, and it is said what to remove."""
     made = add(home, wanted)
@@ -235,21 +178,6 @@ def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path
     assert live_at(home, made.work) is not None
     (home / "policy.toml").unlink()
     assert worktrees.remove(home, "gt-1").kept is None
-
-
-def test_a_gate_answers_though_another_session_cannot_be_read(home: Path, wanted: Wanted) -> None:
-    """What was done is not told as a failure because of what comes after it."""
-    made = add(home, wanted)
-    served = live_at(home, made.work)
-    assert served is not None
-    (home / "sessions/zzz").mkdir()
-    (home / "sessions/zzz/session.json").write_text("{}")
-    (made.work / "docs/a.md").write_text("more\n")
-    directory = inside_directory(home, served.session)
-    call(directory, "git.add", paths=["docs/a.md"])
-    call(directory, "git.commit", message="Say more")
-    (home / "sessions/zzz/session.json").unlink()
-    (home / "sessions/zzz").rmdir()
 
 
 def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
@@ -356,9 +284,8 @@ def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: Wanted) -> No
     worktrees.remove(home, "gt-1")
     save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
     where = places(home, made.worktree.worktree)
-    shown = linked.Shown(where.work, where.view)
     common = wanted.repository / ".git"
-    linked.make(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base, shown)
+    linked_worktree.make(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
     again = add(home, wanted)
     assert again.worktree.worktree != made.worktree.worktree
     assert git(again.work, "status", "--short").stdout == ""

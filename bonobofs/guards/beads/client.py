@@ -39,21 +39,29 @@ _STEERING: Final = (".env", "config.yaml", "metadata.json")
 
 
 def find_beads(source: Path, home: Path | None = None) -> Path:
-    """The `.beads` of this directory, without symlinks; BeadsError where there is none, or none that is closed.
+    """As `seek_beads`; BeadsError if there is none."""
+    found = seek_beads(source, home)
+    if found is None:
+        raise BeadsError(f"{source} has no .beads; run `bd init` there")
+    return found
 
-    A worktree of git has that of its repository's main one, as bd has it, though a copy may have been checked out. With
-    the state directory, worktrees that were made there are known too: git finds their repository only from the mount.
+
+def seek_beads(source: Path, home: Path | None = None) -> Path | None:
+    """The `.beads` of this directory, without symlinks; BeadsError if agents could write what steers bd.
+
+    A worktree of git has that of its repository's main worktree, as bd has it, though a copy may have been checked out.
+    With the state directory, worktrees that were made there are known too.
     """
     source = Path(os.path.realpath(source))
     made = None if home is None else repository_of(home, source)
-    main = made or _main_worktree(source)
+    main = _main_worktree(source) or made
     for directory in (source,) if main is None else (main, source):
         beads = Path(os.path.realpath(directory / ".beads"))
         if beads.is_dir():
             if beads.is_relative_to(directory) and ".beads" not in beads.relative_to(directory).parts:
                 raise BeadsError(f"{directory / '.beads'} leads to {beads}, where agents can write what steers bd")
             return beads
-    raise BeadsError(f"{source} has no .beads; run `bd init` there")
+    return None
 
 
 def _main_worktree(source: Path) -> Path | None:

@@ -1,1 +1,0 @@
-"""The program `git` of a session: its language, and how it asks the gate."""

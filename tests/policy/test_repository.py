@@ -1,0 +1,80 @@
+"""Verdicts in a mount that shows the session's own `.git`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from bonobofs.decision import Allowed, Apart, Code, Denied
+from bonobofs.policy.engine import compile_policy, decide
+from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from tests.policy.random_policies import agents, documents, facts, requests
+
+ALICE = Agent("alice", "1", "agent")
+POLICY = compile_policy({"git": {"protected_branches": ["main", "release/*"]}}).with_repository()
+
+
+def judge(path: str, operation: Operation = Operation.CREATE_FILE, facts: Facts = NO_FACTS) -> Allowed | Denied:
+    return decide(POLICY, ALICE, Request(operation, WorkspacePath(path), Kind.FILE), facts)
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents, agents, requests, facts)
+def test_only_what_lies_in_git_is_judged_otherwise(
+    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+) -> None:
+    """There an allowed change is apart from the source, whatever the policy protects, denies, hides or has leased."""
+    policy = compile_policy(document)
+    decision = decide(policy.with_repository(), agent, request, known)
+    if request.path.split("/")[0] != ".git":
+        assert decision == decide(policy, agent, request, known)
+    elif isinstance(decision, Allowed):
+        assert (decision.apart, decision.rule) == (Apart.SCRATCH, "repository")
+        assert agent.role in policy.roles
+        assert request.path != ".git"
+    elif decision.code is Code.PROTECTED:
+        assert decision.rule in ("repository", "repository:protected")
+
+
+@pytest.mark.parametrize("operation", [Operation.RENAME, Operation.RMDIR, Operation.SET_MODE, Operation.SYMLINK])
+def test_the_repository_itself_stays_where_and_what_it_is(operation: Operation) -> None:
+    facts = Facts(target="x") if operation is Operation.SYMLINK else NO_FACTS
+    decision = judge(".git", operation, facts)
+    assert isinstance(decision, Denied)
+    assert decision.code in (Code.PROTECTED, Code.OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (".git/config", True),
+        (".git/refs/heads/topic", True),
+        (".git/refs/heads/main", False),
+        (".git/refs/heads/main.lock", True),
+        (".git/refs/heads/release/1", False),
+        (".git/refs/heads/release", True),
+        (".git/refs/tags/main", True),
+        ("vendor/.git/config", False),
+    ],
+)
+def test_protected_branches_are_closed(path: str, *, allowed: bool) -> None:
+    """Their locks are open: git also locks what it does not move."""
+    assert isinstance(judge(path), Allowed) is allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "allowed"),
+    [
+        (".git/HEAD", "refs/heads/topic", True),
+        (".git/refs/heads/a", "../../HEAD", True),
+        (".git/HEAD", "../README.md", False),
+        (".git/HEAD", "/etc/passwd", False),
+        (".git/a/b", "../../..", False),
+        (".git/a/b", "c/../../../x", False),
+        ("link", ".git/config", False),
+    ],
+)
+def test_no_symlink_leads_out_of_it_or_into_it(path: str, target: str, *, allowed: bool) -> None:
+    assert isinstance(judge(path, Operation.SYMLINK, Facts(target=target)), Allowed) is allowed
