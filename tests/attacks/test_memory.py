@@ -29,7 +29,7 @@ from tests.worlds import ALLOW_ALL, ROOT, Mounted
 REPEATED: Final = int(os.environ.get("BONOBOFS_TEST_REQUESTS", "2000"))
 WARM: Final = 1_200
 """Requests that fill the caches first: the server remembers the last 1,000 entries."""
-AT_ONCE: Final = 1_000
+AT_ONCE: Final = 250
 """Requests that one process makes: `tell` ends it after 40 s."""
 GROWTH: Final = min(300 * REPEATED, 8 << 20)
 """Bytes of memory for all requests of one kind. The server remembers the last 40,000 names that it changed."""
