@@ -401,17 +401,15 @@ class Connection:
             if opcode not in _SILENT:
                 self._error(unique, errno.EIO)
             return
-        if opcode in _SILENT:
-            return
         if isinstance(body, Generator):
             self._advance(Long(unique, opcode, body), failed)
-        else:
+        elif opcode not in _SILENT:
             self._reply(unique, body)
 
     def _defer(self, length: int, failed: Callable[[int, Exception], None]) -> None:
         """Keep the request in the buffer until a long one has ended. Where too much waits, those that judge end."""
         if not self._slices.defer(bytes(self._view[:length])):
-            for long in [each for each in self._slices.ready if each.opcode not in _SYNCS]:
+            for long in [each for each in self._slices.ready if each.opcode not in (*_SYNCS, *_SILENT)]:
                 self._slices.ready.remove(long)
                 long.steps.close()
                 self._error(long.unique, errno.EBUSY)
@@ -430,12 +428,14 @@ class Connection:
                     self._slices.ready.append(long)
                     return
         except StopIteration as end:
-            self._reply(long.unique, end.value)
+            if long.opcode not in _SILENT:
+                self._reply(long.unique, end.value)
         except OSError as error:
             self._error(long.unique, error.errno or errno.EIO)
         except Exception as error:  # noqa: BLE001 - as for a handler
             failed(long.opcode, error)
-            self._error(long.unique, errno.EIO)
+            if long.opcode not in _SILENT:
+                self._error(long.unique, errno.EIO)
         self._slices.ended()
 
     def _reply(self, unique: int, body: bytes | tuple[bytes, memoryview] | Stretch) -> None:

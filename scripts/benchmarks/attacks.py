@@ -10,13 +10,16 @@ import itertools
 import os
 import resource
 import socket
+import string
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import BonobofsError
 from bonobofs.state.calling import call
+from tests.attacks.blocker import hold
 
 CROWD = 50_000
 """Files of the directory that is moved."""
@@ -60,9 +63,13 @@ class Agent(NamedTuple):
     """Its own directory in the mount."""
     inside: Path
     """The directory of the session's socket."""
+    own: Path
+    """An empty directory outside the mounts."""
 
 
 Act = Callable[[Agent, int], None]
+opened_files: list[int] = []
+"""What `unlink_open` has open."""
 
 
 class Attack(NamedTuple):
@@ -70,6 +77,8 @@ class Attack(NamedTuple):
 
     act: Act
     prepare: Callable[[Path], None] | None = None
+    beside: Callable[[Path], None] | None = None
+    """What the operator does meanwhile in the arena, by the path of the source."""
 
 
 def run(attack: Attack, agent: Agent, count: Callable[[], None]) -> None:
@@ -104,8 +113,6 @@ def stat_whoami(agent: Agent, turn: int) -> None:
 
 
 def loop_leases(agent: Agent, turn: int) -> None:
-    with contextlib.suppress(OSError, BonobofsError):
-        call(agent.inside, "lease.acquire", patterns=["**"], seconds=YEAR)
     call(agent.inside, "lease.acquire", patterns=["arena/**", f"arena/{turn}/*.py"], seconds=60)
     call(agent.inside, "lease.release")
 
@@ -190,25 +197,23 @@ def copy_large(agent: Agent, turn: int) -> None:
 
 
 def stage_files(agent: Agent, turn: int) -> None:
-    """20,000 temporary files at once; those beyond the budget are refused."""
-    for number in range(20_000):
+    """500 temporary files more in each of 40 turns, which are removed in the next 40; some are beyond the budget."""
+    for number in range(turn % 40 * 500, turn % 40 * 500 + 500):
+        path = agent.arena / f"notes/{number}.tmp"
         with contextlib.suppress(OSError):
-            (agent.arena / f"notes/{number}.tmp").write_bytes(b"x")
-    for number in range(20_000):
-        with contextlib.suppress(OSError):
-            (agent.arena / f"notes/{number}.tmp").unlink()
+            path.unlink() if turn % 80 >= 40 else path.write_bytes(b"x")
 
 
 def unlink_open(agent: Agent, turn: int) -> None:
-    """10,000 open files that have no name."""
-    opened = []
-    for number in range(10_000):
+    """500 open files more in each turn that have no name, up to 10,000, which are closed at once."""
+    for number in range(500):
         path = agent.arena / f"open-{number}"
         with contextlib.suppress(OSError):
-            opened.append(os.open(path, os.O_CREAT | os.O_RDWR))
+            opened_files.append(os.open(path, os.O_CREAT | os.O_RDWR))
             path.unlink()
-    for fd in opened:
-        os.close(fd)
+    if turn % 20 == 19:
+        while opened_files:
+            os.close(opened_files.pop())
 
 
 def remove_long_paths(agent: Agent, turn: int) -> None:
@@ -288,6 +293,44 @@ def change_umask(agent: Agent, turn: int) -> None:
     os.mkfifo(agent.arena / f"masked-{turn}.fifo")
 
 
+def make_held(arena: Path) -> None:
+    (arena / "held").mkdir()
+
+
+def hold_directory(agent: Agent, turn: int) -> None:
+    """Keep the lock of a directory: getdents64 into a page of a FUSE file that is never read."""
+    if turn == 0:
+        os.listdir(agent.arena / "held")
+        hold(agent.arena / "held", agent.own)
+    time.sleep(0.1)
+
+
+def change_held(arena: Path) -> None:
+    """The mount tells the kernel of the change, which needs the lock."""
+    path = arena / "held/name"
+    path.unlink() if path.exists() else path.touch()
+
+
+def lease_everything(agent: Agent, turn: int) -> None:
+    """Ask for a year, in one pattern and in many."""
+    for patterns in (["**"], [f"{letter}**" for letter in string.ascii_letters]):
+        with contextlib.suppress(OSError, BonobofsError):
+            call(agent.inside, "lease.acquire", patterns=patterns, seconds=YEAR)
+    call(agent.inside, "lease.release")
+
+
+def append_elsewhere(agent: Agent, turn: int) -> None:
+    """Write at the beginning of a file that is open to append to, with RWF_NOAPPEND, and allocate far beyond."""
+    fd = os.open(agent.arena / "appended", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    try:
+        with contextlib.suppress(OSError):
+            os.pwritev(fd, [b"x" * 4096], 0, 0x20)
+        os.posix_fallocate(fd, 0, 64 * MIB)
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
 ATTACKS: dict[str, Attack] = {
     "8 stat whoami.json": Attack(stat_whoami),
     "8 loop leases": Attack(loop_leases),
@@ -308,5 +351,9 @@ ATTACKS: dict[str, Attack] = {
     "13 be refused at long paths": Attack(be_refused_deep),
     "13 fill scratch": Attack(fill_scratch),
     "14 change the umask": Attack(change_umask),
+    "15 keep a directory's lock": Attack(hold_directory, make_held, change_held),
+    "16 lease everything": Attack(lease_everything),
+    "16 write without append": Attack(append_elsewhere),
 }
-"""Rows of one number attack the same resource: memory, time, descriptors, companion, watcher, record, modes."""
+"""Rows of one number attack the same resource: memory, time, descriptors, companion, watcher, record, modes, caches,
+and places in files and leases."""

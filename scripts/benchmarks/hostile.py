@@ -11,6 +11,7 @@ import mmap
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,12 @@ SLOWEST: Final = 0.1
 """Seconds that a request of the others may take."""
 COMMAND: Final = 2.0
 """Seconds that a command of the operator may take: it loads Python before its first request."""
-TIMES: Final = 3
-"""A bound is at least this many times what the same request took without an attack."""
+LOADS: Final = 5
+"""A command loads Python in up to three processes, one after the other, and waits for the database and the kernel."""
+ATTEMPTS: Final = 3
+"""How often an attack is measured that breaks a bound of time: the server's own delay shows each time."""
+HOPS: Final = 4
+"""Messages for one request of the observer without a mount, as many as the kernel sends for one to a server."""
 MEMORY: Final = 150_000_000
 """Bytes that a server may have resident."""
 PAUSE: Final = 0.005
@@ -38,18 +43,21 @@ PAUSE: Final = 0.005
 SAMPLE: Final = 0.1
 PATIENCE: Final = 60.0
 """Seconds that the first turn of an attack may take beyond its time, and that a killed attack may take to end."""
+LOAD: Final = "load Python"
 NOBODY: Final = 65534
 PURPOSE: Final = f"""\
 Mount two sources three times. A hostile agent attacks in its mount. Four observers send requests all the while and
 measure each: the operator in the mount of the attack, a second agent in a mount of the same source, a third in a mount
-of another source, and one in a directory without a mount, which shows what the machine itself delays. The operator also
-runs status, why, audit tail, audit verify, and mounts and unmounts a further source.
+of another source, and one in a directory without a mount. The last asks another process for each request, as the kernel
+asks a server, so its slowest request shows what the machine delays. The operator also runs status, why, audit tail,
+audit verify, and mounts and unmounts a further source, and loads Python, which shows the same for commands.
 
-Bounds: a request takes at most {SLOWEST * 1000:.0f} ms, or, on a busy machine, {TIMES} times the slowest request
-without an attack or of the directory without a mount during the attack. A command takes at most {COMMAND:.0f} s, or
-{TIMES} times the slowest without an attack; audit verify reads the whole record and has no bound. A server has at most
-{MEMORY // 10**6} MB resident. No request and no command fails, each session serves after each attack with the same
-server, and the record verifies. An attack of which no turn succeeds is an error.
+Bounds: a request takes at most {SLOWEST * 1000:.0f} ms more than the slowest without a mount during the same
+attack. A command takes at most {COMMAND:.0f} s more than {LOADS} times the slowest load of Python during the same
+attack; audit verify reads the whole record and has no bound. An attack that breaks one of these is measured
+again, {ATTEMPTS} times at most: what the server delays shows each time. A server has at most {MEMORY // 10**6} MB
+resident. No request and no command fails, each session serves after each attack with the same server, and the
+record verifies. An attack of which no turn succeeds is an error.
 
 Root attacks as the user {NOBODY} in a mount made with --user; other users attack as themselves."""
 
@@ -124,6 +132,40 @@ def requests(place: Path, *, mounted: bool = True) -> dict[str, Operation]:
     return found
 
 
+def relayed(operations: dict[str, Operation]) -> dict[str, Operation]:
+    """The same operations, each made by another process, which is started with the first."""
+    servers: list[socket.socket] = []
+
+    def relay(name: str) -> Operation:
+        def operate(turn: int) -> None:
+            if not servers:
+                servers.append(_serve_operations(operations))
+            for left in reversed(range(HOPS)):
+                servers[0].send(f"{name}/{turn}/{left}".encode())
+                servers[0].recv(1)
+
+        return operate
+
+    return {name: relay(name) for name in operations}
+
+
+def _serve_operations(operations: dict[str, Operation]) -> socket.socket:
+    """Start the process; it ends when the other end of its socket is closed."""
+    end, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if os.fork():
+        other.close()
+        return end
+    end.close()
+    try:
+        while message := other.recv(256).decode():
+            name, turn, left = message.split("/")
+            if left == "0":
+                operations[name](int(turn))
+            other.send(b".")
+    finally:
+        os._exit(0)
+
+
 class Mount(NamedTuple):
     """One session. `server` is the process that serves it."""
 
@@ -161,7 +203,7 @@ class Soak:
 
     def prepare(self, chosen: dict[str, Attack]) -> None:
         """Make the sources with what the attacks need there, mount, and start the observers."""
-        for name in ("shared", "other", "further", "bare", "mnt-further"):
+        for name in ("shared", "other", "further", "bare", "mnt-further", "agent"):
             (self._base / name).mkdir()
         for name in ("arena", "arena/notes", "same-mount", "same-source"):
             (self._base / "shared" / name).mkdir()
@@ -172,7 +214,7 @@ class Soak:
         (self._base / "policy.toml").write_text(attacks.POLICY)
         user = []
         if os.geteuid() == 0:
-            subprocess.run(["chown", "-R", str(NOBODY), self._base / "shared/arena"], check=True)
+            subprocess.run(["chown", "-R", str(NOBODY), self._base / "shared/arena", self._base / "agent"], check=True)
             (self._base / "shared").chmod(0o755)
             user = ["--user", str(NOBODY)]
         self._mount("same-mount", "shared", "mallory", *user)
@@ -180,7 +222,7 @@ class Soak:
         self._mount("other-source", "other", "carol")
         for name, mount in self._mounts.items():
             self._meters[name] = Meter(requests(mount.mountpoint / name))
-        self._meters["no-mount"] = Meter(requests(self._base / "bare", mounted=False))
+        self._meters["no-mount"] = Meter(relayed(requests(self._base / "bare", mounted=False)))
         self._meters["operator"] = Meter(self._commands())
         for name, meter in self._meters.items():
             self._start(lambda name=name, meter=meter: meter.run(self._failures(name)))  # type: ignore[misc]
@@ -236,7 +278,11 @@ class Soak:
             "umount": ("umount", mountpoint),
             "audit verify": ("audit", "verify"),
         }
-        return {name: lambda turn, words=words: self.bonobofs(*words) for name, words in commands.items()}  # type: ignore[misc]
+        load = [self._program[0], "-c", "import pydantic, sqlalchemy, typer"]
+        return {
+            LOAD: lambda turn: subprocess.run(load, cwd="/", check=True),
+            **{name: lambda turn, words=words: self.bonobofs(*words) for name, words in commands.items()},  # type: ignore[misc]
+        }
 
     def attack(self, name: str, attack: Attack | None, seconds: float) -> Row:
         """Let the agent attack for so long; None is no attack."""
@@ -248,23 +294,28 @@ class Soak:
         if attack:
             mount = self._mounts["same-mount"]
             inside = self._home / "sessions" / mount.session / "inside"
-            agent = Agent(mount.mountpoint, mount.mountpoint / "arena", inside)
+            agent = Agent(mount.mountpoint, mount.mountpoint / "arena", inside, self._base / "agent")
             user = NOBODY if os.geteuid() == 0 else None
             pid = self._start(lambda: attacks.run(attack, agent, turns.count), user)
-        memory = self._watch(time.monotonic() + seconds, turns if pid else None)
+        memory = self._watch(time.monotonic() + seconds, turns if pid else None, attack and attack.beside)
         broken = [] if turns.turns or not attack else ["no turn of the attack succeeded"]
         if pid:
             broken += self._end(pid)
         times = {observer: meter.slowest() for observer, meter in self._meters.items()}
         return Row(name, turns.turns, times, memory, self._new_entries(), broken + self._lost())
 
-    def _watch(self, until: float, turns: Meter | None) -> dict[str, int]:
-        """Sample until then, and until one turn of the attack is done; the most memory of each server and companion."""
+    def _watch(self, until: float, turns: Meter | None, beside: Callable[[Path], None] | None) -> dict[str, int]:
+        """Sample until then, and until one turn of the attack is done; the most memory of each server and companion.
+
+        `beside` is what the operator does in the source meanwhile.
+        """
         most: dict[str, int] = {}
         while (now := time.monotonic()) < until or (turns and not turns.turns and now < until + PATIENCE):
             for name, mount in self._mounts.items():
                 for process, pid in (("", mount.server), (" companion", child_of(mount.server))):
                     most[name + process] = max(most.get(name + process, 0), resident(pid))
+            if beside:
+                beside(self._base / "shared/arena")
             time.sleep(SAMPLE)
         return most
 
@@ -363,16 +414,24 @@ def child_of(pid: int) -> int:
         return 0
 
 
-def judge(row: Row, baseline: Row) -> list[str]:
-    """Say which bounds the row breaks."""
-    broken = list(row.broken)
-    machine = max(max(found["no-mount"].values()) for found in (row.requests, baseline.requests))
+def late(row: Row) -> list[str]:
+    """Say which bounds of time the row breaks."""
+    broken = []
+    machine = max(row.requests["no-mount"].values())
     for observer in row.requests.keys() - {"no-mount"}:
-        usual = max(SLOWEST, TIMES * max(machine, *baseline.requests[observer].values()))
         for name, took in row.requests[observer].items():
-            bound = max(COMMAND, TIMES * baseline.requests[observer][name]) if observer == "operator" else usual
-            if took > bound and name != "audit verify":
-                broken.append(f"{observer}: {name} took {took:.3f} s; the bound is {bound:.3f} s")
+            usual, bound = machine, SLOWEST
+            if observer == "operator":
+                usual, bound = LOADS * row.requests[observer][LOAD], COMMAND
+            if took > usual + bound and name not in ("audit verify", LOAD):
+                more = f"{took - usual:.3f} s more than the machine delays; the bound is {bound:.3f} s"
+                broken.append(f"{observer}: {name} took {took:.3f} s, {more}")
+    return broken
+
+
+def large(row: Row) -> list[str]:
+    """Say which bounds of memory the row breaks."""
+    broken = []
     for name, most in row.memory.items():
         if most > MEMORY and "companion" not in name:
             broken.append(f"the server of {name} had {most / 1e6:.0f} MB; the bound is {MEMORY / 1e6:.0f} MB")
@@ -388,7 +447,9 @@ HEAD: Final = (
 def show(row: Row) -> None:
     """Print the slowest request of each observer in milliseconds, the memory of each process, and the entries."""
     times = {observer: max(found.values()) * 1000 for observer, found in row.requests.items()}
-    command, took = max(row.requests["operator"].items(), key=lambda item: item[1])
+    command, took = max(
+        ((name, took) for name, took in row.requests["operator"].items() if name != LOAD), key=lambda item: item[1]
+    )
     names = ("same-mount", "same-source", "other-source")
     servers, companions = (
         "/".join(f"{row.memory.get(name + process, 0) / 1e6:.0f}" for name in names) for process in ("", " companion")
@@ -481,9 +542,13 @@ def _run(soak: Soak, chosen: dict[str, Attack], seconds: float) -> int:
     show(baseline)
     problems = [f"no attack: {problem}" for problem in baseline.broken]
     for name, attack in chosen.items():
-        row = soak.attack(name, attack, seconds)
-        show(row)
-        problems += [f"{name}: {problem}" for problem in judge(row, baseline)]
+        for _ in range(ATTEMPTS):
+            row = soak.attack(name, attack, seconds)
+            show(row)
+            problems += [f"{name}: {problem}" for problem in row.broken + large(row)]
+            if not (broken := late(row)):
+                break
+        problems += [f"{name}: {problem}" for problem in broken]
     problems += soak.settle()
     for problem in problems:
         print(f"broken: {problem}")

@@ -1,9 +1,11 @@
 """A program that holds the lock of a directory: getdents64 into a page of a FUSE file that is never read.
 
     with held(directory, place): ...
+    hold(directory, place)
 
 A server of the program's own answers all but READ, in a child process; another child calls getdents64. The end of the
-block aborts the connection of that server, so that both children can end.
+block aborts the connection of that server, so that both children can end. After `hold` they end when their process
+group is killed; `hold` needs no root.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import errno
 import mmap
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +66,27 @@ def _read_directory(directory: Path, file: Path) -> NoReturn:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(_SYS_GETDENTS64, fd, ctypes.c_void_p(address), 4096)
         os._exit(0)
+
+
+def hold(directory: Path, place: Path) -> None:
+    """Return when the directory's lock is held. `place` is as for `held`; a mount that was left there is replaced."""
+    subprocess.run(["fusermount3", "-u", "-z", "--", place], stderr=subprocess.DEVNULL, check=False)
+    end, other = socket.socketpair()
+    with end, other:
+        command = ["fusermount3", "-o", "fsname=blocker", "--", str(place)]
+        environment = {**os.environ, "_FUSE_COMMFD": str(other.fileno())}
+        subprocess.run(command, env=environment, pass_fds=[other.fileno()], check=True)
+        fd = socket.recv_fds(end, 1, 1)[1][0]
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        _serve(fd, writer)
+    if os.fork() == 0:
+        os.close(fd)  # the connection ends with the last descriptor
+        _read_directory(directory, place / "file")
+    os.close(fd)
+    os.close(writer)
+    assert os.read(reader, 1) == b"!"
+    os.close(reader)
 
 
 @contextmanager
