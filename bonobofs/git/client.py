@@ -43,7 +43,7 @@ def _publish(socket: str, head: str) -> int:
         os.set_inheritable(ours.fileno(), True)
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
-        command = ["git", "push", "--quiet", "--no-verify", f"fd::{ours.fileno()}", f"+{ref}:{ref}"]
+        command = ["git", "push", "--quiet", "--no-verify", "--no-thin", f"fd::{ours.fileno()}", f"+{ref}:{ref}"]
         pushing = os.posix_spawnp("git", command, os.environ, file_actions=actions)
     ours.close()
     try:

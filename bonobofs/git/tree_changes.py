@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bonobofs.decision import Denied
+from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository
 from bonobofs.guard import Part
@@ -102,11 +103,17 @@ class TreeChanges:
         same_content = was_file and old is not None and old.oid == new.oid
         return Facts(
             size=self._repository.size(new.oid),
-            size_before=self._repository.size(old.oid) if was_file and old is not None else 0,
+            size_before=self._size_before(old) if was_file and old is not None else 0,
             mode=-1 if same_mode else _MODES[new.mode == EXECUTABLE],
             head=b"" if same_content else self._repository.first_bytes(new.oid),
             in_source=True,
         )
+
+    def _size_before(self, old: Entry) -> int:
+        try:
+            return self._repository.size(old.oid)
+        except GitError:  # a partial clone
+            return 0
 
     def _new_directories(self, path: bytes, before: str) -> Iterator[Part]:
         names = path.split(b"/")

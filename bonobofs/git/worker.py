@@ -50,13 +50,6 @@ _MOST_TOLD: Final = 500
 _SWITCH: Final = Caller("git checkout")
 _NICE: Final = 5
 ZERO: Final = "0" * 40
-_PROMISOR: Final = """\
-[extensions]
-    partialClone = none
-[remote "none"]
-    url = /nonexistent
-    promisor = true
-"""
 _HOOK: Final = """\
 #!/bin/sh
 { printf '%s\\n' "$GIT_QUARANTINE_PATH"; cat; echo .; } >request
@@ -71,7 +64,7 @@ exit 1
 """
 _CONFIG: Final = """\
 [core]
-    repositoryformatversion = {version}
+    repositoryformatversion = 0
     bare = true
     alternateRefsCommand = true
     bigFileThreshold = 16m
@@ -87,7 +80,7 @@ _CONFIG: Final = """\
     allowAnySHA1InWant = false
 [gc]
     auto = 0
-{more}"""
+"""
 
 
 class Channel:
@@ -441,10 +434,9 @@ class _Receiving:
         for name in ("objects/info", "refs", "hooks"):
             (place / name).mkdir(parents=True)
         source = os.path.realpath(common)
-        promisor = _PROMISOR if _is_partial(common) else ""
         files = {
             "HEAD": "ref: refs/heads/bonobofs-none\n",
-            "config": _CONFIG.format(version=1 if promisor else 0, most=_MOST_BYTES, more=promisor),
+            "config": _CONFIG.format(most=_MOST_BYTES),
             "objects/info/alternates": f"{json.dumps(source + '/objects')}\n",
             "packed-refs": "".join(f"{refs[name]} {name}\n" for name in sorted(refs)),
             "hooks/pre-receive": _HOOK,
@@ -559,10 +551,6 @@ def _end(running: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
-
-
-def _is_partial(common: Path) -> bool:
-    return b"promisor" in (common / "config").read_bytes()
 
 
 def _told(published: Published) -> str:
