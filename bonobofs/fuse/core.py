@@ -33,6 +33,8 @@ NEVER: Final = 0
 """The same while the kernel does not take what it is told."""
 NOTHING: Final = b""
 LEAVES: Final = Facts(leaves=True, in_source=True)
+_FAN_OUT: Final = 2
+"""Bytes in the name of a directory of loose objects."""
 MOST_NAMES: Final = 1000
 """Names of one file that are looked at for one request, which takes 15 us each. A file with more cannot be changed."""
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
@@ -182,7 +184,8 @@ class Core:
         """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
         layer = parent.layer
         if layer.place:
-            return p.unbelieved(self._known_entry(parent, name, st))
+            # A directory of loose objects is on the way to each of them. Other names may go at any moment, in a gc.
+            return p.believed_for(SHORT if len(name) == _FAN_OUT else NEVER, self._known_entry(parent, name, st))
         return self._known_entry(parent, name, st, made=made)
 
     def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:

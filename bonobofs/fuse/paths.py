@@ -18,6 +18,7 @@ from typing import Final
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse.core import Header
 from bonobofs.fuse.descriptors import RECHECK
+from bonobofs.fuse.repository import NAME as GIT
 
 MOST_NAMES: Final = 1000
 """Names that are kept for nobody."""
@@ -67,13 +68,14 @@ class Paths:
     def directory(self, header: Header, path: bytes) -> tuple[Name, bytes]:
         """The directory in which the path's last name lies, or is to lie, and that name. Errors as in `find`.
 
-        A directory on the way that was found within RECHECK is not asked for again: a change looks at it anyway.
+        A directory on the way that was found within RECHECK is not asked for again: a change looks at it anyway. Users
+        may see different `.git`, so that each is asked for.
         """
         above, now = self.root, monotonic()
         *parts, last = path.split(b"/")[1:]
         for part in parts:
             known = above.below.get(part)
-            if known is None or now - known.checked >= RECHECK:
+            if known is None or now - known.checked >= RECHECK or part == GIT:
                 known, attr = self._look(header, above, part)
                 if not stat.S_ISDIR(p.ATTR.unpack(attr)[9]):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

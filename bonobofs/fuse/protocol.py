@@ -321,9 +321,9 @@ def readable(attr: bytes) -> bytes:
     return ATTR.pack(*values)
 
 
-def unbelieved(entry: bytes) -> bytes:
-    """`fuse_entry_out` as it is, with a name and attributes that the kernel asks for each time."""
-    return entry[:16] + bytes(24) + entry[40:]
+def believed_for(seconds: int, entry: bytes) -> bytes:
+    """`fuse_entry_out` as it is; the kernel may cache its name and attributes for so many seconds."""
+    return ENTRY_OUT.pack(*ENTRY_OUT.unpack_from(entry)[:2], seconds, seconds, 0, 0) + entry[ENTRY_OUT.size :]
 
 
 def unpack_rdev(rdev: int) -> int:

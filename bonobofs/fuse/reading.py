@@ -13,7 +13,7 @@ from bonobofs.fuse import protocol as p
 from bonobofs.fuse import virtual
 from bonobofs.fuse.backing import Entry
 from bonobofs.fuse.branch_mirror import Mirroring
-from bonobofs.fuse.core import NOTHING, Handler, Header, Reply
+from bonobofs.fuse.core import NEVER, NOTHING, SHORT, Handler, Header, Reply
 from bonobofs.fuse.descriptors import R, stale
 from bonobofs.fuse.held import is_behind
 from bonobofs.fuse.inodes import Node, kind_of
@@ -96,7 +96,7 @@ class Reading(Mirroring):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             reply = self._entry(parent, name, st)
             if mirrored:
-                return p.unbelieved(reply)
+                return p.believed_for(0, reply)
             if not self.noticing.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
@@ -118,7 +118,7 @@ class Reading(Mirroring):
         if not self.repository.is_seen(header.uid):
             self._forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
             entry = self._entry(parent, GIT, parent.layer.stat_entry(parent, GIT))
-        return p.unbelieved(entry)
+        return p.believed_for(0, entry)
 
     def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
         """The entry of an object store in `.bonobofs`."""
@@ -129,7 +129,8 @@ class Reading(Mirroring):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         top = repository.stores[name].top
         top.lookups += 1
-        return p.ENTRY_OUT.pack(top.id, 0, 0, 0, 0, 0) + self._attr(top, top.layer.status(top))
+        seconds = NEVER if repository.shared else SHORT
+        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.layer.status(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
         """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""

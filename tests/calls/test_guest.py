@@ -213,8 +213,13 @@ def _git(path: Path, *arguments: str, user: int = NOBODY) -> subprocess.Complete
     )
 
 
-def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested) -> None:
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested, transport: str) -> None:
     """Root and other users see that of the source, which nothing changes; each looks while the other works there."""
+    _run_as_root(guested.user, guested.home, "umount", guested.path)
+    policy = guested.source.parent / "policy.toml"
+    mount = ("mount", guested.source, guested.path, "--policy", policy, "--user", str(NOBODY), "--transport", transport)
+    assert _run_as_root(guested.user, guested.home, *mount).returncode == 0
     (guested.source / ".git/marker").touch()
     assert (guested.path / ".git/marker").exists()
 
