@@ -35,6 +35,7 @@ WORDS_OF_CALLS = {
     "stash": ("git", ["stash"]),
     "reset": ("git", ["reset"]),
     "tag": ("git", ["tag"]),
+    "publish": ("git", ["commit", "branch", "merge", "reset", "tag"]),
     "create_worktree": ("git", []),
     "remove_worktree": ("git", []),
     "create_issue": ("beads", ["create"]),
@@ -52,7 +53,7 @@ UNDEFINED_AGENT = {
     "write": ["**"],
     "deny": [],
     "tools": ["read_file", "write_file", "list_files", "search_files"],
-    "git": ["add", "commit", "rm", "mv", "restore", "branch", "checkout", "switch", "merge", "stash", "reset", "tag"],
+    "git": ["*"],
     "beads": ["create", "update", "close", "dep", "label", "comment"],
 }
 
@@ -259,7 +260,8 @@ def judge_in_source(
 
 def may_call(role: dict[str, Any], operation: str) -> bool:
     family, words = WORDS_OF_CALLS[operation]
-    return any(word in role.get(family, []) for word in words)
+    listed = role.get(family, [])
+    return any(word in listed or "*" in listed for word in words)
 
 
 def has_foreign_names(request: Request, facts: Facts) -> bool:

@@ -369,20 +369,20 @@ def test_every_code_of_the_engine_can_be_met_under_it() -> None:
 
 
 GIT_OF_WORKERS = ["add", "commit", "rm", "mv", "restore"]
-GIT_OF_LEADS = [*GIT_OF_WORKERS, "branch", "checkout", "switch", "merge", "stash", "reset", "tag"]
+EVERY = ["*"]
 READING = ["read_file", "list_files", "search_files"]
 
 
 @pytest.mark.parametrize(
     ("role", "writes", "git"),
     [
-        ("agent", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("agent", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], EVERY),
         ("control", [], []),
-        ("impl", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
+        ("impl", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], EVERY),
         ("worker", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_WORKERS),
-        ("lead", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
-        ("orchestrator", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], GIT_OF_LEADS),
-        ("Harmbe", ["aidlc-docs/", "templates/"], GIT_OF_WORKERS),
+        ("lead", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], EVERY),
+        ("orchestrator", ["aidlc-docs/", "templates/", "orchestrator/", "tests/"], EVERY),
+        ("Harmbe", ["aidlc-docs/", "templates/"], EVERY),
         ("ProjectMinder", [], []),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("key", "word"), [("tools", "write"), ("git", "push"), ("git", "worktree"), ("beads", "delete"), ("tools", "")]
+    ("key", "word"), [("tools", "write"), ("git", "pushes"), ("git", "worktree"), ("beads", "delete"), ("tools", "")]
 )
 def test_a_word_that_no_gate_knows_is_refused_with_its_line_and_those_that_are_known(key: str, word: str) -> None:
     message = refusal(f"[role.lead]\n{key} = [\n  '{FAMILIES[key][0]}',\n  '{word}',\n]")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from bonobofs.decision import Allowed, Code, Denied
 from bonobofs.policy.calls import CALLS, OF_A_GATE
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.families import BEADS, FAMILIES, GIT, TOOLS
+from bonobofs.policy.families import BEADS, EVERY, FAMILIES, GIT, TOOLS
 from bonobofs.policy.leases import UNKNOWN, compile_leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, facts
@@ -30,7 +30,7 @@ def test_every_word_of_a_list_allows_an_operation_and_every_operation_has_a_list
     files = {"write_file", "create_file", "delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
     files |= {"truncate", "allocate", "copy_range", "set_mode", "set_owner", "set_times", "set_xattr", "remove_xattr"}
     assert {operation.value for operation in Operation} == files | {operation.value for operation in OF_A_GATE}
-    for family, words in FAMILIES.items():
+    for family, words in {**FAMILIES, "git": GIT}.items():
         assert {word for call in CALLS.values() if call.family == family for word in call.words} == {*words}
 
 
@@ -38,7 +38,8 @@ def test_every_word_of_a_list_allows_an_operation_and_every_operation_has_a_list
 def test_a_word_allows_its_operations_and_no_other(family: str, word: str) -> None:
     document = {"role": {"r": {family: [word]}}}
     for operation, call in OF_A_GATE.items():
-        expected = "allowed" if call.family == family and word in call.words else "ROLE"
+        has = word in call.words or (word == EVERY and call.words)
+        expected = "allowed" if call.family == family and has else "ROLE"
         assert code(document, "r", operation) == expected, operation
 
 
