@@ -27,7 +27,7 @@ from typing import Any, Final
 from bonobofs.companion.door import RemoteDoor
 from bonobofs.companion.session import CalledSession
 from bonobofs.decision import Denied, Refused
-from bonobofs.errors import GitError, TrailError, UsageError
+from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
 from bonobofs.fuse.asked import caller, question
 from bonobofs.guard import Admission
 from bonobofs.policy.told import decision, plain_decision
@@ -57,16 +57,27 @@ class GitWorker:
         self._end: socket.socket | None = None
         self._received = b""
         self._open: dict[int, Admission] = {}
-        self._branches: Any = None
         kept = read_document(self._file) if self._file.exists() else {}
         self._directory: str = kept.get("directory", "")
+        self._left: Final[dict[str, str]] = {}
+        """By the directory of a worker of a session that is over, the UUID of its agent."""
         self._head: str = kept.get("head") or _read_head()
 
     def recover(self) -> None:
-        """Remove what a killed worker left in the source. OSError, GitError."""
-        with self._turn:
-            journal = Path(self._directory, "journal.json")
-            if self._directory and journal.exists() and journal.stat().st_size:
+        """Remove what a killed worker left in the source, of this session or of one that is over. Never raises."""
+        with self._turn, suppress(OSError, BonobofsError, EOFError):
+            sessions = import_module("bonobofs.state.sessions")
+            own = self._session.who
+            for one in sessions.load_all(self._session.home):
+                file = session_directory(self._session.home, one.session) / _FILE
+                if (
+                    one.source == own.source
+                    and one.session != own.session
+                    and file.exists()
+                    and not sessions.lives(one)
+                ):
+                    self._left[read_document(file)["directory"]] = one.agent_id
+            if any(_is_begun(directory) for directory in (self._directory, *self._left)):
                 self._start()
 
     def close(self) -> None:
@@ -146,11 +157,9 @@ class GitWorker:
         policy = self._door.plain_policy
         return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
 
-    def _published(self) -> Any:
-        if self._branches is None:
-            module = import_module("bonobofs.git.published_branches")
-            self._branches = module.PublishedBranches(self._session.home, _common_dir(), self._door.agent.id)
-        return self._branches
+    def _published(self, agent_id: str = "") -> Any:
+        module = import_module("bonobofs.git.published_branches")
+        return module.PublishedBranches(self._session.home, _common_dir(), agent_id or self._door.agent.id)
 
     def _is_shared(self) -> bool:
         """Whether another session that lives has the same source."""
@@ -187,16 +196,18 @@ class GitWorker:
         self._end, self._received = ours, b""
         agent = list(self._door.agent)
         issue = self._session.who.issue
-        self._send({"agent": agent, "issue": issue, "directory": self._directory, "owner": owner})
+        left = [directory for directory in self._left if os.path.isdir(directory)]
+        self._send({"agent": agent, "issue": issue, "directory": self._directory, "owner": owner, "left": left})
         standing = self._receive(monotonic() + SECONDS)
         if "failed" in standing:
             self._stop()
             raise GitError(standing["failed"], kind="unreadable")
-        for ref, old, new, is_made in standing["standing"]:
+        for directory, ref, old, new, is_made in standing["standing"]:
             if is_made:
-                self._published().note(ref, new)
+                self._published(self._left.get(directory, self._door.agent.id)).note(ref, new)
             with suppress(TrailError):
                 self._door.event("publish", {"ref": ref, "old": old, "new": new, "recovered": True, "made": is_made})
+        self._left.clear()
 
     def _stop(self) -> None:
         if self._end is not None:
@@ -250,6 +261,12 @@ class GitWorker:
         line, _, self._received = self._received.partition(b"\n")
         document: dict[str, Any] = json.loads(line)
         return document
+
+
+def _is_begun(directory: str) -> bool:
+    """Whether the journal in the directory of a worker tells of a publication that has not ended."""
+    journal = Path(directory, "journal.json")
+    return bool(directory) and journal.exists() and journal.stat().st_size > 0
 
 
 def _owner() -> tuple[int, int] | None:

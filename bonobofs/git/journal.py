@@ -80,6 +80,10 @@ class Journal:
             _remove_temporaries(*self._places, self.token)
             self._write("")
 
+    def clear(self) -> None:
+        """Forget what an earlier writer has entered."""
+        self._write("")
+
     def close(self) -> None:
         """Give up the lock of the journal file."""
         self._file.close()
@@ -94,7 +98,7 @@ class Journal:
 def recover(file: Path) -> list[Left]:
     """Remove the locks and temporary files of a dead writer, and return what it was about to do. OSError.
 
-    BlockingIOError: the writer lives.
+    The journal stays as it is, so that this can be done again. BlockingIOError: the writer lives.
     """
     try:
         stream = file.open("r+", encoding="utf-8")
@@ -118,9 +122,7 @@ def recover(file: Path) -> list[Left]:
             _remove_lock(common / f"{ref}.lock", new, document["began"])
             if not new:
                 _remove_lock(common / "packed-refs.lock", None, document["began"])
-        left = [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
-        stream.truncate(0)
-    return left
+        return [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
 
 
 def read_ref(common: Path, ref: str) -> str:

@@ -27,7 +27,7 @@ from bonobofs.errors import BonobofsError, GitError
 from bonobofs.fuse.asked import plain_question
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
-from bonobofs.git.journal import HEAD, JOURNAL, Journal, recover
+from bonobofs.git.journal import HEAD, JOURNAL, Journal, Left, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
@@ -47,6 +47,9 @@ _MOST_BYTES: Final = 4 << 30
 _MOST_MEMORY: Final = 4 << 30
 _LONGEST_REQUEST: Final = 1 << 20
 _MOST_TOLD: Final = 500
+_TRIES: Final = 50
+_BETWEEN: Final = 0.1
+"""Seconds between two tries to lock a journal."""
 _SWITCH: Final = Caller("git checkout")
 _NICE: Final = 5
 ZERO: Final = "0" * 40
@@ -226,7 +229,10 @@ class Worker:
     """Serves one session. The working directory is the root of the source."""
 
     def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
-        """`config`: {"agent", "issue", "directory"}; the last is a directory of the worker's own."""
+        """`config`: {"agent", "issue", "directory", "left"}.
+
+        `directory` is of this worker, `left` lists those of dead workers of this source; they are removed. OSError.
+        """
         self._channel: Final = channel
         self._issue: Final[str | None] = config["issue"]
         self._directory: Final = Path(config["directory"])
@@ -237,10 +243,12 @@ class Worker:
         self._common: Final = find_common_dir(git_dir)
         self._door: Final = JudgingDoor(channel, Agent(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
-        self._left: Final = recover(self._directory / JOURNAL)
+        places = [self._directory, *map(Path, config["left"])]
+        self._left: Final = [(str(place), left) for place in places for left in _patiently(recover, place / JOURNAL)]
         self._journal: Final = Journal(self._directory / JOURNAL)
         self._finish()
-        for old in (*self._directory.glob("receive-*"), self._directory / "index"):
+        self._journal.clear()
+        for old in (*self._directory.glob("receive-*"), self._directory / "index", *places[1:]):
             shutil.rmtree(old, ignore_errors=True)
         self._acts: Final[dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]] = {
             "receive": self._receive,
@@ -252,14 +260,14 @@ class Worker:
     def _finish(self) -> None:
         """Bring the index of the checkout along, if a killed worker moved its branch."""
         head = read_head(self._git_dir)
-        for left in self._left:
+        for _, left in self._left:
             if left.is_made and head == f"ref: {left.ref}":
                 with self._index(Repository(self._git_dir).differences(left.old, left.new), keep=True) as index:
                     index.replace()
 
     def run(self) -> None:
         """Serve until the companion is gone. EOFError, OSError."""
-        self._channel.send({"standing": [list(left) for left in self._left]})
+        self._channel.send({"standing": [[place, *left] for place, left in self._left]})
         while True:
             asked, descriptors = self._channel.receive()
             try:
@@ -544,6 +552,15 @@ def _limit() -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # noqa: PLW2901 - within what is allowed
         resource.setrlimit(kind, (most, most))
     os.nice(_NICE)
+
+
+def _patiently(act: Callable[[Path], list[Left]], journal: Path) -> list[Left]:
+    """Wait for a writer that is about to end. BlockingIOError: it does not."""
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            return act(journal)
+        select.select([], [], [], _BETWEEN)
+    return act(journal)
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
