@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import pygit2
-from pygit2.enums import ObjectType
-
 from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Allowed, Code, Denied, Refused
+from bonobofs.decision import Code, Denied, Refused
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import (
@@ -41,9 +38,10 @@ from bonobofs.git.branch_rules import (
 from bonobofs.git.checkout import Checkout, GitStatus, diff_of, joined, opened, split, status_of
 from bonobofs.git.publication import Publisher, RefUpdate
 from bonobofs.git.published_branches import PublishedBranches
-from bonobofs.git.repository import BRANCHES, Difference
+from bonobofs.git.repository import BRANCHES
+from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
-from bonobofs.git.tree_update import TreeUpdate
+from bonobofs.git.tree_update import IndexUpdate, TreeUpdate
 from bonobofs.guard import Caller, Part
 from bonobofs.guards.answers import (
     GuardedSession,
@@ -74,8 +72,6 @@ _HERE: Final = WorkspacePath("")
 _LISTED: Final = 1000
 """Paths of an error that its entry lists."""
 _ISSUE: Final = re.compile(r"\[([\w.-]+)\]\s")
-_LARGE: Final = 16 << 20
-"""Bytes of a file from which on git reads it, which streams."""
 _FILTER: Final = Refusal(
     Code.GIT,
     "git.filter",
@@ -124,26 +120,31 @@ class _Operation:
 
     def demand_clean(self) -> None:
         """Refused if a tracked file has a change that is not committed."""
-        paths = self.checkout.changed_paths()
+        paths = sorted({path for _, path in self.checkout.status(untracked=False)})
         if paths:
             self.demand(branch_rules.CLEAN, paths=paths[:_LISTED])
 
-    def update(self, workspace: Workspace, old: str | None, new: str) -> TreeUpdate:
+    def demand_here(self, branch: str) -> None:
+        """Refused if another worktree has the branch checked out."""
+        checkout = self.checkout
+        if is_checked_out_elsewhere(checkout.source, checkout.repository.common_dir, BRANCHES + branch):
+            self.demand(branch_rules.CHECKED_OUT)
+
+    def update(self, workspace: Workspace, old: str, new: str) -> TreeUpdate:
         """The change of the checkout to another commit. Refused if untracked files are in the way."""
         self.demand_clean()
         try:
             return TreeUpdate(self.checkout, workspace, old, new)
         except GitError as error:
             if error.kind == "untracked":
-                self.demand(branch_rules.CLEAN, paths=list(error.paths)[:_LISTED])
+                self.demand(branch_rules.CLEAN, message=str(error))
             raise
 
     def commit_of(self, branch: str, refusal: Refusal) -> str:
         """The commit of a branch. Refused if there is none, or if the branch is a symbolic reference."""
         try:
-            found = self.checkout.repository.target(BRANCHES + branch)
-        except UnicodeEncodeError:
-            found = ""
+            # libgit2 would end the name at a NUL.
+            found = self.checkout.repository.target(BRANCHES + branch) if branch.isprintable() else ""
         except GitError:
             self.demand(branch_rules.SYMBOLIC)
             raise
@@ -152,9 +153,9 @@ class _Operation:
         return found
 
     def publish(
-        self, branch: str, old: str, new: str, issue: str | None, update: TreeUpdate | _Staged | None = None
+        self, branch: str, old: str, new: str, issue: str | None, update: TreeUpdate | IndexUpdate | None = None
     ) -> None:
-        """Move a branch, judged and recorded; the files of `update` come along. Refused, GitError: nothing changed."""
+        """Move a branch, judged and recorded, after `update` is applied. Refused, GitError: the branch stays."""
         checkout, session = self.checkout, self.session
         objects = checkout.new_objects()
         publisher = Publisher(
@@ -165,21 +166,27 @@ class _Operation:
             journal=checkout.journal,
             turn=session.turn,
         )
-        try:
-            publisher.publish(
-                [RefUpdate(BRANCHES + branch, old, new)],
-                issue=issue,
-                operation=self.request.operation,
-                details={"hash": new},
-                caller=self.caller,
-                touches=touched(update)[1:],
-                follow=None if update is None else update.apply,
-                then=lambda _published: checkout.give_back(branch, objects),
-            )
-        except BaseException:
-            if update is not None:
-                update.undo()
-            raise
+        publisher.publish(
+            [RefUpdate(BRANCHES + branch, old, new)],
+            issue=issue,
+            operation=self.request.operation,
+            details={"hash": new},
+            caller=self.caller,
+            touches=() if update is None else touched(update),
+            follow=None if update is None else update.apply,
+            then=lambda _published: checkout.give_back(branch, objects),
+        )
+
+    def move_head(self, branch: str, commit: str) -> None:
+        """Let HEAD of the checkout name a branch. GitError: another process moved it, or has its lock."""
+        checkout = self.checkout
+        head = checkout.head
+        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
+        who = "{} <{}>".format(*identity(self.session.guard.agent, self.rules))
+        log = f"{head.commit or '0' * len(commit)} {commit} {who} {int(time.time())} +0000\t"
+        log += f"checkout: moving from {head.branch or head.commit} to {branch}\n"
+        old = f"ref: {BRANCHES}{head.branch}" if head.branch else head.commit
+        replace_head(checkout.source, token, old, f"ref: {BRANCHES}{branch}", log)
 
     def write_commit(self, tree: str, parents: Sequence[str], message: str) -> str:
         """A commit of the agent, signed as the policy or else the operator's configuration says."""
@@ -264,24 +271,19 @@ class GitGuard(Closing):
         caller = Caller("checkout_branch", {"branch": branch_name})
         with self._operation(agent, Operation.CHECKOUT_BRANCH, caller) as call:
             commit = call.commit_of(branch_name, branch_rules.BRANCH)
-            if branch_name in call.checkout.branches_elsewhere():
-                call.demand(branch_rules.CHECKED_OUT)
+            call.demand_here(branch_name)
             old = call.checkout.head
             update = call.update(self._workspace, old.commit, commit)
-            details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: touched(update)}
-            parts = self._parts(call, update, old.commit or "")
-            with self._session.turn:
-                admission = self._session.guard.admit(
-                    call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git"
-                )
-                with admission as leave:
-                    update.apply(leave)
-                    name, email = identity(self._session.guard.agent, call.rules)
-                    try:
-                        call.checkout.set_head(branch_name, commit, f"{name} <{email}>")
-                    except BaseException:
-                        update.undo()
-                        raise
+            details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: [".git/", *touched(update)]}
+            parts = self._parts(call, update, old.commit)
+            admit = self._session.guard.admit
+            with (
+                self._session.turn,
+                admit(call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git") as leave,
+            ):
+                update.apply(leave)
+                call.move_head(branch_name, commit)
+                call.checkout.give_back(branch_name)
 
     def commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str | ValidationResult:
         """Commit these files as they are now, and return the commit's hash; on denial the ValidationResult.
@@ -310,13 +312,13 @@ class GitGuard(Closing):
                 text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
             if isinstance(text, Refusal):
                 call.demand(text)
-            records = self._read(call, paths)
-            tree = _tree_with(call.checkout, head.commit, records)
+            self._check_files(call, paths)
+            tree = _tree_with(call.checkout, paths)
             if tree == call.checkout.tree_of(head.commit):
                 raise GitError("there is nothing to commit", kind="nothing")
             made = call.write_commit(tree, [head.commit] if head.commit else [], str(text))
             call.caller = caller._replace(details={**caller.details, "message": text})
-            call.publish(head.branch, head.commit or "", made, issue, _Staged(call.checkout, records))
+            call.publish(head.branch, head.commit, made, issue, IndexUpdate(call.checkout, head.commit, made))
             return made
 
     def merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult | ValidationResult:
@@ -340,8 +342,7 @@ class GitGuard(Closing):
                 call.demand(branch_rules.protected(call.rules))
             theirs = call.commit_of(source, branch_rules.BRANCH)
             ours = call.commit_of(target, branch_rules.BRANCH)
-            if target in call.checkout.branches_elsewhere():
-                call.demand(branch_rules.CHECKED_OUT)
+            call.demand_here(target)
             repository = call.checkout.repository
             if repository.reaches(ours, theirs):
                 self._note(call, up_to_date=True)
@@ -423,17 +424,15 @@ class GitGuard(Closing):
         call.demand(changes.refusal(asked))
         return list(changes.parts(asked, old))
 
-    def _read(self, call: _Operation, paths: Sequence[WorkspacePath]) -> bytes:
-        """The files as records for `git update-index --index-info`; their content becomes objects.
+    def _check_files(self, call: _Operation, paths: Sequence[WorkspacePath]) -> None:
+        """Judge each file by its path, kind and size before git reads it.
 
-        Each is judged by its path, kind and size before it is read. GitError: one is neither there nor tracked.
+        Refused; GitError: a path is a directory, lies beyond a symlink, or is neither there nor tracked.
         """
-        records = []
         for path in paths:
             call.demand_part(Part(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
             if unfit(os.fsencode(path)):
                 call.demand(branch_rules.NOT_OURS, path)
-        attributes = call.checkout.attributes(paths)
         for filtered in call.checkout.filtered(paths):
             call.demand(_FILTER, filtered)
         tracked = call.checkout.tracked()
@@ -450,9 +449,6 @@ class GitGuard(Closing):
                 is_missing = place.found is None and path not in tracked
                 if place.path != path or is_missing or place.kind not in (Kind.FILE, Kind.SYMLINK):
                     raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))
-                converts = bool(attributes[path]) or "core.autocrlf" in call.checkout.settings
-                records.append(self._record(call, place, tracked.get(path, ""), converts=converts))
-        return joined(records)
 
     def _judge_file(self, call: _Operation, place: Place) -> None:
         """Refused if the agent may not delete, or write in this size, what the commit holds."""
@@ -465,59 +461,19 @@ class GitGuard(Closing):
             return  # publication judges where it leads
         call.demand_part(Part(request, facts))
 
-    def _record(self, call: _Operation, place: Place, mode: str, *, converts: bool) -> bytes:
-        """One file, which becomes an object; `mode` is that of the index."""
-        path, found = place.path, place.found
-        if found is None:
-            return os.fsencode(f"0 {'0' * 40}\t{path}")
-        odb = pygit2.Odb(str(call.checkout.objects))
-        if stat.S_ISLNK(found.st_mode):
-            text = os.fsencode(os.readlink(place.name, dir_fd=place.directory))
-            return os.fsencode(f"120000 {odb.write(ObjectType.BLOB, text)}\t{path}")
-        with open(place.open_file(), "rb") as file:
-            if converts or found.st_size > _LARGE:
-                words = ["hash-object", "-w", "--stdin", *([f"--path={path}"] if converts else [])]
-                oid = call.checkout.run(*words, data=file).decode().strip()
-            else:
-                oid = str(odb.write(ObjectType.BLOB, file.read()))
-        if call.checkout.settings.get("core.filemode") != "false" or mode not in ("100644", "100755"):
-            mode = "100755" if found.st_mode & stat.S_IXUSR else "100644"
-        return os.fsencode(f"{mode} {oid}\t{path}")
+
+def touched(update: TreeUpdate | IndexUpdate) -> list[str]:
+    """The paths that an update changes, and the directories that may be empty without them."""
+    gone = (one.path.rpartition(b"/")[0] for one in update.differences if one.new is None)
+    return [*sorted({named(path) for path in gone} - {""}), *(named(one.path) for one in update.differences)]
 
 
-class _Staged:
-    """The index as it follows a commit: its files are staged, other entries stay."""
-
-    def __init__(self, checkout: Checkout, records: bytes) -> None:
-        self.differences: Final[list[Difference]] = []
-        self._checkout: Final = checkout
-        self._is_applied = False
-        checkout.run("update-index", "-z", "--index-info", data=records)
-        checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
-
-    def apply(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
-        self._checkout.install_index()
-        self._is_applied = True
-
-    def undo(self) -> None:
-        if self._is_applied:
-            with suppress(GitError):
-                self._checkout.restore_index()
-
-
-def touched(update: TreeUpdate | _Staged | None) -> list[str]:
-    """The paths that an operation changes beside those that it is judged by; one with a slash is all below it."""
-    gone = () if update is None else (one.path.rpartition(b"/")[0] for one in update.differences if one.new is None)
-    directories = {named(path) for path in gone} - {""}
-    paths = () if update is None else (named(one.path) for one in update.differences)
-    return [".git/", *sorted(directories), *paths]
-
-
-def _tree_with(checkout: Checkout, head: str | None, records: bytes) -> str:
-    """The tree of HEAD with some files replaced."""
-    index = {"GIT_INDEX_FILE": str(checkout.room("commit") / "index")}
-    checkout.run("read-tree", checkout.tree_of(head), more=index)
-    checkout.run("update-index", "-z", "--index-info", data=records, more=index)
+def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
+    """The tree of HEAD with these files as they are in the work tree."""
+    index = {"GIT_INDEX_FILE": str(checkout.room / "commit")}
+    checkout.run("read-tree", checkout.tree_of(checkout.head.commit), more=index)
+    words = ("add", "--all", "--force", "--sparse", "--pathspec-from-file=-", "--pathspec-file-nul")
+    checkout.run(*words, data=joined(map(os.fsencode, paths)), more=index)
     return checkout.run("write-tree", more=index).decode().strip()
 
 

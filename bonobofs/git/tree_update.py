@@ -1,8 +1,7 @@
 """The files of a checkout, brought from one commit to another, beneath the root of the workspace and nowhere else.
 
-git exports the files of both commits into the private directory. They are then copied one by one into directories that
-openat2 has found without a symlink. Each file is replaced as git replaces it: the old one is removed, the new one is
-created. If a step fails, the steps before it are reverted.
+git exports the new files into a private directory. They are then copied one by one into directories that openat2 has
+found without a symlink. Each file is replaced as git replaces it: the old one is removed, the new one is created.
 """
 
 from __future__ import annotations
@@ -11,77 +10,86 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from bonobofs.decision import Allowed
 from bonobofs.errors import GitError
-from bonobofs.git.checkout import Checkout, give, joined
+from bonobofs.git.checkout import Checkout, give, joined, split
 from bonobofs.git.repository import SUBMODULE, Difference, Entry
+from bonobofs.git.shared_head import prepared_index
 from bonobofs.guards.beneath import Workspace
 
 _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TreeUpdate:
-    """The change of the work tree and of the private index from one commit to another. The checkout is clean."""
+class IndexUpdate:
+    """The change of the index alone: its files are as they are committed."""
 
-    def __init__(self, checkout: Checkout, workspace: Workspace, old: str | None, new: str) -> None:
-        """GitError: git cannot do it here, or untracked files are in the way. Nothing was changed."""
+    def __init__(self, checkout: Checkout, old: str, new: str) -> None:
+        """From one commit to another, whatever is staged of these paths."""
+        staged = checkout.tracked()
+        found = ((one, staged.get(os.fsdecode(one.path))) for one in checkout.repository.differences(old, new))
+        self.differences: Final = [one._replace(old=None if was is None else Entry(*was)) for one, was in found]
+        self._checkout: Final = checkout
+
+    def apply(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+        """Change the index. GitError: another process has it."""
+        checkout = self._checkout
+        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
+        with prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index:
+            index.replace()
+
+
+class TreeUpdate:
+    """The change of files and index from one commit to another. The checkout is clean."""
+
+    def __init__(self, checkout: Checkout, workspace: Workspace, old: str, new: str) -> None:
+        """GitError: git cannot do it here, or (`untracked`) untracked files are in the way. Nothing was changed."""
         self._checkout: Final = checkout
         self._workspace: Final = workspace
         self._owner: Final = os.fstat(workspace.descriptor)
-        if checkout.settings.get("core.sparsecheckout") == "true":
+        self.differences: Final = list(checkout.repository.differences(old, new))
+        trees = checkout.tree_of(old), checkout.tree_of(new)
+        checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
+        try:
+            checkout.run("read-tree", "-m", "-u", "--dry-run", *trees)
+        except GitError as error:
+            raise GitError(str(error), kind="untracked") from error
+        self._known: Final = {one.path: self._look(one.path) for one in self.differences}
+        leaving = {one.path for one in self.differences if one.new is None}
+        for one in self.differences:
+            if one.old is None and self._is_in_the_way(one.path, leaving):
+                raise GitError(f"{os.fsdecode(one.path)} would be overwritten, and is not tracked", kind="untracked")
+        checkout.run("read-tree", "-i", "-m", *trees)
+        self._export: Final = checkout.room / "export"
+        self._export.mkdir()
+        if any(record.startswith("S ") for record in split(checkout.run("ls-files", "-t", "-z"))):
             raise GitError("GitGuard does not switch a sparse checkout; use git in a mount", kind="unsupported")
-        self.differences: Final = list(checkout.repository.differences(old or "", new))
         # What a submodule has checked out stays, as with git.
-        self._steps: Final = [one for one in self.differences if SUBMODULE not in (_mode(one.old), _mode(one.new))]
-        self._known: Final = {one.path: self._look(one.path) for one in self._steps}
-        self._done: Final[list[Difference]] = []
-        self._leave: Allowed | None = None
-        self._check_room()
-        self._export("old", (one.path for one in self._steps if one.old is not None))
-        checkout.run("read-tree", "-i", "-m", checkout.tree_of(old), checkout.tree_of(new))
-        self._export("new", (one.path for one in self._steps if one.new is not None))
+        self._steps: Final = [one for one in self.differences if not _is_submodule(one)]
+        paths = joined(one.path for one in self._steps if one.new is not None)
+        checkout.run("checkout-index", "-z", "--stdin", f"--prefix={self._export}/", data=paths)
 
     def apply(self, leave: Allowed) -> None:
-        """Change files, then the index. GitError, OSError: both are as they were."""
-        self._leave = leave
-        try:
+        """Change files, then the index. GitError: a file was changed meanwhile, or another process has the index."""
+        checkout = self._checkout
+        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
+        with prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index:
             # Deletions make room: a file may become a directory.
             for one in sorted(self._steps, key=lambda one: (one.new is not None, one.path)):
+                path = os.fsdecode(one.path)
                 if self._look(one.path) != self._known[one.path]:
-                    path = os.fsdecode(one.path)
                     raise GitError(f"{path} was changed meanwhile", kind="dirty", paths=(path,))
-                self._done.append(one)
-                self._put(os.fsdecode(one.path), "" if one.new is None else "new", leave)
-            self._checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
-            self._checkout.install_index()
-        except BaseException:
-            self._revert(leave)
-            raise
-
-    def undo(self) -> None:
-        """Revert what `apply` has done, if it has done anything."""
-        if self._leave is not None and self._done:
-            self._revert(self._leave)
-            with suppress(GitError):
-                self._checkout.restore_index()
-
-    def _revert(self, leave: Allowed) -> None:
-        """Put back the files of the old commit."""
-        for one in sorted(self._done, key=lambda one: (one.old is not None, one.path)):
-            with suppress(OSError):
-                self._put(os.fsdecode(one.path), "" if one.old is None else "old", leave)
-        self._done.clear()
+                self._put(path, None if one.new is None else self._export / path, leave)
+            index.replace()
 
     def _look(self, path: bytes) -> tuple[int, ...] | None:
-        """The fingerprint of what the work tree has there; None: nothing."""
+        """The fingerprint of what the work tree has there; None: nothing, or a directory."""
         above, _, name = os.fsdecode(path).rpartition("/")
         try:
-            directory = self._directory(above, make=False)
+            directory = self._workspace.open_directory(above)
         except OSError:
             return None  # a file or a symlink stands where the directory would be
         try:
@@ -90,67 +98,37 @@ class TreeUpdate:
             return None
         finally:
             os.close(directory)
-        if stat.S_ISDIR(found.st_mode):
-            return (0,)
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return None if stat.S_ISDIR(found.st_mode) else (found.st_ino, found.st_size, found.st_mtime_ns)
 
-    def _check_room(self) -> None:
-        """GitError: an untracked file stands where a new file is to come."""
-        leaving = {one.path for one in self._steps if one.new is None}
-        untracked: set[bytes] = set()
-        for one in self._steps:
-            if one.old is None:
-                untracked |= set(self._in_the_way(one.path)) - leaving
-        if untracked:
-            paths = sorted(map(os.fsdecode, untracked))
-            raise GitError("untracked files would be overwritten", kind="untracked", paths=paths)
-
-    def _in_the_way(self, path: bytes) -> Iterable[bytes]:
+    def _is_in_the_way(self, path: bytes, leaving: set[bytes]) -> bool:
+        """Whether a file stands there, or a directory with other files than those that leave. Ignored files count."""
         root = os.fsencode(self._checkout.root)
-        names = path.split(b"/")
-        for depth in range(1, len(names) + 1):
-            place = os.path.join(root, *names[:depth])
-            if not os.path.lexists(place):
-                return
-            if os.path.islink(place) or not os.path.isdir(place):
-                yield b"/".join(names[:depth])
-                return
-        for above, _, files in os.walk(os.path.join(root, path)):
-            yield from (os.path.relpath(os.path.join(above, name), root) for name in files)
+        if self._known[path] is not None:
+            return True
+        below = (os.path.join(at, name) for at, _, names in os.walk(os.path.join(root, path)) for name in names)
+        return any(os.path.relpath(name, root) not in leaving for name in below)
 
-    def _export(self, name: str, paths: Iterable[bytes]) -> None:
-        """Let git write files of the private index, converted as for the work tree, into a private directory."""
-        prefix = f"--prefix={self._checkout.room(name)}/"
-        self._checkout.run("checkout-index", "-z", "--stdin", prefix, data=joined(paths))
-
-    def _put(self, path: str, export: str, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
-        """Give a path its file of an export, or with "" remove it."""
+    def _put(self, path: str, source: Path | None, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+        """Give a path an exported file, or with None remove it and the directories that are empty without it."""
         above, _, name = path.rpartition("/")
-        source = self._checkout.git.parent / export / path if export else None
-        try:
+        with suppress(FileNotFoundError):
             directory = self._directory(above, make=source is not None)
-        except FileNotFoundError:
-            return
-        try:
-            _remove(directory, name)
-            if source is not None:
-                self._create(directory, name, source)
-        finally:
-            os.close(directory)
-        if source is None:
-            self._remove_empty(above)
-
-    def _remove_empty(self, path: str) -> None:
-        """Remove a directory that has become empty, and those above it."""
-        while path:
-            path, _, name = path.rpartition("/")
-            directory = self._directory(path, make=False)
             try:
-                os.rmdir(name, dir_fd=directory)
-            except OSError:
-                return
+                _remove(directory, name)
+                if source is not None:
+                    self._create(directory, name, source)
             finally:
                 os.close(directory)
+        while source is None and above:
+            above, _, name = above.rpartition("/")
+            try:
+                directory = self._directory(above, make=False)
+                try:
+                    os.rmdir(name, dir_fd=directory)
+                finally:
+                    os.close(directory)
+            except OSError:
+                return
 
     def _directory(self, path: str, *, make: bool) -> int:
         """The directory, for the caller to close."""
@@ -163,7 +141,7 @@ class TreeUpdate:
         directory = self._directory(above, make=True)
         try:
             os.mkdir(name, dir_fd=directory)
-            self._give(directory, name)
+            give(Path(f"/proc/self/fd/{directory}", name), self._owner)
         finally:
             os.close(directory)
         return self._workspace.open_directory(path)
@@ -177,14 +155,11 @@ class TreeUpdate:
             descriptor = os.open(name, _FRESH, mode, dir_fd=directory)
             with open(descriptor, "wb") as file, open(source, "rb") as content:
                 shutil.copyfileobj(content, file)
-        self._give(directory, name)
-
-    def _give(self, directory: int, name: str) -> None:
         give(Path(f"/proc/self/fd/{directory}", name), self._owner)
 
 
-def _mode(entry: Entry | None) -> int:
-    return 0 if entry is None else entry.mode
+def _is_submodule(difference: Difference) -> bool:
+    return any(entry is not None and entry.mode == SUBMODULE for entry in difference[1:])
 
 
 def _remove(directory: int, name: str) -> None:
