@@ -20,7 +20,7 @@ from bonobofs.session.listing import around, lies_in, statuses
 from bonobofs.session.setup import choose_policy
 from bonobofs.session.sockets import callable_around, check_served
 from bonobofs.session.tracked import of_session
-from bonobofs.state import mounts
+from bonobofs.state import mounts, scratch
 from bonobofs.state.calling import SOCKET_VARIABLE, call
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
@@ -206,6 +206,8 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
     if session is not None:
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
         bound = policy.bound_by(known(home, session)).with_tracked(of_session(home, session.session))
+        if mounted and scratch.shows_repository(session_directory(home, session.session)):
+            bound = bound.with_repository()
         return _Place(workspace or root, _by(bound, role or session.role), mounted)
     root = workspace or Path.cwd()
     chosen = choose_policy(home, None, root)

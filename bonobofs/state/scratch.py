@@ -31,6 +31,11 @@ def make(directory: Path, *, keep: bool) -> Path:
     return path
 
 
+def shows_repository(directory: Path) -> bool:
+    """Whether the mount of the session in this directory shows the session's own `.git`."""
+    return any((directory / layer / ".git").exists() for layer in (NAME, KEPT))
+
+
 def end(directory: Path) -> None:
     """Take the layer in a session's directory away, unless it was to be kept.
 
@@ -94,6 +99,5 @@ def remove_left_overs(home: Path) -> None:
     """Take away the layers of sessions that were killed."""
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        left = (directory / NAME).exists() or (directory / KEPT / ".git").exists()
-        if left and not lives(session):
+        if ((directory / NAME).exists() or shows_repository(directory)) and not lives(session):
             end(directory)

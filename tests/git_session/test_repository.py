@@ -264,3 +264,14 @@ def test_a_repository_without_work_of_its_own_is_removed(mounted: Mounted, repo:
     assert world.umount().kept == ()
     assert not (world.home / "kept").exists()
     assert not (world.home / "sessions" / world.session.session / "repository").exists()
+
+
+def test_why_tells_what_the_mount_would_say(mounted: Mounted, repo: Repo) -> None:
+    world = enter(mounted, repo.root)
+    for where, path, code in (
+        (world.path, ".git/config", 0),
+        (world.path, ".git/refs/heads/main", 77),
+        (world.path, ".git/refs/heads/topic", 0),
+        (repo.root, ".git/config", 77),
+    ):
+        assert bonobofs("why", where / path).returncode == code, (where, path)
