@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs.git.kept_repository import all_kept
 from tests.git_session.repositories import Repo
-from tests.worlds import Mounted, World, bonobofs
+from tests.worlds import Mounted, OrdinaryUser, World, bonobofs
 
 GIT: Final = shutil.which("git") or ""
 PRESET: Final = Path("project")
@@ -275,3 +275,50 @@ def test_why_tells_what_the_mount_would_say(mounted: Mounted, repo: Repo) -> Non
         (repo.root, ".git/config", 77),
     ):
         assert bonobofs("why", where / path).returncode == code, (where, path)
+
+
+def test_a_mount_over_its_own_source_has_a_repository(mounted: Mounted, repo: Repo) -> None:
+    """The server reads the source's objects and branches below the mount that covers them."""
+    world = enter(mounted, repo.root, mountpoint=repo.root)
+    (world.path / "new.txt").write_text("new\n")
+    git(world.path, "switch", "-q", "-c", "aidlc/over")
+    git(world.path, "add", "-A")
+    git(world.path, "commit", "-q", "-m", "one")
+    git(world.path, "fsck")
+    tip = git(world.path, "rev-parse", "aidlc/over").strip()
+    world.umount()
+    assert repo.id("aidlc/over") == tip
+
+
+def test_an_ordinary_user_has_a_repository(ordinary_user: OrdinaryUser) -> None:
+    """A mount without root works the same, and its repository belongs to that user."""
+    source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
+    for command in (
+        ("mkdir", source, mountpoint),
+        ("git", "init", "-q", "-b", "main", source),
+        (
+            "git",
+            "-C",
+            source,
+            "-c",
+            "user.name=o",
+            "-c",
+            "user.email=o@x.y",
+            "commit",
+            "-q",
+            "--allow-empty",
+            "-m",
+            "1",
+        ),
+    ):
+        assert ordinary_user.run(*command).returncode == 0
+    made = ordinary_user.bonobofs("mount", source, mountpoint, "--policy", "project")
+    assert made.returncode == 0, made.stderr
+    try:
+        for line in ("switch -q -c aidlc/own", "commit -q --allow-empty -m two", "gc -q", "fsck"):
+            ran = ordinary_user.run("git", "-C", mountpoint, *line.split())
+            assert ran.returncode == 0, (line, ran.stderr)
+        assert "aidlc/own" in ordinary_user.run("git", "-C", source, "branch").stdout
+    finally:
+        ended = ordinary_user.bonobofs("umount", mountpoint)
+    assert ended.returncode == 0, ended.stderr
