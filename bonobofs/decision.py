@@ -57,6 +57,11 @@ KEPT_APART: Final[dict[Apart, tuple[str, str]]] = {
     ),
 }
 """What becomes of a change that is allowed and kept apart, and what to do for it to stay."""
+REPOSITORY_RULE: Final = "repository"
+OF_REPOSITORY: Final = (
+    "`.git` is the repository of this session. The source takes over what is published: a branch, commit by commit.",
+    "Commit on a branch of your own; a commit is published at once, or git says why it is not.",
+)
 
 ERRNO: Final[dict[Code, int]] = {
     Code.OUTSIDE: errno.EPERM,
@@ -154,6 +159,8 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             **about,
         }
     reason, instead = KEPT_APART.get(decision.apart, (None, None))
+    if decision.rule == REPOSITORY_RULE:
+        reason, instead = OF_REPOSITORY
     return {
         "allowed": True,
         "code": None,

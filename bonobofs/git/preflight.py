@@ -34,6 +34,24 @@ def plan(git: Git, line: Line) -> Plan:
     return planner(git, line.arguments) if planner is not None else ("", {})
 
 
+def next_head(git: Git, line: Line) -> str:
+    """What HEAD holds after `switch` or `checkout`, as its file says it; "" where it stays or git cannot tell."""
+    arguments = line.arguments
+    if line.name not in ("switch", "checkout") or "--" in arguments:
+        return ""
+    for option in ("-c", "-C", "-b", "-B", "--create", "--force-create"):
+        if option in arguments[:-1]:
+            return f"ref: refs/heads/{arguments[arguments.index(option) + 1]}"
+    words = named(arguments, _BRANCHING)
+    if len(words) != 1:
+        return ""
+    name = "@{-1}" if words[0] == "-" else words[0]
+    ref = git.line("rev-parse", "--symbolic-full-name", name)
+    if ref.startswith("refs/heads/") and not {"-d", "--detach"} & set(arguments):
+        return f"ref: {ref}"
+    return git.commit(name)
+
+
 def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[object]]:
     """The changes as `git.preflight` takes them: path, mode, blob id, size, and first bytes or a symlink's target."""
     blobs = sorted({oid for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)})

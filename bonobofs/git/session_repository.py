@@ -38,16 +38,18 @@ _EXTENSIONS: Final = frozenset(
 _OWN_REFS: Final = ("refs/bisect", "refs/worktree", "refs/rewritten")
 """Refs that belong to one work tree and to an operation in progress there."""
 _LEFT_OUT: Final = re.compile(
-    r"(include|includeif|filter|credential|alias|pager|gc|maintenance|http|user|author|committer|gpg|sendemail|safe"
+    r"(include|includeif|credential|alias|pager|gc|maintenance|http|user|author|committer|gpg|sendemail|safe"
     r"|uploadpack|uploadpackfilter|receive|mergetool|difftool|browser|man|web|instaweb|guitool|imap|trailer)\..*"
-    r"|diff\.(external|.*\.(command|textconv|cachetextconv))|merge\..*\.driver|interactive\.difffilter"
-    r"|core\.(fsmonitor|sshcommand|editor|pager|hookspath|gitproxy|askpass|worktree|bare|alternaterefscommand"
-    r"|attributesfile|excludesfile)"
+    r"|diff\.external|interactive\.difffilter"
+    r"|core\.(fsmonitor|sshcommand|editor|pager|hookspath|gitproxy|askpass|worktree|bare|alternaterefscommand)"
     r"|sequence\.editor|commit\.(gpgsign|template)|tag\.(gpgsign|forcesignannotated)|extensions\.worktreeconfig"
     r"|remote\.source\..*|remote\..*\.(uploadpack|receivepack|vcs|proxy|proxyauthmethod)|submodule\..*\.update",
     re.IGNORECASE,
 )
-"""Keys that name a program, hold a secret, or are the service's own."""
+"""Keys that name a program, hold a secret, or are the service's own.
+
+Filters and drivers stay and run as the agent: without the filter of git-crypt, a secret would be committed as it is.
+"""
 
 
 class Author(NamedTuple):

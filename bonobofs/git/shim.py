@@ -23,7 +23,7 @@ from typing import Any, Final
 from bonobofs.decision import Code, Denied, Refused, as_document
 from bonobofs.errors import BonobofsError
 from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, resolve, split
-from bonobofs.git.preflight import details, plan
+from bonobofs.git.preflight import details, next_head, plan
 from bonobofs.request import Operation
 from bonobofs.sandbox.boundary import is_cwd_inside_worktree
 from bonobofs.state.calling import call, call_with
@@ -33,6 +33,7 @@ REFUSED: Final = 77
 CLIENT: Final = str(Path(__file__).with_name("client.py"))
 _WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
 """Subcommands after which a hook of the session publishes."""
+_CHECKED_OUT: Final = {"code": "E_GIT_CHECKOUT", "subcommand": "switch", "error": "checkout"}
 _MOST_SHOWN: Final = 5
 """Refusals of one command that are shown."""
 _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")}
@@ -65,6 +66,12 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
         os.execv(real, [real, *given])  # another repository, or none: only the role's list is the session's
     commit, changes = plan(git, line)
     files = details(git, changes, reads_content=begun["reads_content"]) if changes else []
+    if head := next_head(git, line):
+        told = call(session, "git.head", head=head, check=True)
+        if told["status"]:
+            text = f"git: {told['line']}\n".replace("not published: ", "")
+            _say(f"{json.dumps({'cleo_error': True, **told.get('denied', {}), **_CHECKED_OUT})}\n{text}")
+            return REFUSED
     grant, before = 0, _head(git)
     theirs, ours = os.pipe()  # the session ends the grant when this process ends
     if files:

@@ -355,11 +355,11 @@ class Worker:
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != asked["expected"] or asked["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
+        if asked.get("check"):  # before a command, which may still publish what HEAD is to hold
+            with self._demanded_index(repository, old, new or old):
+                return {"status": 0, "line": ""}
         if not new and (old or not head.startswith(f"ref: {BRANCHES}")):
             raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.", _SWITCH)
-        if asked.get("check"):
-            with self._demanded_index(repository, old, new):
-                return {"status": 0, "line": ""}
         details = {"from": current, "to": head, "commit": new, TOUCHES: [".git/"]}
         request = Request(Operation.CHECKOUT_BRANCH, WorkspacePath(""))
         self._journal.begin(self._git_dir, self._common, [(HEAD, current, head)])

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from bonobofs.decision import Allowed, Apart
+from bonobofs.decision import REPOSITORY_RULE, Allowed, Apart
 from bonobofs.errors import PolicyError
 from bonobofs.policy import words
 from bonobofs.policy.calls import BUILT_IN, CALLS
@@ -227,7 +227,7 @@ class Policy:
         """This policy for a mount in which `.git` is the session's own."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
         table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, words.REPOSITORY)
-        leave = Allowed("repository", apart=Apart.SCRATCH)
+        leave = Allowed(REPOSITORY_RULE, apart=Apart.SCRATCH)
         return dataclasses.replace(self, repository=Repository(tuple(protected), table, leave))
 
     def repository_of(self, parts: Sequence[str]) -> Repository | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from bonobofs.decision import OF_REPOSITORY
 from bonobofs.policy import words
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet, protected_paths
 from bonobofs.policy.families import FAMILIES
@@ -74,7 +75,7 @@ def describe(policy: Policy, role: str) -> str:
         told = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
     else:
         told = ["## Allowed", _bullets(_allowed(policy, role))]
-        if policy.scratch or policy.temporary is not None:
+        if policy.scratch or policy.temporary is not None or policy.repository is not None:
             told += ["## Allowed, and kept apart", _KEPT_APART, _bullets(_kept_apart(policy))]
         told += ["## Refused", _bullets(_refused(policy, role))]
         told += ["## Tools and gates", _bullets(_callable(policy, role))]
@@ -95,6 +96,8 @@ def _allowed(policy: Policy, role: str) -> Iterable[str]:
 
 
 def _kept_apart(policy: Policy) -> Iterable[str]:
+    if policy.repository is not None:
+        yield " ".join(OF_REPOSITORY)
     for table in policy.scratch:
         limit = f", at most {words.size(table.max_total)} together" if table.max_total is not None else ""
         yield f"Scratch: {_code(words.shortened(pattern.text) for pattern in table.patterns)}: anything{limit}."

@@ -222,6 +222,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "issue": None,
         "policy": chosen.plain,
         "tracked": [],
+        "repository": None,
         "policy_origin": str(policy),
         "policy_file": str(policy),
         "holder": f"agent:{made.agent_id}",

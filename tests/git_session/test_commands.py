@@ -48,7 +48,6 @@ THROUGH_THE_SHIM: Final = (
     "rebase -i edit",
     "rebase --exec",
     "cherry-pick with a conflict",
-    "pull",
     "stash",
     "stash push",
     "stash with a conflict",

@@ -224,3 +224,19 @@ def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
             (mountpoint / ".git/config").write_text("changed")
     finally:
         session.stop(home, mountpoint)
+
+
+def test_a_filter_of_the_repository_filters_in_the_session(mounted: Mounted, source: Path) -> None:
+    """Without it, what a repository encrypts would be committed as it is. It runs as the agent."""
+    repo = Repo(source).init()
+    repo.git("config", "filter.secret.clean", "tr a-z n-za-m")
+    repo.git("config", "filter.secret.required", "true")
+    repo.git("config", "core.editor", "false")
+    repo.commit("first", {".gitattributes": "secret filter=secret\n"})
+    world = mounted(policy=PRESET, source=source)
+    git(world.path, "switch", "-q", "-c", "aidlc/secret")
+    (world.path / "secret").write_text("hello\n")
+    git(world.path, "add", "secret")
+    git(world.path, "commit", "-q", "-m", "one")
+    assert git(world.path, "show", "HEAD:secret") == "uryyb\n"
+    assert git(world.path, "config", "core.editor", code=1) == ""

@@ -275,6 +275,8 @@ def test_why_tells_what_the_mount_would_say(mounted: Mounted, repo: Repo) -> Non
         (repo.root, ".git/config", 77),
     ):
         assert bonobofs("why", where / path).returncode == code, (where, path)
+    assert "`.git` is the repository of this session." in bonobofs("why", world.path / ".git/config").stdout
+    assert "`.git` is the repository of this session." in (world.path / ".bonobofs/policy.md").read_text()
 
 
 def test_a_mount_over_its_own_source_has_a_repository(mounted: Mounted, repo: Repo) -> None:

@@ -176,3 +176,32 @@ def test_a_killed_shim_ends_its_grant(desk: Desk, repo: Repo, tmp_path: Path) ->
     hook.unlink()
     desk.git("reset", "-q", "--hard", "main")
     assert (repo.root / "Cargo.toml").read_text() == "v2\n"
+
+
+def test_a_switch_that_the_operator_cannot_follow_is_refused(desk: Desk, repo: Repo) -> None:
+    """HEAD and index are the operator's too. What the operator has staged stays staged."""
+    desk.git("switch", "-q", "-c", "aidlc/y")
+    (desk.world.path / "docs/a.md").write_text("y\n")
+    desk.git("commit", "-qam", "[gt-1] Y")
+    desk.git("switch", "-q", "aidlc/x")
+    assert repo.git("symbolic-ref", "HEAD").strip() == "refs/heads/aidlc/x"
+    blob = repo.git("hash-object", "-w", "--stdin", given="staged\n").strip()
+    repo.git("update-index", "--cacheinfo", f"100644,{blob},docs/a.md")
+    told = desk.refused("switch", "aidlc/y")
+    assert "worktree add" in told["instead"]
+    assert desk.git("symbolic-ref", "HEAD").strip() == "refs/heads/aidlc/x"
+    assert repo.git("ls-files", "-s", "docs/a.md").split()[1] == blob
+
+
+def test_a_named_role_pulls(mounted: Mounted, repo: Repo, tmp_path: Path) -> None:
+    """What a remote has and a protected branch has not stays outside."""
+    remote = Repo(tmp_path / "remote")
+    repo.git("clone", "-q", "--branch", "main", ".", str(remote.root))
+    repo.git("remote", "add", "origin", str(remote.root))
+    policy = NOTES + '[role.puller]\nwrite = ["**"]\ngit = ["*", "fetch", "pull"]\n'
+    desk = Desk(mounted(policy=policy, role="puller"))
+    desk.git("pull", "-q", "--rebase", "origin", "main")
+    assert (repo.root / "Cargo.toml").read_text() == "v2\n"
+    remote.commit("[gt-1] Newer", {"Cargo.toml": "newer\n", "docs/c.md": "c\n"})
+    assert desk.refused("pull", "-q", "--rebase", "origin", "main")["path"] == "Cargo.toml"
+    assert (repo.root / "Cargo.toml").read_text() == "v2\n"
