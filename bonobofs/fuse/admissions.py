@@ -127,7 +127,9 @@ class Admissions:
     def abandon(self) -> None:
         """The companion is dead: enter that nobody knows how its changes ended. Never raises."""
         self._bound.clear()
-        self._grants.end_all()
+        if taken := self._grants.end_all():
+            with suppress(TrailError):
+                self._guard.trail.event("checkout", {"files": len(taken), "paths": taken[:20], "end": "unknown"})
         for number in list(self._open):
             one = self._open.pop(number)
             one.admission.details = {"end": "unknown"}

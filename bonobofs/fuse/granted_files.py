@@ -62,7 +62,7 @@ class GrantedFiles(Scratching):
             if header.uid:
                 layer.check_reserve(grant.content.size)
             try:
-                self._act_as(header, groups, umask)
+                self._act_as(header, groups, umask | stat.S_IWOTH)
                 fd = layer.create(layer.directory(parent, changing=True), by, mode, leave)
             finally:
                 self._backing.act_as_self()

@@ -87,10 +87,9 @@ class Grants:
             os.close(stage)
         return taken
 
-    def end_all(self) -> None:
-        """End the grants of all commands."""
-        for number in list(self._stages):
-            self.end(number)
+    def end_all(self) -> list[str]:
+        """End the grants of all commands; the paths that were taken in."""
+        return [path for number in list(self._stages) for path in self.end(number)]
 
     def admits(self, request: Request, st: os.stat_result | None) -> bool:
         """Whether the request removes a granted file `st`, or makes or removes a directory above a granted path.

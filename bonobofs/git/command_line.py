@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from bonobofs.policy.families import FAMILIES
+
 Arguments = tuple[str, ...]
 
 READING: Final = frozenset(
@@ -106,6 +108,8 @@ def split(words: Sequence[str]) -> Line:
 def resolve(program: str, line: Line) -> Line:
     """The line with what its aliases stand for."""
     for _ in range(_MOST_ALIASES):
+        if line.name in READING or line.name in FAMILIES["git"]:
+            break
         git = Git(program, line.options)
         meaning = git.line("config", "--get", f"alias.{line.name}") if line.name else ""
         if not meaning or line.name in git.lines("--list-cmds=main"):

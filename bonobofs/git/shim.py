@@ -34,6 +34,8 @@ CLIENT: Final = str(Path(__file__).with_name("client.py"))
 _WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
 """Subcommands after which a hook of the session publishes."""
 _CHECKED_OUT: Final = {"code": "E_GIT_CHECKOUT", "subcommand": "switch", "error": "checkout"}
+_TRIED: Final = ("rmdir", "set_times")
+"""What git tries and does without."""
 _MOST_SHOWN: Final = 5
 """Refusals of one command that are shown."""
 _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")}
@@ -129,7 +131,7 @@ def _refusals(root: str, since: str) -> list[Denied]:
     with suppress(OSError), open(os.path.join(root, ".bonobofs/denials.jsonl"), encoding="utf-8") as lines:
         for text in lines:
             told = json.loads(text)
-            if told.pop("timestamp") >= since:
+            if told.pop("timestamp") >= since and told["operation"] not in _TRIED:
                 holding = {name: told.pop(name, None) for name in ("holder", "chain", "until", "allowed")}
                 kinds = {"code": Code(told["code"]), "operation": Operation(told["operation"])}
                 denied = Denied(**{**told, **kinds})
