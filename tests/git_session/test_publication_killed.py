@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.state import mounts
+from tests.fuse.waiting import until
 from tests.git_session.conftest import Publishing, PublishingMaker
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "fdatasync", "ftruncate", "sendto", "fchmod", "write")
@@ -31,9 +33,9 @@ def _children(pid: int) -> list[int]:
     ]
 
 
-def _traced(pid: int, call: str, number: int) -> subprocess.Popen[bytes]:
-    """Kill the process at its n-th such call."""
-    inject = f"inject={call}:signal=SIGKILL:when={number}"
+def _traced(pid: int, call: str, number: int, sent: str = "SIGKILL") -> subprocess.Popen[bytes]:
+    """Send the process a signal at its n-th such call."""
+    inject = f"inject={call}:signal={sent}:when={number}"
     tracer = subprocess.Popen(
         ["strace", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject, "-p", str(pid)],
         stdin=subprocess.DEVNULL,
@@ -83,4 +85,63 @@ def test_the_worker_is_killed_at_every_step(publishing: PublishingMaker, call: s
         assert "published aidlc/x (1 commit)" in told, (number, told)
         number += 1
     _operate(one, number)
-    print(call, number, flush=True)
+
+
+def _stopped(one: Publishing, call: str, number: int) -> subprocess.Popen[bytes]:
+    """Begin a commit whose publication stops at that call of the worker; the process of the commit."""
+    worker = _pids(one)[2]
+    tracer = _traced(worker, call, number, "SIGSTOP")
+    one.repo.write("a.md", f"{call} {number}\n")
+    command = ["git", "commit", "-q", "-m", f"[gt-1] Stopped {number}", "a.md"]
+    running = subprocess.Popen(command, cwd=one.repo.root, env=one.repo.env, stderr=subprocess.DEVNULL)
+    until(lambda: _state(worker) in "tT", "the worker stops")
+    tracer.send_signal(signal.SIGINT)
+    tracer.communicate()
+    return running
+
+
+@pytest.mark.parametrize(("call", "number"), [("rename", 2), ("rename", 5), ("link", 1)])
+def test_the_companion_is_killed_in_the_middle(publishing: PublishingMaker, call: str, number: int) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    _, companion, worker = _pids(one)
+    running = _stopped(one, call, number)
+    os.kill(companion, signal.SIGKILL)
+    os.kill(worker, signal.SIGCONT)
+    running.wait(60)
+    until(lambda: _state(worker) in "Z-", "the worker ends")
+    until(lambda: not _left(one), "nothing is left")
+    _operate(one, number)
+    one.repo.git("reset", "-q", "--soft", one.source.id("aidlc/x"))
+    one.repo.write("docs/b.md", "next\n")
+    told = one.repo.run("commit", "-q", "-m", "[gt-1] Next", "docs/b.md").stderr.decode()
+    assert "published aidlc/x (1 commit)" in told
+
+
+@pytest.mark.parametrize(("call", "number"), [("rename", 4), ("link", 1), ("fsync", 6)])
+def test_everything_is_killed_in_the_middle(publishing: PublishingMaker, call: str, number: int) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    worker = _pids(one)[2]
+    running = _stopped(one, call, number)
+    os.kill(worker, signal.SIGKILL)
+    one.world.kill()
+    mounts.detach(one.world.path, lazy=True)
+    running.kill()
+    running.wait()
+    one.source.git("status", "--porcelain")
+    again = publishing(source=one.source)
+    until(lambda: not _left(one), "nothing is left")
+    _operate(again, number)
+
+
+def _left(one: Publishing) -> list[str]:
+    return [path.name for path in one.git_dir.rglob("*") if path.suffix == ".lock" or "bonobofs" in path.name]
+
+
+def _state(pid: int) -> str:
+    """The letter of the state of a process; "-" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "-"
