@@ -13,19 +13,16 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
-from bonobofs.git import session_repository as repositories
+from bonobofs.git.session_repository import all_stores, configuration, content, files, find, git, write_config
 from bonobofs.state import scratch
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
 
 _NOTE: Final = "bonobofs.json"
-_SECONDS: Final = 60
 _OPERATIONS: Final = {
     "rebase-merge": "a rebase in progress",
     "rebase-apply": "a rebase or am in progress",
@@ -34,7 +31,6 @@ _OPERATIONS: Final = {
     "REVERT_HEAD": "a revert in progress",
     "BISECT_LOG": "a bisect in progress",
 }
-_HEX: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _ARMED: Final = ("config", "config.worktree", "commondir", "gitdir", "hooks", "objects/info/alternates", _NOTE)
 
 
@@ -52,8 +48,8 @@ class Kept(NamedTuple):
 
     def __str__(self) -> str:
         """What it holds, and how to take it over."""
-        held = [f"{name} ({_counted(count, 'commit')})" for name, count in self.branches.items()]
-        held += [_counted(self.stashes, "stash")] if self.stashes else []
+        held = [f"{name} (commits: {'unknown' if count < 0 else count})" for name, count in self.branches.items()]
+        held += [f"stash entries: {self.stashes}"] if self.stashes else []
         place = shlex.quote(self.place)
         names = " ".join(shlex.quote(name) for name in self.branches) or ("refs/stash" if self.stashes else "HEAD")
         return (
@@ -63,22 +59,25 @@ class Kept(NamedTuple):
         )
 
 
-def _counted(count: int, what: str) -> str:
-    if count < 0:
-        return f"some {what}s"
-    plural = "es" if what.endswith("h") else "s"
-    return f"{count} {what}{'' if count == 1 else plural}"
-
-
 def settle(home: Path) -> list[Kept]:
     """Keep or remove the repository of every session that has ended, and return those that were kept now."""
     found = []
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        if (directory / scratch.REPOSITORY).exists() and not lives(session):
-            with _alone(directory) as is_ours:
-                if is_ours and (kept := _settle(home, session, directory)) is not None:
-                    found.append(kept)
+        if not (directory / scratch.REPOSITORY).exists() or lives(session):
+            continue
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (directory / scratch.REPOSITORY).exists():
+                kept = _kept(home, session, directory / scratch.REPOSITORY)
+                found += [kept] if kept is not None else []
+                if kept is None:
+                    scratch.remove_tree(fd, os.fsencode(scratch.REPOSITORY))
+        except BlockingIOError:
+            pass  # another process settles it
+        finally:
+            os.close(fd)
     return found
 
 
@@ -92,35 +91,13 @@ def all_kept(home: Path) -> list[Kept]:
     return found
 
 
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[bool]:
-    """Whether this process is the only one that settles the session."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(fd)
-
-
-def _settle(home: Path, session: Session, directory: Path) -> Kept | None:
-    place = directory / scratch.REPOSITORY
-    if not place.exists():
-        return None
-    source = Path(session.source)
-    common = _disarm(place, source)
-    branches = {name: _missing(place, value) for name, value in _candidates(place, common).items()}
-    branches = {name: count for name, count in branches.items() if count}
-    stashes = len(_stashes(place) - (_stashes(common) if common is not None else set()))
+def _kept(home: Path, session: Session, place: Path) -> Kept | None:
+    """Move the repository to where it is kept; None: it has no work of its own."""
+    common = _disarm(place, Path(session.source))
+    branches = {name: count for name, tip in _own_tips(place, common).items() if (count := _missing(place, tip))}
+    stashes = len(_stashes(place) - _stashes(common))
     operations = [text for name, text in _OPERATIONS.items() if os.path.lexists(place / name)]
     if not branches and not stashes and not operations:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            scratch.remove_tree(fd, os.fsencode(scratch.REPOSITORY))
-        finally:
-            os.close(fd)
         return None
     target = home / "kept" / session.session
     kept = Kept(session.session, session.agent, session.source, str(target), branches, stashes, operations)
@@ -130,53 +107,42 @@ def _settle(home: Path, session: Session, directory: Path) -> Kept | None:
     return kept
 
 
-def _disarm(place: Path, source: Path) -> Path | None:
-    """Let no program start that the agent has named, and give the repository to the operator.
+def _disarm(place: Path, source: Path) -> Path:
+    """Let no program start that the agent has named, give the repository to the operator, and find the source's refs.
 
-    Returns: where the source's repository has its refs; None: it cannot be read any more.
+    The agent made no symlink that leads out of the repository: the mount refused it.
     """
-    for name in _ARMED:
-        path = place / name
+    for path in (place / name for name in _ARMED):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    entries: list[tuple[str, str]] = []
-    common, stores = None, list[str]()
-    with contextlib.suppress(OSError, GitError):
-        places = repositories.find(source)
-        entries = [pair for pair in repositories.configuration(places) if pair[0].startswith("extensions.")]
-        stores = list(repositories.all_stores(places.common / "objects"))
-        common = places.common
-    version = "1" if entries else "0"
-    entries = [("core.repositoryformatversion", version), ("core.bare", "true"), *entries]
-    (place / "config").write_text(repositories.config_text(entries), encoding="utf-8", errors="surrogateescape")
-    info = place / "objects/info"
-    if info.is_dir() and not info.is_symlink():
-        (info / "alternates").write_text("".join(f"{store}\n" for store in stores), errors="surrogateescape")
-    if os.geteuid() == 0:
-        for above, directories, names in os.walk(place):
-            for name in (*directories, *names):
-                os.chown(os.path.join(above, name), 0, 0, follow_symlinks=False)
-        os.chown(place, 0, 0)
+    common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
+    with contextlib.suppress(OSError, GitError):  # the source may be gone: its session's work is kept all the more
+        places = find(source)
+        common, stores = places.common, all_stores(places.common / "objects")
+        entries = [pair for pair in configuration(places) if pair[0].startswith("extensions.")]
+    version = ("core.repositoryformatversion", "1" if entries else "0")
+    write_config(place / "config", [version, ("core.bare", "true"), *entries])
+    (place / "objects/info").mkdir(parents=True, exist_ok=True)
+    (place / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
+    for above, _, names in os.walk(place) if os.geteuid() == 0 else ():
+        for each in (above, *(os.path.join(above, name) for name in names)):
+            os.chown(each, 0, 0, follow_symlinks=False)
     place.chmod(0o700)
     return common
 
 
-def _candidates(place: Path, common: Path | None) -> dict[str, str]:
-    """Branches whose tip is among the session's own objects, and is not the value of that branch in the source."""
-    heads = place / "refs/heads"
-    tips = {os.path.relpath(path, heads): repositories.content(path) for path in repositories.files(heads)}
-    tips["HEAD"] = repositories.content(place / "HEAD")
-    packs = any(name.endswith(".pack") for name in repositories.names(place / "objects/pack"))
-    found = {}
-    for name, content in tips.items():
-        value = (content or b"").strip()
-        if not _HEX.fullmatch(value) or name.endswith(".lock"):
-            continue
-        tip = value.decode()
-        own = packs or (place / "objects" / tip[:2] / tip[2:]).exists()
-        if own and (common is None or repositories.content(common / "refs/heads" / name) != value + b"\n"):
+def _own_tips(place: Path, common: Path) -> dict[str, str]:
+    """Branches whose tip may be among the session's own objects, and is not the value of that branch in the source."""
+    heads, found = place / "refs/heads", dict[str, str]()
+    packs = any((place / "objects/pack").glob("*.pack"))
+    for path in (*files(heads), place / "HEAD"):
+        name = os.path.relpath(path, heads) if heads in path.parents else "HEAD"
+        value = content(path) or b""
+        tip = value.decode(errors="replace").strip()
+        own = packs or (place / "objects" / tip[:2] / tip[2:]).is_file()
+        if re.fullmatch("[0-9a-f]{40,64}", tip) and own and content(common / "refs/heads" / name) != value:
             found[name] = tip
     return found
 
@@ -184,23 +150,12 @@ def _candidates(place: Path, common: Path | None) -> dict[str, str]:
 def _missing(place: Path, tip: str) -> int:
     """How many commits no ref of the source reaches; -1: git cannot tell."""
     try:
-        ran = subprocess.run(
-            ["git", f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"],
-            cwd="/",
-            env=repositories.plain_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_SECONDS,
-        )
-        return int(ran.stdout) if ran.returncode == 0 else -1
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return int(git(f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
+    except (GitError, ValueError):
         return -1
 
 
 def _stashes(repository: Path) -> set[bytes]:
     """The commits of the stash."""
-    log = repositories.content(repository / "logs/refs/stash")
-    if log is None or not (repository / "refs/stash").exists():
-        return set()
-    return {line.split(b" ")[1] for line in log.splitlines() if line.count(b" ") > 1}
+    log = content(repository / "logs/refs/stash") if (repository / "refs/stash").exists() else None
+    return {line.split(b" ")[1] for line in (log or b"").splitlines() if line.count(b" ") > 1}

@@ -205,7 +205,7 @@ def _broken_configuration(source: Path) -> None:
         (_unknown_extension, "the extension brandnew"),
         (_shared_directories, "is a symlink"),
         (_no_repository, "/nowhere/at/all"),
-        (_broken_configuration, "configuration cannot be read"),
+        (_broken_configuration, "bad config line 1"),
     ],
 )
 def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
