@@ -29,16 +29,13 @@ from bonobofs.audit.refusal_limit import RefusalLimit
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
 from bonobofs.errors import BonobofsError, TrailError
-from bonobofs.policy import words
 from bonobofs.policy.compiled import is_never_held
-from bonobofs.policy.engine import Policy, decide, decide_in_source
+from bonobofs.policy.engine import Policy, decide, decide_in_source, decide_published
 from bonobofs.policy.leases import UNKNOWN, Leases
 from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
-PUBLISHED: Final = "published"
-"""Name of the rule by which a git command takes in a published file."""
 SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
 
@@ -414,26 +411,19 @@ class Guard:
         seq = self._intend(request, leave, caller, details, size, action, guard)
         return Admission(self._end, request, leave, seq, action, guard)
 
-    def leased(self, request: Request) -> Denied | None:
-        """The refusal of a change by a lease on its path, whatever else refuses it."""
+    def decide_published(self, request: Request) -> Allowed | Denied:
+        """What the engine says of a change that brings a path to its published content."""
         self.forget_in_time()
-        leases = self.policy.leases
-        if leases is None or not request.path:
-            return None
-        if not leases.known:
-            return Denied(*words.LEASES_UNKNOWN, request.path, request.operation)
-        holding = leases.against(request.path.split("/"))
-        return None if holding is None else Denied(*words.LEASED, request.path, request.operation, holding)
+        return decide_published(self.policy, request)
 
     def admit_published(self, request: Request, caller: Caller, details: dict[str, Any] | None = None) -> Admission:
         """Leave for a change that brings a path to its published content. The caller has the grant for it.
 
         Raises Refused where another holder has a lease on the path, or the leases are unknown.
         """
-        denied = self.leased(request)
-        if denied is not None:
-            raise self.refuse(denied, caller)
-        leave = Allowed(PUBLISHED)
+        leave = self.decide_published(request)
+        if isinstance(leave, Denied):
+            raise self.refuse(leave, caller)
         action = ACTIONS.get(request.operation, "modify")
         seq = self._intend(request, leave, caller, details, 0, action)
         return Admission(self._end, request, leave, seq, action, "file")

@@ -162,8 +162,8 @@ class Admissions:
             part = question(plain)
             verdict = self._guard.decide(part.request, part.facts)
             if isinstance(verdict, Denied):
-                verdict = self._guard.leased(part.request) or verdict
-                denied.append([number, plain_decision(verdict)])
+                published = self._guard.decide_published(part.request)
+                denied.append([number, plain_decision(published if isinstance(published, Denied) else verdict)])
         return {"denied": denied}
 
     def _grant(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class Content(GrantedFiles):
         grant = self._grant_at(parent, name)
         if grant is not None and stat.S_ISREG(grant.mode):
             steps = self._take_in_file(header, grant, parent, name, umask, groups)
-            return finished(steps) if grant.content.size <= INLINE else steps
+            return finished(steps) if grant.size <= INLINE else steps
         self._check_temporary_room(header, request, facts)
         run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
         try:

@@ -21,7 +21,7 @@ from bonobofs.decision import Allowed
 from bonobofs.fuse import protocol as p
 from bonobofs.fuse import system
 from bonobofs.fuse.core import Header
-from bonobofs.fuse.grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, Published, fingerprint
+from bonobofs.fuse.grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, fingerprint
 from bonobofs.fuse.inodes import Node
 from bonobofs.fuse.noticing import told_by
 from bonobofs.fuse.scratching import Scratching
@@ -41,8 +41,9 @@ class GrantedFiles(Scratching):
         """The grant of a name that git makes now."""
         if not self.grants.files or parent.apart:
             return None
-        grant = self.grants.files.get(self._inodes.join(parent, name))
-        return None if grant is None or grant.taken or grant.mode == GONE else grant
+        path = self._inodes.join(parent, name)
+        grant = self.grants.files.get(path)
+        return None if grant is None or path in self.grants.taken or grant.mode == GONE else grant
 
     def _admission(
         self, header: Header, request: Request, facts: Facts = NO_FACTS, st: os.stat_result | None = None
@@ -60,16 +61,16 @@ class GrantedFiles(Scratching):
         by, mode, layer = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.layer
         with self._guard.admit_published(request, self._caller(header), {BY: by.decode()}) as leave:
             if header.uid:
-                layer.check_reserve(grant.content.size)
+                layer.check_reserve(grant.size)
             try:
                 self._act_as(header, groups, umask | stat.S_IWOTH)
                 fd = layer.create(layer.directory(parent, changing=True), by, mode, leave)
             finally:
                 self._backing.act_as_self()
             self._lately.note(parent.ino, by, 0)
-            stage = os.dup(grant.content.fd)  # the command may end meanwhile
+            stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
-                for call in layer.fill(fd, stage, grant.content.offset, grant.content.size, leave):
+                for call in layer.fill(fd, stage, grant.offset, grant.size, leave):
                     job = Job(call)
                     yield job
                     job.check()
@@ -93,7 +94,7 @@ class GrantedFiles(Scratching):
     ) -> bool:
         """Make a granted symlink. False: the request is none, or has another target."""
         grant = self._grant_at(parent, name)
-        if grant is None or grant.mode != SYMLINK or _read(grant.content) != target:
+        if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
             return False
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         by, details = stray_name().encode(), {"target": os.fsdecode(target)}
@@ -117,13 +118,13 @@ class GrantedFiles(Scratching):
         directory = layer.directory(parent, changing=True)
         over = _status(directory, name)
         found = None if over is None else fingerprint(over)
-        is_free = over is None or path in self.grants.hidden
-        if self.grants.files.get(path) is not grant or grant.taken or not is_free or found != grant.before:
+        is_free = path not in self.grants.taken and (over is None or path in self.grants.hidden)
+        if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         other = None if over is None else self._leaving(parent, directory, name, over)
         flags = system.RENAME_NOREPLACE if over is None else 0
         self._or_stays(other, lambda: layer.rename(directory, by, directory, name, flags, leave))
-        grant.taken = True
+        self.grants.taken.add(path)
         if over is not None:
             self._left(other, parent, name, over)
         self._did_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
@@ -137,7 +138,7 @@ class GrantedFiles(Scratching):
         found = _status(directory, name)
         if found is None or fingerprint(found) != grant.before:
             return -1
-        grant.taken = True
+        self.grants.taken.add(path)
         kept = stat.S_IMODE(found.st_mode) & ~0o111
         fd = parent.layer.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, leave)
         if node := self._inodes.find(found.st_ino + parent.layer.numbers):
@@ -146,8 +147,9 @@ class GrantedFiles(Scratching):
 
     def _brings_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
         """Whether a WRITE to a file that was taken in has the bytes that the file has already."""
-        grant = self.grants.files.get(self._inodes.path(node)) if node.parent is not None else None
-        return grant is not None and grant.taken and grant.mode != KEPT and os.pread(fd, len(data), at) == data
+        path = self._inodes.path(node) if node.parent is not None else ""
+        is_taken = path in self.grants.taken and self.grants.files[path].mode != KEPT
+        return is_taken and os.pread(fd, len(data), at) == data
 
 
 def _status(directory: int, name: bytes) -> os.stat_result | None:
@@ -155,7 +157,3 @@ def _status(directory: int, name: bytes) -> os.stat_result | None:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
-
-
-def _read(content: Published) -> bytes:
-    return os.pread(content.fd, content.size, content.offset)

@@ -24,26 +24,17 @@ def fingerprint(st: os.stat_result) -> Fingerprint:
     return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
-class Published(NamedTuple):
-    """The published content of one path: `size` bytes at `offset` of the file `fd`."""
+class Grant(NamedTuple):
+    """One path that a command may take in: its content is `size` bytes at `offset` of the file `stage`."""
 
-    fd: int
+    number: int
+    mode: int
+    """That of the published tree."""
+    before: Fingerprint | None
+    """None: the source has nothing of that name."""
+    stage: int
     offset: int
     size: int
-
-
-class Grant:
-    """One path that a command may take in."""
-
-    __slots__ = ("before", "content", "mode", "number", "taken")
-
-    def __init__(self, number: int, mode: int, before: Fingerprint | None, content: Published) -> None:
-        """`mode` is that of the published tree. `before` is None where the source has nothing of that name."""
-        self.number: Final = number
-        self.mode: Final = mode
-        self.before: Final = before
-        self.content: Final = content
-        self.taken = False
 
 
 class Grants:
@@ -51,6 +42,8 @@ class Grants:
 
     def __init__(self) -> None:
         self.files: Final[dict[str, Grant]] = {}
+        self.taken: Final[set[str]] = set()
+        """Granted paths that have their published content."""
         self.hidden: Final[set[str]] = set()
         """Paths that git has removed and not yet made again. The source still has them."""
         self._directories: Final[dict[str, int]] = {}
@@ -65,8 +58,8 @@ class Grants:
         """
         self._stages[number] = stage
         for path, mode, offset, size, before in json.loads(os.pread(stage, length, at)):
-            known = None if before is None else (before[0], before[1], before[2], before[3])
-            self.files[path] = Grant(number, mode, known, Published(stage, offset, size))
+            self.files[path] = Grant(number, mode, before and tuple(before), stage, offset, size)
+            self.taken.discard(path)
             above = path.rpartition("/")[0]
             while above:
                 self._directories[above] = number
@@ -78,7 +71,8 @@ class Grants:
         for path, grant in list(self.files.items()):
             if grant.number == number:
                 del self.files[path]
-                if grant.taken:
+                if path in self.taken:
+                    self.taken.discard(path)
                     taken.append(path)
                 self.hidden.discard(path)
         for above in [above for above, last in self._directories.items() if last == number]:
@@ -101,13 +95,13 @@ class Grants:
         grant = self.files.get(request.path)
         if grant is None or grant.mode != GONE or st is None or grant.before != fingerprint(st):
             return False
-        grant.taken = True
+        self.taken.add(request.path)
         return True
 
     def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
         """Whether the removal of this file is one half of its replacement. Its name is then hidden in the mount."""
         grant = self.files.get(path)
-        if grant is None or grant.mode == GONE or grant.taken or path in self.hidden:
+        if grant is None or grant.mode == GONE or path in self.taken or path in self.hidden:
             return False
         if grant.before != fingerprint(st) or (grant.mode == KEPT and st.st_nlink > 1):
             return False

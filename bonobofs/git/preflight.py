@@ -122,16 +122,6 @@ def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
     return _to(git, commit, *paths)
 
 
-def _restore(git: Git, arguments: tuple[str, ...]) -> Plan:
-    source = next((word.partition("=")[2] for word in arguments if word.startswith("--source=")), "")
-    for option in ("-s", "--source"):
-        if option in arguments[:-1]:
-            source = arguments[arguments.index(option) + 1]
-    paths = named(arguments, ("-s", "--source"))
-    paths += arguments[arguments.index("--") + 1 :] if "--" in arguments else ()
-    return _to(git, git.commit(source), *paths)
-
-
 def _merge(git: Git, arguments: tuple[str, ...]) -> Plan:
     if "--abort" in arguments:
         return _to(git, git.commit("HEAD"))
@@ -227,7 +217,6 @@ _PLANNERS: Final[dict[str, Callable[[Git, tuple[str, ...]], Plan]]] = {
     "pull": _pull,
     "rebase": _rebase,
     "reset": _reset,
-    "restore": _restore,
     "revert": _revert,
     "stash": _stash,
     "switch": _checkout,

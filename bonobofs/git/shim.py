@@ -20,12 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.decision import Code, Denied, Refused, as_document
+from bonobofs.decision import Refused, as_document
 from bonobofs.errors import BonobofsError
 from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, resolve, split
 from bonobofs.git.preflight import details, next_head, plan
-from bonobofs.request import Operation
-from bonobofs.sandbox.boundary import is_cwd_inside_worktree
 from bonobofs.state.calling import call, call_with
 from bonobofs.state.home import GUARD_SOCKET
 
@@ -33,7 +31,8 @@ REFUSED: Final = 77
 CLIENT: Final = str(Path(__file__).with_name("client.py"))
 _WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
 """Subcommands after which a hook of the session publishes."""
-_CHECKED_OUT: Final = {"code": "E_GIT_CHECKOUT", "subcommand": "switch", "error": "checkout"}
+_AT_A_TIME: Final = 4000
+"""Files of one call."""
 _TRIED: Final = ("rmdir", "set_times")
 """What git tries and does without."""
 _MOST_SHOWN: Final = 5
@@ -52,9 +51,10 @@ def main() -> int:
     try:
         return _run(session, real, given, line)
     except Refused as refused:
-        return _show(refused.decision, line.name)
+        decision = refused.decision
+        return _show(as_document(decision, decision.path, decision.operation), line.name)
     except (BonobofsError, OSError) as error:
-        _say(f"git: {error}\n")
+        sys.stderr.write(f"git: {error}\n")
     return 1
 
 
@@ -64,26 +64,26 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
     here = _directory(line)
     begun = call(session, "git.begin", **words, directory=here, remote=contacts_remote(line))
     root = str(begun["root"])
-    if not is_cwd_inside_worktree(os.path.realpath(git.line("rev-parse", "--show-toplevel") or "/"), root):
+    top = os.path.realpath(git.line("rev-parse", "--show-toplevel") or "/")
+    if not f"{top}/".startswith(f"{root}/"):
         os.execv(real, [real, *given])  # another repository, or none: only the role's list is the session's
+    grants: list[int] = []
     commit, changes = plan(git, line)
     files = details(git, changes, reads_content=begun["reads_content"]) if changes else []
     if head := next_head(git, line):
         told = call(session, "git.head", head=head, check=True)
-        if told["status"]:
-            text = f"git: {told['line']}\n".replace("not published: ", "")
-            _say(f"{json.dumps({'cleo_error': True, **told.get('denied', {}), **_CHECKED_OUT})}\n{text}")
-            return REFUSED
-    grant, before = 0, _head(git)
-    theirs, ours = os.pipe()  # the session ends the grant when this process ends
-    if files:
-        asked = {**words, "commit": commit, "head": before[1], "files": files}
-        grant = call_with([theirs], session, "git.preflight", **asked)["grant"]
+        if "denied" in told:
+            return _show(told["denied"], line.name)
+    before = _head(git)
+    theirs, ours = os.pipe()  # the session ends the grants when this process ends
+    for at in range(0, len(files), _AT_A_TIME):
+        asked = {**words, "commit": commit, "head": before[1], "files": files[at : at + _AT_A_TIME]}
+        grants.append(call_with([theirs], session, "git.preflight", **asked)["grant"])
     since = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
         status = _wait(real, given)
     finally:
-        if grant:
+        for grant in filter(None, grants):
             call(session, "git.finish", grant=grant)
     os.close(ours)
     if _head(git) != before and line.name not in _WITH_HOOKS:
@@ -105,9 +105,7 @@ def _wait(real: str, given: list[str]) -> int:
         status = running.wait()
     for number in (*handled, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    if status < 0:
-        return 128 - status
-    return status
+    return 128 - status if status < 0 else status
 
 
 def _directory(line: Line) -> str:
@@ -125,41 +123,30 @@ def _head(git: Git) -> tuple[str, str]:
     return git.line("symbolic-ref", "--quiet", "HEAD"), git.commit("HEAD")
 
 
-def _refusals(root: str, since: str) -> list[Denied]:
+def _refusals(root: str, since: str) -> list[dict[str, Any]]:
     """The refusals of the mount since a time, each path once."""
-    found: dict[str, Denied] = {}
+    found: dict[str, dict[str, Any]] = {}
     with suppress(OSError), open(os.path.join(root, ".bonobofs/denials.jsonl"), encoding="utf-8") as lines:
-        for text in lines:
-            told = json.loads(text)
+        for told in map(json.loads, lines):
             if told.pop("timestamp") >= since and told["operation"] not in _TRIED:
-                holding = {name: told.pop(name, None) for name in ("holder", "chain", "until", "allowed")}
-                kinds = {"code": Code(told["code"]), "operation": Operation(told["operation"])}
-                denied = Denied(**{**told, **kinds})
-                found.setdefault(denied.path, denied._replace(about=denied.about or _held(holding)))
+                found.setdefault(told["path"], told)
     return list(found.values())
 
 
-def _held(holding: dict[str, str | None]) -> str:
-    return f"It is held by {holding['holder']} until {holding['until']}." if holding["holder"] else ""
-
-
-def _show(denied: Denied, subcommand: str) -> int:
+def _show(told: dict[str, Any], subcommand: str) -> int:
     """Tell a refusal by one line of JSON and one of help; the exit status."""
-    code, error = _WORDS.get(denied.rule) or _by_code(denied)
-    told = {"cleo_error": True, **as_document(denied, denied.path, denied.operation)}
-    text = " ".join(f"git: {denied.path}: {denied.reason} {denied.about} {denied.instead}".split())
-    text = text.replace("git: : ", "git: ", 1)
-    _say(f"{json.dumps({**told, 'code': code, 'subcommand': subcommand, 'error': error})}\n{text}\n")
+    code, error = _WORDS.get(told["rule"]) or _by_code(told)
+    held = f"It is held by {told['holder']} until {told['until']}." if "holder" in told else ""
+    path = f"{told['path']}:" if told["path"] else ""
+    text = " ".join(f"git: {path} {told['reason']} {told.get('about', '')} {held} {told['instead']}".split())
+    document = {"cleo_error": True, **told, "code": code, "subcommand": subcommand, "error": error}
+    sys.stderr.buffer.write(os.fsencode(f"{json.dumps(document)}\n{text}\n"))
+    sys.stderr.flush()
     return REFUSED
 
 
-def _by_code(denied: Denied) -> tuple[str, str]:
-    if denied.rule.startswith("role:") and ":git:" in denied.rule:
+def _by_code(told: dict[str, Any]) -> tuple[str, str]:
+    if told["rule"].startswith("role:") and ":git:" in told["rule"]:
         return "E_GIT_OP_BLOCKED", "op-blocked"
-    word = denied.rule.removeprefix("git.") if denied.code is Code.GIT else denied.code.lower()
+    word = told["rule"].removeprefix("git.") if told["code"] == "GIT" else told["code"].lower()
     return f"E_GIT_{word.upper().replace('-', '_')}", word
-
-
-def _say(text: str) -> None:
-    sys.stderr.buffer.write(os.fsencode(text))
-    sys.stderr.flush()

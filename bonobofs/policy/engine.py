@@ -30,6 +30,7 @@ __all__ = [
     "compile_policy",
     "decide",
     "decide_in_source",
+    "decide_published",
     "describe",
     "digest",
     "in_source",
@@ -156,6 +157,20 @@ def _lacks(policy: Policy, agent: Agent, operation: Operation) -> Refusal | None
 def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
     """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
     return in_source(decide(policy, agent, request, facts), request)
+
+
+def decide_published(policy: Policy, request: Request) -> Decision:
+    """Whether a git command may bring this path to the content that a protected branch has there.
+
+    The caller knows that content. No rule for the path is asked, so that only a lease can refuse it.
+    """
+    leases = policy.leases
+    if leases is not None and not leases.known:
+        return Denied(*words.LEASES_UNKNOWN, request.path, request.operation)
+    holding = None if leases is None else leases.against(request.path.split("/"))
+    if holding is not None:
+        return Denied(*words.LEASED, request.path, request.operation, holding)
+    return Allowed(words.PUBLISHED)
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
