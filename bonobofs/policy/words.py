@@ -201,8 +201,10 @@ NOBODYS: Final = {
 """The refusals of what no role can have, by its family."""
 
 LEASES_RULE: Final = "leases"
+PUBLISHED: Final = "published"
+"""The rule by which a git command takes in a published file."""
 BUILT_IN_RULES: Final = frozenset(
-    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", "published", "repository", "temporary"}
+    {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", PUBLISHED, "repository", "temporary"}
     | {NO_ROLE_RULE}
 )
 """Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
