@@ -105,10 +105,8 @@ class Checkout:
             raise
 
     def close(self) -> None:
-        """Remove the private directory, and what a failed operation left in the source."""
+        """Remove the private directory."""
         self.journal.close()
-        with suppress(OSError):
-            recover(self.room / JOURNAL)
         shutil.rmtree(self.room, ignore_errors=True)
 
     def run(

@@ -53,7 +53,7 @@ from bonobofs.guards.answers import (
     not_the_agent,
     told,
 )
-from bonobofs.guards.beneath import Place, Workspace
+from bonobofs.guards.beneath import Workspace
 from bonobofs.guards.closing import Closing
 from bonobofs.guards.failures import enter_failure, recorded
 from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
@@ -439,27 +439,22 @@ class GitGuard(Closing):
         for path in paths:
             try:
                 place = self._workspace.locate(path, follow=False)
-            except NotADirectoryError:
-                place = None
-            if place is None:
-                call.demand(led_out(path, Operation.WRITE_FILE))
-                continue
-            with place:
-                self._judge_file(call, place)
-                is_missing = place.found is None and path not in tracked
-                if place.path != path or is_missing or place.kind not in (Kind.FILE, Kind.SYMLINK):
-                    raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))
-
-    def _judge_file(self, call: _Operation, place: Place) -> None:
-        """Refused if the agent may not delete, or write in this size, what the commit holds."""
-        request, facts = Request(Operation.WRITE_FILE, place.path), Facts(in_source=True)
-        if place.found is None:
-            request, facts = Request(Operation.DELETE_FILE, place.path), Facts(leaves=True, in_source=True)
-        elif place.kind is Kind.FILE:
-            facts = Facts(size=place.found.st_size, in_source=True)
-        elif place.kind is Kind.SYMLINK:
-            return  # publication judges where it leads
-        call.demand_part(Part(request, facts))
+            except NotADirectoryError:  # a file stands where its directory was
+                kind, size, real = None, 0, path
+            else:
+                if place is None:
+                    call.demand(led_out(path, Operation.WRITE_FILE))
+                    continue
+                with place:
+                    kind = None if place.found is None else place.kind
+                    size, real = 0 if place.found is None else place.found.st_size, place.path
+            if kind is None:
+                call.demand_part(Part(Request(Operation.DELETE_FILE, path), Facts(leaves=True, in_source=True)))
+            elif kind is Kind.FILE:
+                call.demand_part(Part(Request(Operation.WRITE_FILE, path), Facts(size=size, in_source=True)))
+            is_missing = kind is None and path not in tracked
+            if real != path or is_missing or kind not in (None, Kind.FILE, Kind.SYMLINK):
+                raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))
 
 
 def touched(update: TreeUpdate | IndexUpdate) -> list[str]:

@@ -130,7 +130,9 @@ class Index:
             "GIT_INDEX_FILE": os.path.abspath(self._copy),
             "GIT_LITERAL_PATHSPECS": "1",
         }
-        done = subprocess.run(["git", *arguments], input=given, env=environment, capture_output=True, check=False)
+        # A split index would refer to a file of the empty git directory.
+        command = ["git", "-c", "core.splitIndex=false", *arguments]
+        done = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
         if done.returncode != 0:
             text = done.stderr.decode(errors="replace").strip()
             raise GitError(f"the index of the checkout cannot be changed: {text}", kind="index")
