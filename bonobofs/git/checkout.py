@@ -180,6 +180,14 @@ class Checkout:
         found = zip(words, words, words, strict=True)
         return [path for path, _, value in found if value not in ("unspecified", "unset")]
 
+    @contextmanager
+    def entered(self) -> Iterator[str]:
+        """A change of index or HEAD, entered in the journal; the token that names its temporary files."""
+        try:
+            yield self.journal.begin(self.source, self.repository.common_dir, ())
+        finally:
+            self.journal.end()
+
     def new_objects(self) -> list[Path]:
         """The files and directories of new objects, relative to the object directory."""
         return [place.relative_to(self.objects) for place in self.objects.glob("??/*")]

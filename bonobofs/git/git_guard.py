@@ -181,12 +181,12 @@ class _Operation:
         """Let HEAD of the checkout name a branch. GitError: another process moved it, or has its lock."""
         checkout = self.checkout
         head = checkout.head
-        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
         who = "{} <{}>".format(*identity(self.session.guard.agent, self.rules))
         log = f"{head.commit or '0' * len(commit)} {commit} {who} {int(time.time())} +0000\t"
         log += f"checkout: moving from {head.branch or head.commit} to {branch}\n"
         old = f"ref: {BRANCHES}{head.branch}" if head.branch else head.commit
-        replace_head(checkout.source, token, old, f"ref: {BRANCHES}{branch}", log)
+        with checkout.entered() as token:
+            replace_head(checkout.source, token, old, f"ref: {BRANCHES}{branch}", log)
 
     def write_commit(self, tree: str, parents: Sequence[str], message: str) -> str:
         """A commit of the agent, signed as the policy or else the operator's configuration says."""

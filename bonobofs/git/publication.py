@@ -124,8 +124,9 @@ class Publisher:
         """Judge, record and make the updates.
 
         `operation` is that of the entries, `details` are further details of them. `touches` are further paths that the
-        publication changes. `follow` runs when the updates are admitted, before anything of the repository changes; an
-        exception ends the publication. `then` runs when the references are moved, before the outcome is recorded.
+        publication changes. `follow` runs when the updates are admitted and the objects are stored, before a reference
+        moves; an exception ends the publication. `then` runs when the references are moved, before the outcome is
+        recorded.
         """
         told = {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]}
         caller = caller._replace(details={**told, **caller.details})
@@ -146,10 +147,10 @@ class Publisher:
             if journal is not None:
                 journal.begin(self._repository.git_dir, common, published)
             try:
-                if follow is not None:
-                    follow(leave)
                 token = str(os.getpid()) if journal is None else journal.token
                 self._add_objects(token)
+                if follow is not None:
+                    follow(leave)
                 self._move_refs(published, operation.value)
                 self._add_objects(token)  # git gc may have removed objects that nothing referred to
                 if then is not None:

@@ -37,8 +37,10 @@ class IndexUpdate:
     def apply(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
         """Change the index. GitError: another process has it."""
         checkout = self._checkout
-        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
-        with prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index:
+        with (
+            checkout.entered() as token,
+            prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index,
+        ):
             index.replace()
 
 
@@ -75,8 +77,10 @@ class TreeUpdate:
     def apply(self, leave: Allowed) -> None:
         """Change files, then the index. GitError: a file was changed meanwhile, or another process has the index."""
         checkout = self._checkout
-        token = checkout.journal.begin(checkout.source, checkout.repository.common_dir, ())
-        with prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index:
+        with (
+            checkout.entered() as token,
+            prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
+        ):
             # Deletions make room: a file may become a directory.
             for one in sorted(self._steps, key=lambda one: (one.new is not None, one.path)):
                 path = os.fsdecode(one.path)
