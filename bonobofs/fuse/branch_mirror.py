@@ -11,9 +11,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
+from bonobofs.audit.strays import stray_name
+from bonobofs.decision import Allowed
 from bonobofs.fuse import system
 from bonobofs.fuse.inodes import Node
 from bonobofs.fuse.scratching import Scratching, inode_number
@@ -147,27 +149,43 @@ class Mirroring(Scratching):
         if repository is None or not repository.protects(branch):
             return False
         value = branches.value(branch)
-        if self._mirrored.get(branch, b"") != value:
-            with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
-                # The session may have a directory of this name, or a branch where this one needs a directory.
-                self._put_branch(branch, value)
+        if self._mirrored.get(branch) != value:
             self._mirrored[branch] = value
+            # The session may have a directory of this name, or a branch where this one needs a directory.
+            with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+                self._put_branch(os.fsencode(HEADS + branch), value, repository.leave)
         return True
 
-    def _put_branch(self, branch: str, value: bytes | None) -> None:
+    @contextmanager
+    def _as_person(self) -> Iterator[None]:
+        """Make what appears as the session's user, to whom the repository belongs."""
+        assert self.repository is not None
+        self._backing.act_as(*self.repository.person, 0)
+        try:
+            yield
+        finally:
+            self._backing.act_as_self()
+
+    def _put_branch(self, path: bytes, value: bytes | None, leave: Allowed) -> None:
         """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
-        layer = self._scratch.layer
-        directory = self._branch_directory(os.fsencode(os.path.dirname(HEADS + branch)))
-        name = os.fsencode(os.path.basename(branch))
+        layer, name = self._scratch.layer, os.path.basename(path)
+        directory = self._branch_directory(os.path.dirname(path), leave)
         try:
             number = inode_number(directory, name)
             node = self._inodes.find(number + layer.numbers) if number else None
             if node is not None:
                 layer.pin(node, directory, name)
             if value is not None:
-                self._replace(directory, name, value + b"\n")
+                draft = stray_name().encode()
+                with self._as_person():
+                    fd = layer.create(directory, draft, 0o644, leave)
+                try:
+                    layer.write(fd, memoryview(value + b"\n"), 0, leave)
+                finally:
+                    os.close(fd)
+                layer.rename(directory, draft, directory, name, 0, leave)
             elif number:
-                os.unlink(name, dir_fd=directory)
+                layer.unlink(directory, name, leave)
             if node is not None:
                 self._inodes.cut_off(node)
             above = self._inodes.find(os.fstat(directory).st_ino + layer.numbers)
@@ -177,30 +195,15 @@ class Mirroring(Scratching):
         finally:
             os.close(directory)
 
-    def _replace(self, directory: int, name: bytes, content: bytes) -> None:
-        root, draft = self._scratch.layer.root, b".branch"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644, dir_fd=root)
-        try:
-            os.write(fd, content)
-            self._own(fd)
-        finally:
-            os.close(fd)
-        os.rename(draft, name, src_dir_fd=root, dst_dir_fd=directory)
-
-    def _branch_directory(self, path: bytes) -> int:
+    def _branch_directory(self, path: bytes, leave: Allowed) -> int:
         """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
-        root = self._scratch.layer.root
+        layer = self._scratch.layer
         with suppress(FileNotFoundError):
-            return system.open_beneath(root, path, _DIRECTORY)
-        above = self._branch_directory(os.path.dirname(path))
+            return system.open_beneath(layer.root, path, _DIRECTORY)
+        above = self._branch_directory(os.path.dirname(path), leave)
         try:
-            os.mkdir(os.path.basename(path), 0o755, dir_fd=above)
-            fd = system.open_beneath(above, os.path.basename(path), _DIRECTORY)
-            self._own(fd)
-            return fd
+            with self._as_person():
+                layer.mkdir(above, os.path.basename(path), 0o755, leave)
+            return system.open_beneath(above, os.path.basename(path), _DIRECTORY)
         finally:
             os.close(above)
-
-    def _own(self, fd: int) -> None:
-        if self.repository is not None and self._backing.privileged:
-            os.fchown(fd, self.repository.person.uid, self.repository.person.gid)

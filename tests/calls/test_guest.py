@@ -260,6 +260,12 @@ def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Gueste
     assert guested.path.stat().st_uid == NOBODY
     commit = _git(guested.path, "commit", "-q", "--allow-empty", "-m", "[gt-1] One")
     assert commit.returncode == 0, commit.stderr
+    by_root = ("-c", "user.name=o", "-c", "user.email=o@x.y", "commit", "-q", "--allow-empty", "-m", "By root")
+    assert _git(guested.source, *by_root, user=0).returncode == 0
+    for branch in ("main", "develop"):
+        assert _git(guested.source, "branch", branch, "work", user=0).returncode == 0
+        followed = _git(guested.path, "log", "-1", "--format=%s", branch)
+        assert (followed.stdout, followed.stderr) == ("By root\n", "")
 
     def work() -> list[object]:
         os.chdir(guested.path)
