@@ -133,7 +133,7 @@ class Core:
         if node_id >= virtual.FIRST_ID:
             self._refuse_virtual(header, operation, self._virtual.path(node_id))
         node = self._node(node_id)
-        if self.repository is not None:
+        if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, node, b"")
             if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.layer.stat(node)):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -337,7 +337,7 @@ class Core:
         parent = self._node(header.node_id)
         if parent.covered:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        if self.repository is not None:
+        if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.layer.place:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies

@@ -118,7 +118,8 @@ def _disarm(place: Path, source: Path) -> Path:
         else:
             path.unlink(missing_ok=True)
     common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
-    with contextlib.suppress(OSError, GitError):  # the source may be gone: its session's work is kept all the more
+    # The source may be gone. Then every tip of the session is kept.
+    with contextlib.suppress(OSError, ValueError, GitError):
         places = find(source)
         common, stores = places.common, all_stores(places.common / "objects")
         entries = [pair for pair in configuration(places) if pair[0].startswith("extensions.")]

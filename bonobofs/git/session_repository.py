@@ -94,7 +94,7 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
         for directory, _, names in os.walk(place):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.chown(path, *owner, follow_symlinks=False)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
     return Built(str(places.common), tuple(maker.stores))
 
