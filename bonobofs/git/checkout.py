@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 from bonobofs.errors import GitError
 from bonobofs.git.journal import JOURNAL, Journal, recover
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Repository, find_git_dir
-from bonobofs.git.session_repository import Author, Owner, build
+from bonobofs.git.session_repository import Author, Owner, build, configuration, find, write_config
 from bonobofs.git.shared_head import read_head
 
 _SECONDS: Final = 120
@@ -36,6 +37,11 @@ _SETTINGS: Final = {
     "core.quotePath": "false",
     "core.safecrlf": "false",
 }
+_HARMLESS: Final = re.compile(
+    r"core\.(repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol|sparsecheckout|sparsecheckoutcone)"
+    r"|extensions\.(objectformat|partialclone)|merge\.(renames|directoryrenames|renamelimit)"
+)
+"""Keys of the source that change a result and name no program. A session keeps more: its programs run as the agent."""
 _UNDER_WAY: Final = {
     "MERGE_HEAD": "a merge",
     "CHERRY_PICK_HEAD": "a cherry-pick",
@@ -97,6 +103,8 @@ class Checkout:
         try:
             build(root, self.room / "git", Author("", ""), (), Path(os.devnull), Owner(os.geteuid(), os.getegid()))
             self.repository: Final = Repository(git_dir, [self.objects])
+            entries = ((key, value) for key, value in configuration(find(root)) if _HARMLESS.fullmatch(key))
+            write_config(self.room / "git/config", [*entries, ("core.bare", "false"), ("gc.auto", "0")])
             alternate = os.fsencode(self.repository.common_dir / "objects")
             (self.objects / "info/alternates").write_bytes(alternate + b"\n")
             self.head: Final = self._read_head()
@@ -174,9 +182,10 @@ class Checkout:
             return self.run("hash-object", "-w", "-t", "tree", "--stdin").decode().strip()
         return self.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
 
-    def filtered(self, paths: Iterable[str]) -> list[str]:
-        """The paths that an attribute sends through a program. The service runs none."""
-        words = iter(split(self.run("check-attr", "-z", "--stdin", "filter", data=joined(map(os.fsencode, paths)))))
+    def filtered(self, paths: Iterable[str], *options: str) -> list[str]:
+        """The paths that an attribute sends through a program. `--cached`: an attribute of the private index."""
+        data = joined(map(os.fsencode, paths))
+        words = iter(split(self.run("check-attr", *options, "-z", "--stdin", "filter", data=data)))
         found = zip(words, words, words, strict=True)
         return [path for path, _, value in found if value not in ("unspecified", "unset")]
 

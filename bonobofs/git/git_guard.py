@@ -134,11 +134,15 @@ class _Operation:
         """The change of the checkout to another commit. Refused if untracked files are in the way."""
         self.demand_clean()
         try:
-            return TreeUpdate(self.checkout, workspace, old, new)
+            update = TreeUpdate(self.checkout, workspace, old, new)
         except GitError as error:
             if error.kind == "untracked":
                 self.demand(branch_rules.CLEAN, message=str(error))
             raise
+        paths = [named(one.path) for one in update.differences]
+        for path in (*self.checkout.filtered(paths), *self.checkout.filtered(paths, "--cached")):
+            self.demand(_FILTER, path)
+        return update
 
     def commit_of(self, branch: str, refusal: Refusal) -> str:
         """The commit of a branch. Refused if there is none, or if the branch is a symbolic reference."""

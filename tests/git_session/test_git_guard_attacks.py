@@ -102,6 +102,12 @@ def test_a_filter_is_not_run(alice: Gated, tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         alice.guard.guarded_commit("Armed", ["armed.txt"], "alice", "gt-1")
     assert caught.value.decision.rule == "git.filter"
+    alice.write("armed.txt", "x\n")
+    with pytest.raises(Refused) as caught:
+        alice.guard.guarded_checkout_branch("aidlc/other", "alice")
+    assert caught.value.decision.rule == "git.filter"
+    (alice.root / ".git/info/attributes").unlink()
+    alice.guard.guarded_checkout_branch("aidlc/other", "alice")
     assert not mark.exists()
 
 
