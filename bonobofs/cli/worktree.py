@@ -118,5 +118,7 @@ def remove(
         say(f"  {path}")
     for path in removed.staged:
         say(f"  {path}, as it was staged, in {removed.kept}.staged")
+    for repository in removed.repositories:
+        say(repository)
     for path in removed.deleted:
         note(f"{path} had been deleted, which is in no commit")

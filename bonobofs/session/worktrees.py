@@ -70,6 +70,8 @@ class Removed(NamedTuple):
     """Files of which other content was staged than they had; it is kept too."""
     deleted: tuple[str, ...]
     """Files that had been deleted without a commit."""
+    repositories: tuple[str, ...] = ()
+    """For each repository of a session that is kept, with stashes or unpublished commits: where, and how to use it."""
 
 
 class Standing(NamedTuple):
@@ -149,9 +151,10 @@ def remove(home: Path, named: str) -> Removed:
 def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> Removed:
     """Unmount it, keep what is to be kept, and take it away. What is kept is put into `told` before the rest goes."""
     where = places(home, one.worktree)
+    repositories: tuple[str, ...] = ()
     if mounts.at(where.work) or live_at(home, where.work) is not None:
-        stop(home, where.work)
-    removed = _emptied(home, one, where)
+        repositories = tuple(map(str, stop(home, where.work).kept))
+    removed = _emptied(home, one, where)._replace(repositories=repositories)
     told["kept"] = str(removed.kept or "")
     _take_away(home, one)
     return removed

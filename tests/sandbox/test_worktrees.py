@@ -347,6 +347,8 @@ def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: Wante
     added = bonobofs("worktree", "add", *options, "--policy", str(wanted.policy))
     assert added.returncode == 0, added.stderr
     work = Path(added.stdout.strip())
+    (work / "docs/a.md").write_text("put aside\n")
+    agents_git(work, "stash", "push", "-q")
     (work / "docs/new.md").write_text("new\n")
     listed = json.loads(bonobofs("worktree", "list", "--json").stdout)
     assert [(one["issue"], one["agent"], one["mounted"], one["work"]) for one in listed] == [
@@ -359,4 +361,6 @@ def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: Wante
     assert removed.returncode == 0, removed.stderr
     assert "docs/new.md" in removed.stdout
     assert "kept in" in removed.stdout
+    assert "kept: the repository of alice's session" in removed.stdout
+    assert "stash" in removed.stdout
     assert bonobofs("worktree", "remove", "gt-1").returncode == 2
