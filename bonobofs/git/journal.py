@@ -92,7 +92,8 @@ class Journal:
         self._file.truncate(0)
         self._file.write(text)
         self._file.flush()
-        os.fdatasync(self._file.fileno())
+        if text:
+            os.fdatasync(self._file.fileno())
 
 
 def recover(file: Path) -> list[Left]:

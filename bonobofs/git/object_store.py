@@ -39,7 +39,6 @@ def _add_objects(found: Path, store: Path, token: str) -> None:
     packs = sorted((found / "pack").glob("pack-*.pack"))
     if packs and sum(pack.stat().st_size for pack in packs) <= _MOST_BYTES and _write_loose(found, store, token):
         return
-    touched = {store / "pack"}
     for pack in packs:
         for suffix in _SUFFIXES:
             piece = pack.with_suffix(suffix)
@@ -49,11 +48,8 @@ def _add_objects(found: Path, store: Path, token: str) -> None:
         if len(directory.name) == 2 and directory.is_dir():
             target = store / directory.name
             target.mkdir(exist_ok=True)
-            touched |= {target, store}
             for piece in directory.iterdir():
                 _add(piece, target / piece.name, store, token)
-    for directory in touched:
-        _sync(directory)
 
 
 def _write_loose(found: Path, store: Path, token: str) -> bool:
@@ -62,7 +58,6 @@ def _write_loose(found: Path, store: Path, token: str) -> bool:
     oids = [oid for _, oid in zip(range(_MOST_LOOSE + 1), odb, strict=False)]
     if len(oids) > _MOST_LOOSE or sum(odb.read_header(oid)[1] for oid in oids) > _MOST_BYTES:
         return False
-    touched = {store}
     for oid in oids:
         name = str(oid)
         target = store / name[:2] / name[2:]
@@ -70,7 +65,6 @@ def _write_loose(found: Path, store: Path, token: str) -> bool:
             continue
         kind, data = odb.read(oid)
         target.parent.mkdir(exist_ok=True)
-        touched.add(target.parent)
         temporary = store / f"tmp_bonobofs_{token}_{name}"
         content = zlib.compress(b"%s %d\0" % (_KINDS[int(kind)], len(data)) + data, 1)
         with temporary.open("wb") as file:
@@ -79,8 +73,6 @@ def _write_loose(found: Path, store: Path, token: str) -> bool:
             file.flush()
             os.fdatasync(file.fileno())
         temporary.rename(target)
-    for directory in touched:
-        _sync(directory)
     return True
 
 
@@ -100,11 +92,3 @@ def _add(piece: Path, target: Path, store: Path, token: str) -> None:
             os.fchmod(file.fileno(), 0o444)
             os.fdatasync(file.fileno())
         temporary.rename(target)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

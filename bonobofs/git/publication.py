@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -73,6 +73,17 @@ class Published(NamedTuple):
 class _Move(NamedTuple):
     published: Published
     parts: list[Part]
+
+
+def sync_refs(common: Path, refs: Iterable[str]) -> None:
+    """Bring loose references to the disk; libgit2 would sync their logs and directories too."""
+    for ref in refs:
+        with suppress(FileNotFoundError):  # git has packed it by now
+            handle = os.open(common / ref, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(handle)
+            finally:
+                os.close(handle)
 
 
 class Publisher:
@@ -152,6 +163,7 @@ class Publisher:
                 if follow is not None:
                     follow(leave)
                 self._move_refs(published, operation.value)
+                sync_refs(common, [one.ref for one in published if one.new])
                 self._add_objects(token)  # git gc may have removed objects that nothing referred to
                 if then is not None:
                     then(published)

@@ -277,5 +277,4 @@ def _prepare() -> None:
     for level in (1, 2, 3, 4):  # programdata, system, xdg, global
         pygit2.option(Option.SET_SEARCH_PATH, level, "")
     pygit2.option(Option.SET_OWNER_VALIDATION, False)
-    pygit2.option(Option.ENABLE_FSYNC_GITDIR, True)
     pygit2.option(Option.SET_EXTENSIONS, ["partialclone", "worktreeconfig", "relativeworktrees"], 3)

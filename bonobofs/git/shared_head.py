@@ -57,11 +57,12 @@ class Index:
         self._changes: Final = changes
         self._keep: Final = keep
         self._seen: tuple[int, ...] | None = None
+        self._is_changed = False
         self._prepare()
 
     def replace(self) -> None:
         """Put the copy in place. GitError: another process holds the lock all the time."""
-        if not self._changes:
+        if not self._is_changed:
             return
         for _ in range(_TRIES):
             try:
@@ -87,9 +88,9 @@ class Index:
         if self._seen is not None:
             shutil.copy(self._place, self._copy)
         lines = b"".join(self._lines())
-        self._git("update-index", "-z", "--index-info", given=lines)
-        with self._copy.open("rb") as file:
-            os.fdatasync(file.fileno())
+        if lines:
+            self._git("update-index", "-z", "--index-info", given=lines)
+        self._is_changed = bool(lines)
 
     def _lines(self) -> Iterator[bytes]:
         staged = self._staged()

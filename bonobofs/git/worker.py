@@ -55,7 +55,11 @@ _NICE: Final = 5
 ZERO: Final = "0" * 40
 _HOOK: Final = """\
 #!/bin/sh
-{ printf '%s\\n' "$GIT_QUARANTINE_PATH"; cat; echo .; } >request
+{
+    printf '%s\\n' "$GIT_QUARANTINE_PATH"
+    while IFS= read -r line; do printf '%s\\n' "$line"; done
+    echo .
+} >request
 while IFS= read -r line; do
     case $line in
     ok) exit 0 ;;
