@@ -83,6 +83,8 @@ class Index:
         shutil.rmtree(self._room, ignore_errors=True)
 
     def _prepare(self) -> None:
+        if not self._changes:
+            return  # also where the source has no index
         self._seen = _mark(self._place)
         self._copy.unlink(missing_ok=True)
         if self._seen is not None:
