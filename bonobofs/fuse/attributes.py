@@ -58,8 +58,9 @@ class Attributes(Content):
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
-        if not valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) and (node := self._nodes.get(header.node_id)) is not None:
-            self._check_freshened(node)
+        known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._nodes.get(header.node_id)
+        if known is not None and known.layer.place:
+            return self._freshened(known)
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = node.layer.stat(node, changing=True)
         self._see(node, st)
@@ -79,10 +80,15 @@ class Attributes(Content):
                 self._resized(node, first.request.path)
         return self._attr_times + self._attr(node, st)
 
-    def _check_freshened(self, node: Node) -> None:
-        """EROFS, not recorded: git gives the time of now to an object of the source that it would have stored again."""
-        if node.layer.place:
+    def _freshened(self, node: Node) -> Reply:
+        """Answer git, which gives the time of now to an object of the source that it would have stored again.
+
+        Nothing is changed or recorded. Git believes that it has done so for a pack, whose objects `git gc` keeps for
+        two weeks when no ref reaches them. EROFS for any other file: git stores the object in the session.
+        """
+        if not node.name.endswith(b".pack"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return bytes(p.ATTR_OUT.size) + self._attr(node, node.layer.stat(node))
 
     def _did_attributes(self, node: Node, st: os.stat_result) -> None:
         node.told = told_by(st)

@@ -324,3 +324,16 @@ def test_an_ordinary_user_has_a_repository(ordinary_user: OrdinaryUser) -> None:
     finally:
         ended = ordinary_user.bonobofs("umount", mountpoint)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_git_stores_nothing_again_that_a_pack_of_the_source_has(mounted: Mounted, repo: Repo) -> None:
+    """The pack keeps its time, and git's attempt to change that is no refusal."""
+    repo.git("gc", "-q")
+    (pack,) = (repo.root / ".git/objects/pack").glob("*.pack")
+    before = pack.stat().st_mtime_ns
+    world = enter(mounted, repo.root)
+    (world.path / "copy.md").write_text("two\n")
+    git(world.path, "add", "copy.md")
+    assert "count: 0" in git(world.path, "count-objects", "-v").splitlines()
+    assert pack.stat().st_mtime_ns == before
+    assert denials(world) == []
