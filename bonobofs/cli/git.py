@@ -51,11 +51,23 @@ class _SessionGit(NamedTuple):
     """The git of the mount that this is run in."""
 
     program: Path
+    issue: str | None
 
     def run(self, *arguments: str, quiet: bool = False) -> int:
         """Run it, and return its exit status."""
         output = subprocess.DEVNULL if quiet else None
         return subprocess.run([self.program, *arguments], check=False, stdout=output, stderr=output).returncode
+
+    def read(self, *arguments: str) -> str:
+        """Run it, and return what it prints, without the last newline; "" if it fails."""
+        done = subprocess.run([self.program, *arguments], check=False, capture_output=True)
+        return "" if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
+
+    def check_clean(self) -> None:
+        """End with the exit status of a refusal if a tracked file differs from HEAD."""
+        if self.run("diff", "--quiet", "HEAD", quiet=True):
+            print("bonobofs: The working tree has uncommitted changes. Commit or stash them.", file=sys.stderr)
+            raise typer.Exit(Refused.exit_code)
 
     def demand(self, *arguments: str) -> None:
         """Run it, and end with its exit status unless that is 0."""
@@ -71,7 +83,7 @@ def _acting(identity: _Identity, issue: str | None = None) -> Iterator[GitGuard 
     if around is not None:
         if identity != _Identity(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
-        yield _SessionGit(around.directory / "bin/git")
+        yield _SessionGit(around.directory / "bin/git", issue or around.issue)
         return
     if identity.agent is None:
         raise UsageError("outside a mount, name the agent with --agent")
@@ -134,9 +146,7 @@ def checkout(
     """
     with _acting(_Identity(agent, role, policy)) as git:
         if isinstance(git, _SessionGit):
-            if git.run("diff", "--quiet", "HEAD", quiet=True):
-                print("bonobofs: The working tree has uncommitted changes. Commit or stash them.", file=sys.stderr)
-                raise typer.Exit(Refused.exit_code)
+            git.check_clean()
             git.demand("checkout", name, "--")
         else:
             git.guarded_checkout_branch(name, git.agent)
@@ -146,26 +156,45 @@ def checkout(
 @app.command("commit")
 def commit(
     message: MessageOption,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files, as they are now.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="These alone; else what is staged.")
+    ] = None,
     issue: IssueOption = None,
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Commit files as they are now. What else is staged stays staged.
+    """Commit files as they are now, or what is staged.
 
     \b
     Example:
       bonobofs git commit -m 'Add the plan' --issue gt-17 aidlc-docs/plan.md --agent alice
     """
-    with _acting(_Identity(agent, role, policy)) as git:
+    with _acting(_Identity(agent, role, policy), issue) as git:
         if isinstance(git, _SessionGit):
-            text = message if issue is None or message.startswith("[") else f"[{issue}] {message}"
-            git.demand("add", "--", *map(str, files))
-            git.demand("commit", "-m", text, "--only", "--", *map(str, files))
+            named = ["--", *map(str, files)] if files else []
+            if files:
+                git.demand("add", *named)
+            git.demand("commit", "-m", _with_issue(message, git.issue), *(["--only", *named] if files else []))
         else:
-            made = git.guarded_commit(message, [os.path.abspath(path) for path in files], git.agent, issue or "")
+            paths = [os.path.abspath(path) for path in files] if files else _staged(git)
+            made = git.guarded_commit(message, paths, git.agent, issue or "")
             say(f"{made[:_SHORT]} committed")
+
+
+def _with_issue(message: str, issue: str | None) -> str:
+    return message if issue is None or message.startswith("[") else f"[{issue}] {message}"
+
+
+def _staged(guard: GitGuard) -> list[str]:
+    """The staged files, whose content is that of the working tree. GitError: there are none, or one differs."""
+    found = guard.get_status(guard.agent)
+    both = sorted(set(found.staged) & set(found.modified))
+    if both:
+        raise GitError(f"{both[0]} changed after it was staged; stage it again, or name the files", kind="dirty")
+    if not found.staged:
+        raise GitError("nothing is staged; stage files with git add, or name them", kind="empty")
+    return list(found.staged)
 
 
 @app.command("merge")
@@ -200,11 +229,30 @@ def merge(
 
 
 def _merge_in_mount(git: _SessionGit, source: str, target: str | None, strategy: str) -> None:
-    if target is not None or strategy != "merge":
-        raise UsageError("in a mount, check the target out and use git itself: git merge, git merge --squash")
-    if git.run("merge", "--no-edit", source):
-        git.run("merge", "--abort", quiet=True)
-        raise GitError("git could not merge, and nothing was changed", kind="conflict")
+    if strategy not in ("merge", "squash"):
+        raise UsageError(f"there is no merge strategy {strategy!r}: use merge or squash")
+    git.check_clean()
+    before = git.read("symbolic-ref", "--quiet", "--short", "HEAD") or git.read("rev-parse", "HEAD")
+    elsewhere = target not in (None, before)
+    if target is not None and elsewhere:
+        git.demand("checkout", "--quiet", target, "--")
+    try:
+        _merge_into_head(git, source, squash=strategy == "squash")
+    finally:
+        if elsewhere:
+            git.run("checkout", "--quiet", before, "--")
+
+
+def _merge_into_head(git: _SessionGit, source: str, *, squash: bool) -> None:
+    if git.run("merge", *(["--squash"] if squash else ["--no-edit"]), source) == 0:
+        if squash and git.run("diff", "--cached", "--quiet", quiet=True):
+            git.demand("commit", "--quiet", "-m", _with_issue(f"Squash {source}", git.issue))
+        return
+    conflicts = git.read("diff", "--name-only", "--diff-filter=U").splitlines()
+    git.run("reset", "--quiet", "--hard" if squash else "--merge", quiet=True)
+    for path in conflicts:
+        say(f"conflict: {path}")
+    raise GitError("git could not merge, and nothing was changed", kind="conflict", paths=conflicts)
 
 
 @app.command("status")

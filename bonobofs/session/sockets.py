@@ -24,6 +24,8 @@ class CallableSession(NamedTuple):
     agent_id: str
     role: str
     source: str
+    issue: str | None = None
+    """The issue of its worktree, as far as this state directory knows the session."""
 
 
 def callable_around(home: Path, path: Path) -> CallableSession | None:
@@ -36,7 +38,9 @@ def callable_around(home: Path, path: Path) -> CallableSession | None:
     made = mounted_around(home, path)
     if made is not None and made.mountpoint is not None:
         directory = inside_directory(home, made.session)
-        return CallableSession(directory, Path(made.mountpoint), made.session, made.agent_id, made.role, made.source)
+        return CallableSession(
+            directory, Path(made.mountpoint), made.session, made.agent_id, made.role, made.source, made.issue
+        )
     around = mounts.over(path)
     if around is None or around.owner not in (0, os.geteuid()):
         return None
