@@ -71,6 +71,8 @@ class Built(NamedTuple):
     """The directory in which the source's repository has its refs."""
     stores: tuple[str, ...]
     """The object stores of the source that it reads, in the order in which the mount shows them."""
+    notes: tuple[str, ...]
+    """What the operator should know, a sentence each."""
 
 
 class Places(NamedTuple):
@@ -96,7 +98,7 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
                 os.chown(path, *owner, follow_symlinks=False)
     except (OSError, ValueError) as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
-    return Built(str(places.common), tuple(maker.stores))
+    return Built(str(places.common), tuple(maker.stores), tuple(maker.notes))
 
 
 def find(source: Path) -> Places:
@@ -117,6 +119,7 @@ class _Maker:
 
     def __init__(self, author: Author, protected: Sequence[str], socket: Path) -> None:
         self.stores: Final[list[str]] = []
+        self.notes: Final[list[str]] = []
         self._author: Final = author
         self._protected: Final = protected
         # Git runs it in a shell.
@@ -136,6 +139,8 @@ class _Maker:
         if not os.path.lexists(place / "HEAD"):
             raise GitError(f"{places.private} has no HEAD", kind="unreadable")
         if source is not None:
+            if ("extensions.objectformat", "sha256") in entries:
+                self.notes.append("Git works in this mount, but cannot publish: the repository has SHA-256 objects.")
             self._make_protected_loose(place)
             self._write_hooks(places, place / "hooks", dict(entries).get("core.hookspath", ""), source)
         modules = places.private / "modules"

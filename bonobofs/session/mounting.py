@@ -201,7 +201,7 @@ def _repository(home: Path, drawn: Drawn, guest: Guest | None) -> tuple[dict[str
     except GitError as error:
         shutil.rmtree(place, ignore_errors=True)
         return None, (f"Git cannot change anything in this mount: {error}.",)
-    return {"common": made.common, "stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, ()
+    return {"common": made.common, "stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, made.notes
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

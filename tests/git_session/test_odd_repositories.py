@@ -174,6 +174,21 @@ def test_a_partial_clone_fetches_what_it_lacks(mounted: Mounted, source: Path, t
     assert git(world.path, "show", "HEAD~2:README.md") == "one\n"
 
 
+def test_what_cannot_be_published_is_said_at_the_mount(home: Path, source: Path, tmp_path: Path) -> None:
+    """A repository with SHA-256 objects works in the session, and its commits are kept at the end."""
+    sha256(source, tmp_path)
+    mountpoint = tmp_path / "mount"
+    mountpoint.mkdir()
+    made = session.start(home, session.Order(source, mountpoint, policy=PRESET))
+    try:
+        git(mountpoint, "switch", "-q", "-c", "aidlc/kept")
+        assert "not published" in git(mountpoint, "commit", "-q", "--allow-empty", "-m", "one")
+    finally:
+        ended = session.stop(home, mountpoint)
+    assert any("cannot publish" in note for note in made.notes)
+    assert [kept.branches for kept in ended.kept] == [{"aidlc/kept": 1}]
+
+
 def _reftable(source: Path) -> None:
     Repo(source).git("config", "core.repositoryformatversion", "1")
     Repo(source).git("config", "extensions.refStorage", "reftable")
