@@ -76,10 +76,14 @@ class Git:
     def __init__(self, program: str, options: Arguments) -> None:
         self._command: Final = (program, *options)
 
-    def run(self, *words: str, data: bytes = b"") -> tuple[int, str]:
+    def run(self, *words: str) -> tuple[int, str]:
         """The exit status, and what git prints."""
-        ran = subprocess.run([*self._command, *words], input=data, capture_output=True, check=False)
+        ran = subprocess.run([*self._command, *words], capture_output=True, stdin=subprocess.DEVNULL, check=False)
         return ran.returncode, os.fsdecode(ran.stdout)
+
+    def output(self, *words: str, data: bytes) -> bytes:
+        """What git prints for this input."""
+        return subprocess.run([*self._command, *words], input=data, capture_output=True, check=False).stdout
 
     def lines(self, *words: str, end: str = "\n") -> list[str]:
         """What git prints; [] where it fails."""

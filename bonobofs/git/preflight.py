@@ -5,7 +5,8 @@ The result is a proposal: the session grants only what is published, and the mou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ GONE: Final = 0
 SUBMODULE: Final = 0o160000
 SYMLINK: Final = 0o120000
 _HEAD_BYTES: Final = 8
+_LARGE: Final = 1 << 20
+"""Bytes of a blob from which on only the mount looks at its first bytes, when it is written."""
 _UNKNOWN: Final = ""
 """Blob id of content that git tells only by making it."""
 
@@ -54,22 +57,31 @@ def next_head(git: Git, line: Line) -> str:
 
 def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[object]]:
     """The changes as `git.preflight` takes them: path, mode, blob id, size, and first bytes or a symlink's target."""
-    blobs = sorted({oid for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)})
+    blobs = {oid: mode for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)}
     sizes: dict[str, int] = {}
-    heads: dict[str, str] = {}
-    _, told = git.run("cat-file", "--batch-check=%(objectname) %(objectsize)", data="\n".join([*blobs, ""]).encode())
-    for text in told.splitlines():
-        oid, _, size = text.partition(" ")
+    told = git.output("cat-file", "--batch-check=%(objectname) %(objectsize)", data=_lines(blobs))
+    for line in told.decode().splitlines():
+        oid, _, size = line.partition(" ")
         sizes[oid] = int(size) if size.isdecimal() else -1
-    for mode, oid in changes.values():
-        if oid and oid not in heads and (mode == SYMLINK or (reads_content and mode not in (GONE, SUBMODULE))):
-            content = git.run("cat-file", "blob", oid)[1]
-            heads[oid] = content if mode == SYMLINK else content[:_HEAD_BYTES]
+    wanted = {oid: size for oid, size in sizes.items() if size >= 0 and (reads_content or blobs[oid] == SYMLINK)}
+    read = [oid for oid, size in wanted.items() if size < _LARGE]
+    heads: dict[str, str] = {}
+    content, at = git.output("cat-file", "--batch", data=_lines(read)), 0
+    for oid in read:  # each after a line with its name, kind and size, and before the end of a line
+        at = content.index(b"\n", at) + 1
+        is_link = blobs[oid] == SYMLINK
+        text = content[at : at + (sizes[oid] if is_link else min(sizes[oid], _HEAD_BYTES))]
+        heads[oid] = os.fsdecode(text) if is_link else text.decode("latin-1")
+        at += sizes[oid] + 1
     return [
         [path, mode, oid, sizes.get(oid, -1), heads.get(oid, "")]
         for path, (mode, oid) in changes.items()
         if mode != SUBMODULE
     ]
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
 
 
 def _between(git: Git, *command: str) -> Changes:

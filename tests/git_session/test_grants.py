@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from bonobofs.decision import Refused
+from tests.fuse.waiting import until
 from tests.git_session.desks import LARGE, NOTES, Desk, make_source
 from tests.git_session.repositories import Repo
+from tests.watch.looking import companion_of
 from tests.worlds import Mounted, World, register
 
 
@@ -290,6 +293,17 @@ def test_a_killed_server_leaves_the_content_before_or_after(
     again = Desk(mounted(policy=NOTES, mountpoint=desk.world.path))
     again.git("reset", "-q", "--hard", "main")
     assert (repo.root / "large.bin").read_bytes() == LARGE
+
+
+def test_grants_end_with_the_companion(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
+    granted("Cargo.toml", "run.sh")
+    (desk.world.path / "Cargo.toml").unlink()
+    os.close(os.open(desk.world.path / "run.sh", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    os.kill(companion_of(desk.world.pid), signal.SIGKILL)
+    until((desk.world.path / "Cargo.toml").exists, "the file is shown again")
+    assert (repo.root / "Cargo.toml").read_text() == "v1\n"
+    (checkout,) = checkouts(desk.world)
+    assert (checkout["paths"], checkout["end"]) == (["run.sh"], "unknown")
 
 
 def test_a_lease_of_another_agent_is_respected(desk: Desk, repo: Repo, mounted: Mounted) -> None:
