@@ -314,7 +314,7 @@ def is_member(header: Header, gid: int) -> bool:
 def _allocated(st: os.stat_result, offset: int, length: int) -> int:
     """Return how many bytes a change of `length` bytes at `offset` may allocate; a file with holes may fill them."""
     has = st.st_blocks * 512
-    return offset + length - has if has >= st.st_size else length
+    return min(length, offset + length - has) if has >= st.st_size else length
 
 
 def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:
