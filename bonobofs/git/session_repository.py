@@ -203,7 +203,7 @@ class _Maker:
             elif _copy(found, place / "own" / name):
                 own = f'"${{0%/*}}/own/{name}"'
             lines = [f'if [ -x {own} ]; then {own} "$@" || status=$?; fi'] if own else []
-            lines += [f"{self._client} publish </dev/null"] if name in _SERVICE_HOOKS else []
+            lines += [f'{self._client} publish {name} "$@" </dev/null'] if name in _SERVICE_HOOKS else []
             if lines:
                 (place / name).write_text("\n".join(["#!/bin/sh", *lines, "exit ${status:-0}", ""]))
                 (place / name).chmod(0o755)
