@@ -156,6 +156,8 @@ class _Maker:
         ]
         kept += [
             *(("core.bare", "false"), ("gc.auto", "0"), ("gc.packRefs", "false"), ("maintenance.auto", "false")),
+            # Two requests fewer for each object than by link and unlink.
+            ("core.createObject", "rename"),
             *(("user.name", self._author.name), ("user.email", self._author.email)),
         ]
         if not is_submodule:
