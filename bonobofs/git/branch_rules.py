@@ -139,13 +139,13 @@ COMMITTER: Final = Refusal(
 AUTHOR: Final = Refusal(
     Code.GIT,
     "git.author",
-    "The author of a commit is somebody else, and no published commit of that author has the same change.",
+    "The author of a commit is another person, and no published commit of that author has the same change.",
     "Run `git commit --amend --reset-author`, or publish the change in the agent's own name.",
 )
 TRAILER: Final = Refusal(
     Code.GIT,
     "git.trailer",
-    "The message has a trailer of somebody else, and no published commit with the same change has that trailer.",
+    "The message has a trailer of another person, and no published commit with the same change has that trailer.",
     "Remove the trailer with `git commit --amend`.",
 )
 DATE: Final = Refusal(
@@ -181,7 +181,7 @@ STAGED: Final = Refusal(
 SHARED: Final = Refusal(
     Code.GIT,
     "git.checkout",
-    "HEAD of this checkout was moved by somebody else.",
+    "HEAD of this checkout was moved by another program.",
     "Work in a checkout of its own: ask the operator for `bonobofs worktree add`.",
 )
 UNPUBLISHED: Final = Refusal(

@@ -82,7 +82,7 @@ def settle(home: Path) -> list[Kept]:
 
 
 def all_kept(home: Path) -> list[Kept]:
-    """Every repository that was kept and is still there, those of sessions that nobody has unmounted included."""
+    """Every repository that was kept and is still there, also of sessions whose mount still stands."""
     settle(home)
     found = []
     for path in sorted((home / "kept").glob(f"*/{_NOTE}")):
