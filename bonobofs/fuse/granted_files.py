@@ -108,7 +108,8 @@ class GrantedFiles(Scratching):
             try:
                 self._put_in_place(parent, name, by, grant, leave)
             except BaseException:
-                parent.layer.unlink(parent.layer.directory(parent, changing=True), by, leave)
+                with suppress(FileNotFoundError):
+                    parent.layer.unlink(parent.layer.directory(parent, changing=True), by, leave)
                 raise
         return True
 

@@ -4,7 +4,7 @@ The order is that of the contracts: outside, devices, the session's own `.git` (
 the role's `deny`, scratch paths that git does not track (allowed, the bytes held apart), hidden, the role's `write`,
 keep, then the rules, or `default` where none matches the path. A temporary name that these four refuse is allowed, and
 the file held apart. Last, what would be allowed is still refused for a file that has names beyond those that are known,
-and for a path that somebody else has leased. What is refused earlier is never looked at again, so nothing later can
+and for a path that another holder has leased. What is refused earlier is never looked at again, so nothing later can
 widen it.
 
 An operation of a gate is no change of a path: the role has it or has it not, and its files are judged as they change.
