@@ -123,7 +123,7 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
 
     def grant(connection: Connection) -> Granted:
         name = enter(connection, wanted, clock() + round(1000 * wanted.seconds))
-        return Granted(_living_one(connection, name), presence.generation(connection))
+        return Granted(_stored(connection, name), presence.generation(connection))
 
     granted = unless_others_hold_it(database, wanted, overlap, grant)
     if isinstance(granted, Conflict):
@@ -155,7 +155,7 @@ def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder |
     with database.change() as connection:
         found = _theirs(connection, lease, by)
         connection.execute(update(leases).where(leases.c.id == found.id).values(until=clock() + round(1000 * seconds)))
-        return Granted(_living_one(connection, lease), presence.next_generation(connection))
+        return Granted(_stored(connection, found.id), presence.next_generation(connection))
 
 
 def release(database: Database, lease: str, *, by: Holder | None = None) -> Granted:
@@ -173,10 +173,13 @@ def list_leases(database: Database) -> list[Lease]:
 
 
 def living(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
-    """The leases that count now, the oldest first."""
-    rows = connection.execute(
-        select(leases).where(leases.c.until > clock(), *where).order_by(leases.c.acquired, leases.c.id)
-    ).all()
+    """The leases that have not expired, the oldest first."""
+    return _select(connection, leases.c.until > clock(), *where)
+
+
+def _select(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
+    """Leases of any expiry, the oldest first."""
+    rows = connection.execute(select(leases).where(*where).order_by(leases.c.acquired, leases.c.id)).all()
     patterns: dict[str, list[str]] = {row.id: [] for row in rows}
     wanted = select(lease_patterns.c.lease, lease_patterns.c.pattern).join_from(lease_patterns, leases).where(*where)
     for lease, pattern in connection.execute(wanted.order_by(lease_patterns.c.pattern)):
@@ -309,6 +312,11 @@ def enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> 
     connection.execute(insert(lease_patterns), rows)
     presence.next_generation(connection)
     return name
+
+
+def _stored(connection: Connection, lease: str) -> Lease:
+    """A lease that this transaction has written. A lease of a millisecond can expire before this reads it."""
+    return _select(connection, leases.c.id == lease)[0]
 
 
 def _living_one(connection: Connection, lease: str) -> Lease:

@@ -57,6 +57,13 @@ def test_an_overlapping_lease_is_refused_whole(database: Database, ann: Holder, 
     assert lease.until - lease.acquired == timedelta(hours=24)
 
 
+def test_a_lease_can_expire_before_its_grant_returns(database: Database, ann: Holder) -> None:
+    assert acquire(database, ann, "docs/**", seconds=0.0001).lease.patterns == ("docs/**",)
+    longer = acquire(database, ann, "docs/**")
+    assert leases.extend(database, longer.lease.id, 0.0001).lease.id == longer.lease.id
+    assert held(database) == []
+
+
 def test_patterns_that_share_no_path_are_held_side_by_side(database: Database, ann: Holder, bob: Holder) -> None:
     acquire(database, ann, "docs/**/*.md", "src/test_*")
     acquire(database, bob, "docs/**/*.txt", "src/main_*")
