@@ -14,9 +14,9 @@ import hypothesis
 import pytest
 
 from bonobofs import session
-from bonobofs.state import mounts
 from bonobofs.state.database import Database
 from bonobofs.state.project_policies import store_preset
+from bonobofs.system import mounts
 from tests.postgres import Postgres
 from tests.worlds import Mounted, OrdinaryUser, World
 from tests.worlds.issues import find_bd

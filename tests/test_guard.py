@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.denial_window import ALERT_DENIALS
-from bonobofs.audit.log import Identity, Trail
 from bonobofs.audit.scratch_counter import LONGEST, MOST
-from bonobofs.decision import Apart, Code, Denied, Refused, as_document
-from bonobofs.guard import QUIET, Caller, Guard, Part
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import QUIET, Caller, Guard, Part
+from bonobofs.policy.decision import Apart, Code, Denied, Refused, as_document
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.leases import compile_leases
-from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.lease_set import compile_leases
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.worlds import environment
 
 ALICE = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
@@ -280,11 +280,11 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.audit.scratch_counter import LONGEST, MOST
-from bonobofs.guard import Guard
+from bonobofs.enforcement.enforcer import Guard
 from bonobofs.policy.engine import compile_policy
-from bonobofs.request import Agent, Operation, Request
+from bonobofs.policy.request import Agent, Operation, Request
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 base = Path(sys.argv[1])
 guard = Guard(compile_policy({"default": "allow"}), Agent("a", "b", "agent"),

@@ -96,7 +96,7 @@ def test_every_refusal_code_is_in_the_security_document() -> None:
     """SECURITY.md has each code with its errno."""
     import errno
 
-    from bonobofs.decision import ERRNO
+    from bonobofs.policy.decision import ERRNO
 
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     for code, number in ERRNO.items():

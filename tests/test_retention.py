@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.history import read
-from bonobofs.audit.pruned import tombstones
+from bonobofs.audit.reader import read
+from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.trail_file import compressed, stat_trail
 from bonobofs.session.retention import compress_ended, prune
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs

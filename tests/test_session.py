@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.decision import Refused
+from bonobofs.audit.reader import read
 from bonobofs.errors import BonobofsError
 from bonobofs.guards import FileTools
-from bonobofs.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Refused
+from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.state import sessions
 from tests.watch.looking import until
 from tests.worlds import ALLOW_ALL, Mounted

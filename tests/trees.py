@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.audit.record import APART, AuditEntry
-from bonobofs.request import Operation
+from bonobofs.audit.entry import APART, AuditEntry
+from bonobofs.policy.request import Operation
 
 
 class Entry(NamedTuple):

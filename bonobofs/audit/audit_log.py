@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bonobofs.audit.history import last, trails_in
-from bonobofs.audit.log import Trail
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import last, trails_in
+from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
 
 MOST: Final = 1000

@@ -17,10 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from bonobofs.audit.history import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.index_query import By, Count, Cursor, Tables, Wanted, text_of
+from bonobofs.audit.reader import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
 from bonobofs.audit.trail_file import open_trail, size_of, stat_trail
-from bonobofs.state.index import By, Count, Cursor, Tables, Wanted, text_of
 
 __all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
 

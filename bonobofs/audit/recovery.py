@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.below import directory_below
-from bonobofs.audit.history import is_closed, last, merged
-from bonobofs.audit.log import Trail
-from bonobofs.audit.record import APART, BY, TOUCHES, AuditEntry, instant
-from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.entry import APART, BY, TOUCHES, AuditEntry, instant
+from bonobofs.audit.reader import is_closed, last, merged
+from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_file import stat_trail
 from bonobofs.audit.verify import read_head
+from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
-from bonobofs.request import Operation
+from bonobofs.policy.request import Operation
+from bonobofs.system.paths import directory_below
 
 OUT_OF_BAND: Final = "out_of_band"
 

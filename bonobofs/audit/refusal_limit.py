@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from bonobofs.audit.log import Trail
-from bonobofs.decision import Denied
+from bonobofs.audit.writer import Trail
+from bonobofs.policy.decision import Denied
 
 RATE: Final = 100
 """Refusals a second that are entered one by one."""

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.history import UNREADABLE, Change
-from bonobofs.audit.markdown import written
-from bonobofs.audit.record import APART, COUNTS, REPLACES, AuditEntry, instant
+from bonobofs.audit.entry import APART, COUNTS, REPLACES, AuditEntry, instant
+from bonobofs.audit.reader import UNREADABLE, Change
 from bonobofs.audit.recovery import OUT_OF_BAND
-from bonobofs.request import Operation
+from bonobofs.audit.report_markdown import written
+from bonobofs.policy.request import Operation
 
 MOST: Final = 500
 """Lines of one kind that are told; the rest are counted."""

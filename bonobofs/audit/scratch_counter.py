@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.audit.log import Trail
-from bonobofs.audit.record import APART, COUNTS
-from bonobofs.decision import Apart
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.audit.entry import APART, COUNTS
+from bonobofs.audit.writer import Trail
+from bonobofs.policy.decision import Apart
+from bonobofs.policy.request import Operation, WorkspacePath
 
 QUIET: Final = 1.0
 """Seconds without a change after which a counter is entered."""

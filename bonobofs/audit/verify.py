@@ -22,14 +22,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.below import directory_below
-from bonobofs.audit.history import LONGEST_LINE, OTHER_NAMES, trails_in
-from bonobofs.audit.log import CLOSE, HEAD_SIZE
-from bonobofs.audit.pruned import Tombstone, Tombstones
-from bonobofs.audit.record import APART, HASH_KEY, HASH_TAIL, ZERO
-from bonobofs.audit.strays import by_way_of
+from bonobofs.audit.entry import APART, HASH_KEY, HASH_TAIL, ZERO
+from bonobofs.audit.reader import LONGEST_LINE, OTHER_NAMES, trails_in
+from bonobofs.audit.temp_cleanup import by_way_of
+from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.trail_file import open_trail
+from bonobofs.audit.writer import CLOSE, HEAD_SIZE
 from bonobofs.errors import TrailError
+from bonobofs.system.paths import directory_below
 
 OPEN_INTENTS: Final = 100_000
 """How many intents without outcome are kept in mind; beyond that the oldest are counted only."""

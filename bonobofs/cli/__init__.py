@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bonobofs.decision import Refused
 from bonobofs.errors import BonobofsError
+from bonobofs.policy.decision import Refused
 
 INTERRUPTED = 130
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent

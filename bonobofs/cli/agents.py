@@ -9,7 +9,7 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table
 from bonobofs.errors import UsageError
-from bonobofs.state import registry
+from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 
 agent_app = typer.Typer(help="Say who there is and in which roles.", rich_markup_mode=None)
@@ -36,7 +36,7 @@ def add_agent(
       bonobofs agent add bob --role control --role impl
     """
     with Database.open(session.home()) as database:
-        made = registry.add(database, name, team=team, roles=role or ())
+        made = agent_registry.add(database, name, team=team, roles=role or ())
     say(f"{made.label} is {made.id}")
 
 
@@ -44,7 +44,7 @@ def add_agent(
 def list_agents(removed: Removed = False, json: Json = False) -> None:
     """List the agents."""
     with Database.open(session.home()) as database:
-        found = registry.list_agents(database, removed=removed)
+        found = agent_registry.list_agents(database, removed=removed)
     if json:
         document([_plain(one) for one in found])
         return
@@ -77,7 +77,7 @@ def change_agent(
         raise UsageError("name what to change: --team T, --role R")
     home = session.home()
     with Database.open(home) as database:
-        made = registry.change(database, agent, team=team, roles=role or ())
+        made = agent_registry.change(database, agent, team=team, roles=role or ())
     say(f"{made.label}: team {made.team or '-'}, may mount as {', '.join(made.roles) or 'every role'}")
     for one in session.statuses(home):
         if one.state in session.SERVED and one.session.agent_id == made.id and role:
@@ -92,7 +92,7 @@ def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Labe
     Its records stay, and so does its name in them.
     """
     with Database.open(session.home()) as database:
-        gone = registry.remove(database, agent)
+        gone = agent_registry.remove(database, agent)
     say(f"{gone.label} ({gone.id}) is removed")
 
 
@@ -100,7 +100,7 @@ def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Labe
 def add_team(name: Annotated[str, typer.Argument(metavar="NAME", help="Its label.")]) -> None:
     """Register a team."""
     with Database.open(session.home()) as database:
-        made = registry.add_team(database, name)
+        made = agent_registry.add_team(database, name)
     say(f"{made.label} is {made.id}")
 
 
@@ -108,7 +108,7 @@ def add_team(name: Annotated[str, typer.Argument(metavar="NAME", help="Its label
 def list_teams(removed: Removed = False, json: Json = False) -> None:
     """List the teams."""
     with Database.open(session.home()) as database:
-        found = registry.list_teams(database, removed=removed)
+        found = agent_registry.list_teams(database, removed=removed)
     if json:
         document([_plain(one) for one in found])
         return
@@ -122,14 +122,14 @@ def list_teams(removed: Removed = False, json: Json = False) -> None:
 def remove_team(team: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
     """Remove a team to which no agent belongs any more."""
     with Database.open(session.home()) as database:
-        gone = registry.remove_team(database, team)
+        gone = agent_registry.remove_team(database, team)
     say(f"{gone.label} ({gone.id}) is removed")
 
 
-def _until(one: registry.Agent | registry.Team) -> str:
+def _until(one: agent_registry.Agent | agent_registry.Team) -> str:
     return "-" if one.removed is None else one.removed.isoformat(timespec="seconds")
 
 
-def _plain(one: registry.Agent | registry.Team) -> dict[str, Any]:
+def _plain(one: agent_registry.Agent | agent_registry.Team) -> dict[str, Any]:
     removed = None if one.removed is None else one.removed.isoformat()
     return {**one._asdict(), "created": one.created.isoformat(), "removed": removed}

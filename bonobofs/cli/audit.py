@@ -19,17 +19,17 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from bonobofs import session
-from bonobofs.audit import history
+from bonobofs.audit import reader
 from bonobofs.audit import report as reports
+from bonobofs.audit.entry import COUNTS, AuditEntry
 from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
-from bonobofs.audit.pruned import tombstones
-from bonobofs.audit.record import COUNTS, AuditEntry
+from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
-from bonobofs.cli.nearest import nearest
 from bonobofs.cli.output import document, note, say, waiting
+from bonobofs.cli.suggestions import nearest
 from bonobofs.errors import UsageError
-from bonobofs.policy.words import BUILT_IN_RULES
-from bonobofs.request import Operation
+from bonobofs.policy.messages import BUILT_IN_RULES
+from bonobofs.policy.request import Operation
 
 app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
 
@@ -64,7 +64,7 @@ def tail(
     home = session.home()
     session.settle(home)
     trails = home / "trails"
-    follower = history.Follower(trails) if follow else None
+    follower = reader.Follower(trails) if follow else None
     wanted = _Wanted(denied=denied, alerts=alerts, outcomes=json)
     _print(_last(trails, lines, wanted), json=json)
     while follower is not None:
@@ -276,13 +276,13 @@ def export(
     """
     home = session.home()
     session.settle(home)
-    entries = history.merged(history.trails_in(home / "trails"))
+    entries = reader.merged(reader.trails_in(home / "trails"))
     if form is Format.JSONL:
-        history.export_jsonl(entries, sys.stdout)
+        reader.export_jsonl(entries, sys.stdout)
         return
     # RFC 4180 ends its lines itself.
     with open(sys.stdout.fileno(), "w", newline="", encoding="utf-8", closefd=False) as out:
-        history.export_csv(entries, out)
+        reader.export_csv(entries, out)
 
 
 def _check_filters(home: Path, index: Index, wanted: Wanted) -> None:
@@ -312,8 +312,8 @@ def _asked(
         agent_id=session.identity_of(home, agent) if agent is not None else None,
         session=of_session,
         path=path,
-        since=microseconds(history.since(since, now)) if since is not None else None,
-        until=microseconds(history.since(until, now)) if until is not None else None,
+        since=microseconds(reader.since(since, now)) if since is not None else None,
+        until=microseconds(reader.since(until, now)) if until is not None else None,
     )
 
 
@@ -390,16 +390,16 @@ def _report(report: Report) -> dict[str, Any]:
 
 def _last(trails: Path, lines: int, wanted: _Wanted) -> list[AuditEntry]:
     """Give the last `lines` entries that are wanted, oldest first."""
-    found = itertools.chain.from_iterable(_last_of(trail, lines, wanted) for trail in history.trails_in(trails))
+    found = itertools.chain.from_iterable(_last_of(trail, lines, wanted) for trail in reader.trails_in(trails))
     return sorted(found, key=lambda entry: entry.timestamp)[-lines:] if lines else []
 
 
 def _last_of(trail: Path, lines: int, wanted: _Wanted) -> Iterable[AuditEntry]:
     reach = 2 * lines
-    entries = history.last(trail, reach)
+    entries = reader.last(trail, reach)
     found = deque(wanted.of(entries), maxlen=lines)
     # Only then is the whole trail read, entry by entry.
-    return found if len(found) == lines or len(entries) < reach else deque(wanted.of(history.read(trail)), maxlen=lines)
+    return found if len(found) == lines or len(entries) < reach else deque(wanted.of(reader.read(trail)), maxlen=lines)
 
 
 class _Wanted(NamedTuple):
@@ -429,7 +429,7 @@ def _print(entries: Iterable[AuditEntry], *, json: bool) -> None:
     sys.stdout.flush()
 
 
-def _plain(change: history.Change) -> dict[str, Any]:
+def _plain(change: reader.Change) -> dict[str, Any]:
     outcome = jsonlib.loads(change.outcome.to_json()) if change.outcome is not None else None
     return {**jsonlib.loads(change.entry.to_json()), "result": change.result, "outcome": outcome}
 

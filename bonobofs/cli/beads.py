@@ -10,11 +10,11 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_agent, check_role
+from bonobofs.beads.bd_command_line import Step
 from bonobofs.cli.output import document, say
+from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.sandbox.bd.language import Step
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 
 app = typer.Typer(
     help="""Issues in bd, judged by the policy and entered in the record.
@@ -66,9 +66,9 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
         return
     if whose.agent is None:
         raise UsageError("outside a mount, name the agent with --agent")
-    from bonobofs.guards.beads import Beads, find_beads, showing  # noqa: PLC0415 - loaded where it is asked for
-    from bonobofs.guards.beads.acting import Acting  # noqa: PLC0415
-    from bonobofs.guards.beads.steps import act  # noqa: PLC0415
+    from bonobofs.beads import Beads, find_beads, issue_json  # noqa: PLC0415
+    from bonobofs.beads.call_plan import act  # noqa: PLC0415
+    from bonobofs.beads.issue_service import Acting  # noqa: PLC0415
 
     home = session.home()
     top = _top(here, home)
@@ -78,7 +78,7 @@ def _gate(whose: _Whose) -> Iterator[_Gate]:
     with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
         agent = opened.guard.agent
         acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
-        yield lambda step: showing.as_document(act(acting, agent, step, f"beads {step.name}"))
+        yield lambda step: issue_json.as_document(act(acting, agent, step, f"beads {step.name}"))
 
 
 def _called(directory: Path, step: Step) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _called(directory: Path, step: Step) -> dict[str, Any]:
 
 
 def _top(directory: Path, home: Path) -> Path:
-    from bonobofs.guards.beads.client import seek_beads  # noqa: PLC0415 - as above
+    from bonobofs.beads.bd_session import seek_beads  # noqa: PLC0415 - as above
 
     for place in (directory, *directory.parents):
         if seek_beads(place, home) is not None:

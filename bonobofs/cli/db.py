@@ -9,8 +9,8 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, say
-from bonobofs.state import backups
-from bonobofs.state import upgrade as migration
+from bonobofs.state import backup as backups
+from bonobofs.state import migrate as migration
 from bonobofs.state.database import Database
 
 app = typer.Typer(help="Look after the database of agents, sessions and leases.", rich_markup_mode=None)

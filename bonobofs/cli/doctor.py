@@ -19,8 +19,8 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, say, table
 from bonobofs.errors import BonobofsError
-from bonobofs.fuse import system
-from bonobofs.session import transports
+from bonobofs.session import transport_choice
+from bonobofs.system import syscalls
 
 OLDEST_PYTHON: Final = (3, 11)
 FEW_FILES: Final = 4096
@@ -77,17 +77,17 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.
 
 def _kernel() -> Iterator[Check]:
     release = platform.release()
-    missing = transports.lacks_kernel(platform.system(), release)
+    missing = transport_choice.lacks_kernel(platform.system(), release)
     if not missing:
         yield Check("kernel", Verdict.OK, f"Linux {release}")
     else:
-        wanted = ".".join(map(str, transports.OLDEST_KERNEL))
+        wanted = ".".join(map(str, transport_choice.OLDEST_KERNEL))
         remedy = f"only the portable transport serves here; the kernel's own needs Linux {wanted} or later"
         yield Check("kernel", Verdict.NOTE, missing, remedy)
     yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
-    absent = transports.lacks_portable()
+    absent = transport_choice.lacks_portable()
     if not absent:
-        yield Check("portable", Verdict.OK, f"mfusepy, {system.libfuse()}")
+        yield Check("portable", Verdict.OK, f"mfusepy, {syscalls.libfuse()}")
     else:
         verdict = Verdict.FAIL if missing else Verdict.NOTE
         yield Check("portable", verdict, "cannot be used", f"--transport portable {absent}")

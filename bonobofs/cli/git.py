@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, say
-from bonobofs.decision import Refused
+from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.errors import GitError, UsageError
+from bonobofs.policy.decision import Refused
 
 if TYPE_CHECKING:
     from bonobofs.git.git_guard import GitGuard

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_agent
 from bonobofs.cli.output import document, note, say, table, waiting
+from bonobofs.cli.suggestions import check_agent
 from bonobofs.errors import UsageError
+from bonobofs.ipc.client import call
 from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.policy.lease_limits import seconds_of
-from bonobofs.session import leasing
-from bonobofs.session.leasing import Terms, Whose, as_document
-from bonobofs.state import mounts
-from bonobofs.state.calling import call
+from bonobofs.session import lease_service
+from bonobofs.session.lease_service import Terms, Whose, as_document
+from bonobofs.system import mounts
 
 app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
 
@@ -71,7 +71,7 @@ def acquire(
             reason=reason,
             workspace="every" if all_workspaces else workspace and os.path.realpath(workspace),
         ) or as_document(
-            leasing.acquire(
+            lease_service.acquire(
                 session.home(),
                 whose,
                 patterns,
@@ -93,7 +93,7 @@ def extend(
     """
     whose, seconds = Whose(agent, chain), _seconds(duration)
     longer = _by_the_session(whose, "extend", lease=lease, seconds=seconds) or as_document(
-        leasing.extend(session.home(), whose, lease, seconds)
+        lease_service.extend(session.home(), whose, lease, seconds)
     )
     say(f"{longer['id']} until {_moment(longer['until'])}")
 
@@ -110,7 +110,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
     whose = Whose(agent, chain)
     with waiting("waiting for the live sessions"):
         gone = _by_the_session(whose, "release", lease=lease) or as_document(
-            leasing.release(session.home(), whose, lease)
+            lease_service.release(session.home(), whose, lease)
         )
     say(f"{gone['id']} is released")
 
@@ -118,7 +118,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
 @app.command("list")
 def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False) -> None:
     """List the leases that count now."""
-    found = leasing.list_leases(session.home())
+    found = lease_service.list_leases(session.home())
     if json:
         document([as_document(one) for one in found])
         return
@@ -155,7 +155,9 @@ def import_(
     if session.callable_around(session.home(), Path.cwd()) is not None:
         raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
     locks, lost = read_locks(text_of(file), datetime.now(UTC))
-    made, refused = leasing.import_locks(session.home(), locks, _workspace(workspace, all_workspaces=all_workspaces))
+    made, refused = lease_service.import_locks(
+        session.home(), locks, _workspace(workspace, all_workspaces=all_workspaces)
+    )
     for one in made:
         say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until.isoformat())}")
     for line in lost + refused:
@@ -176,7 +178,7 @@ def _workspace(named: Path | None, *, all_workspaces: bool) -> Path | None:
         return None
     if named is not None:
         return Path(os.path.realpath(named))
-    return leasing.workspace_around(session.home(), Path.cwd())
+    return lease_service.workspace_around(session.home(), Path.cwd())
 
 
 def _moment(when: str) -> str:

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import note, say, waiting
-from bonobofs.policy.packaged import PRESETS
+from bonobofs.cli.suggestions import check_agent, check_role
+from bonobofs.policy.presets import PRESETS
 
 _NAMED: Final = 5
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bonobofs.audit.history import shown
+from bonobofs.audit.reader import shown
 
 
 def say(text: str) -> None:

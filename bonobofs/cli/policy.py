@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_role
 from bonobofs.cli.output import document, note, say
+from bonobofs.cli.suggestions import check_role
 from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.document import load, located, parse
 from bonobofs.policy.engine import describe
-from bonobofs.policy.packaged import PRESETS, preset_file
+from bonobofs.policy.presets import PRESETS, preset_file
 from bonobofs.policy.risks import warnings
 
 app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)

@@ -10,12 +10,12 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_role
 from bonobofs.cli.output import document, say
-from bonobofs.decision import Holding, Refused
+from bonobofs.cli.suggestions import check_role
 from bonobofs.errors import UsageError
-from bonobofs.policy.calls import OF_A_GATE
-from bonobofs.request import Operation
+from bonobofs.policy.decision import Holding, Refused
+from bonobofs.policy.grants import OF_A_GATE
+from bonobofs.policy.request import Operation
 
 
 def why(

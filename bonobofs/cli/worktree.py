@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
-from bonobofs.cli.nearest import check_agent, check_role
 from bonobofs.cli.output import document, note, say, table, waiting
-from bonobofs.policy.packaged import PRESETS
+from bonobofs.cli.suggestions import check_agent, check_role
+from bonobofs.policy.presets import PRESETS
 from bonobofs.session import worktrees
 
 app = typer.Typer(help="Give agents a work tree and a branch of their own for an issue.", rich_markup_mode=None)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.companion.session import CalledSession
-from bonobofs.decision import Denied, Refused, as_document
+from bonobofs.beads import Beads, BeadsIssue, find_beads, issue_json
+from bonobofs.beads.bd_command_line import Asking, Reading, Step, understand
+from bonobofs.beads.bd_flags import Unanswered
+from bonobofs.beads.call_plan import act
+from bonobofs.beads.issue_service import Acting
+from bonobofs.beads.refusals import UNANSWERED
+from bonobofs.companion.session_context import CalledSession
+from bonobofs.enforcement.enforcer import Caller
 from bonobofs.errors import BonobofsError, UsageError
-from bonobofs.guard import Caller
-from bonobofs.guards.beads import Beads, BeadsIssue, find_beads, showing
-from bonobofs.guards.beads.acting import Acting
-from bonobofs.guards.beads.refusals import UNANSWERED
-from bonobofs.guards.beads.steps import act
-from bonobofs.request import Operation, WorkspacePath
-from bonobofs.sandbox.bd.flags import Unanswered
-from bonobofs.sandbox.bd.language import Asking, Reading, Step, understand
+from bonobofs.policy.decision import Denied, Refused, as_document
+from bonobofs.policy.request import Operation, WorkspacePath
 
 Arguments = dict[str, Any]
 
@@ -147,7 +147,7 @@ def _document(command: str, step: Step, issue: BeadsIssue) -> Mapping[str, Any]:
         return {"issue_id": step.issue, "label": given[way][0], "status": "added" if way == "add" else "removed"}
     if step.name == "comment":
         return {"issue_id": step.issue, "text": given["text"]}
-    return showing.as_document(issue)
+    return issue_json.as_document(issue)
 
 
 def _line(command: str, step: Step, issue: BeadsIssue) -> str:
@@ -186,7 +186,7 @@ def _operation(name: str, needed: str, others: str | None = None) -> Callable[[C
         if others is not None and (strange := arguments.keys() - {*needed.split(), *others.split()}):
             raise UsageError(f"the call takes no {', '.join(sorted(strange))}")
         step = Step(name, arguments.pop("issue", ""), arguments)
-        return showing.as_document(issues_of(session).act(step, f"beads.{name}"))
+        return issue_json.as_document(issues_of(session).act(step, f"beads.{name}"))
 
     return call
 

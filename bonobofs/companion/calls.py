@@ -16,18 +16,18 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from bonobofs.companion.git_commands import GIT_COMMANDS
+from bonobofs.companion.git_calls import GIT_COMMANDS
 from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
-from bonobofs.companion.session import CalledSession
-from bonobofs.decision import Denied
+from bonobofs.companion.session_context import CalledSession
+from bonobofs.enforcement.enforcer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
-from bonobofs.guard import Caller
-from bonobofs.guards.answers import claiming, is_of_the_session, not_the_agent
-from bonobofs.guards.beneath import MAKER
-from bonobofs.guards.file_guard import operation_of
+from bonobofs.files.file_guard import operation_of
+from bonobofs.files.results import claiming, is_of_the_session, not_the_agent
+from bonobofs.files.workspace import MAKER
+from bonobofs.policy.decision import Denied
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.policy.request import Operation, WorkspacePath
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
 
@@ -132,7 +132,7 @@ def _why(session: CalledSession, arguments: Arguments) -> Any:
     _done(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
-    asking = import_module("bonobofs.session.asking")
+    asking = import_module("bonobofs.session.explanation")
     return asking.ask_in(root, path, operation, to, size, session.guard.decide_in_mount)
 
 
@@ -250,7 +250,7 @@ def _holder(session: CalledSession) -> Any:
 
 def _leasing() -> Any:
     """Loading it takes longer than most calls do."""
-    return import_module("bonobofs.session.leasing")
+    return import_module("bonobofs.session.lease_service")
 
 
 def _of_issues(name: str) -> Call:

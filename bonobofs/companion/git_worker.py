@@ -24,13 +24,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.companion.door import RemoteDoor
-from bonobofs.companion.session import CalledSession
-from bonobofs.decision import Denied, Refused
+from bonobofs.companion.remote_authorizer import RemoteDoor
+from bonobofs.companion.session_context import CalledSession
+from bonobofs.enforcement.enforcer import Admission
 from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
-from bonobofs.fuse.asked import caller, question
-from bonobofs.guard import Admission
-from bonobofs.policy.told import decision, plain_decision
+from bonobofs.ipc.decision_codec import decision, plain_decision
+from bonobofs.ipc.request_codec import caller, question
+from bonobofs.policy.decision import Denied, Refused
 from bonobofs.state.home import read_document, session_directory, write_document
 
 SECONDS: Final = 330.0

@@ -13,7 +13,7 @@ control     starting it in the background, ending it, asking how it stands
 
 from __future__ import annotations
 
-from bonobofs.daemon.control import Standing, standing, start, stop
-from bonobofs.daemon.process import serve
+from bonobofs.daemon.daemon_control import Standing, standing, start, stop
+from bonobofs.daemon.main import serve
 
 __all__ = ["Standing", "serve", "standing", "start", "stop"]

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from bonobofs.audit.strays import stray_name
-from bonobofs.decision import Allowed
-from bonobofs.fuse import system
-from bonobofs.fuse.inodes import Node
-from bonobofs.fuse.scratching import Scratching, inode_number
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.fuse.inode_table import Node
+from bonobofs.fuse.overlay_ops import Scratching, inode_number
+from bonobofs.policy.decision import Allowed
+from bonobofs.system import syscalls
 
 HEADS: Final = ".git/refs/heads/"
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -65,7 +65,7 @@ class SourceBranches:
     def _walk(self, path: bytes) -> Iterator[str]:
         self._listed[path] = self._mark_of(path)
         try:
-            fd = system.open_beneath(self._common, path, _DIRECTORY)
+            fd = syscalls.open_beneath(self._common, path, _DIRECTORY)
         except OSError:
             return
         try:
@@ -88,7 +88,7 @@ class SourceBranches:
 
     def _content(self, name: bytes) -> bytes | None:
         try:
-            fd = system.open_beneath(self._common, name, _READ)
+            fd = syscalls.open_beneath(self._common, name, _READ)
         except OSError:
             return None
         try:
@@ -107,7 +107,7 @@ class SourceBranches:
         return self._packed[name]
 
     def _find_packed(self, name: bytes) -> bytes | None:
-        fd = system.open_beneath(self._common, b"packed-refs", _READ)
+        fd = syscalls.open_beneath(self._common, b"packed-refs", _READ)
         try:
             with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as packed:
                 at = packed.find(b" " + name + b"\n")
@@ -199,11 +199,11 @@ class Mirroring(Scratching):
         """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
         layer = self._scratch.layer
         with suppress(FileNotFoundError):
-            return system.open_beneath(layer.root, path, _DIRECTORY)
+            return syscalls.open_beneath(layer.root, path, _DIRECTORY)
         above = self._branch_directory(os.path.dirname(path), leave)
         try:
             with self._as_person():
                 layer.mkdir(above, os.path.basename(path), 0o755, leave)
-            return system.open_beneath(above, os.path.basename(path), _DIRECTORY)
+            return syscalls.open_beneath(above, os.path.basename(path), _DIRECTORY)
         finally:
             os.close(above)

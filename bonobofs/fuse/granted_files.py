@@ -15,19 +15,19 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from bonobofs.audit.record import BY
-from bonobofs.audit.strays import stray_name
-from bonobofs.decision import Allowed
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse import system
-from bonobofs.fuse.core import Header
-from bonobofs.fuse.grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, fingerprint
-from bonobofs.fuse.inodes import Node
-from bonobofs.fuse.noticing import told_by
-from bonobofs.fuse.scratching import Scratching
+from bonobofs.audit.entry import BY
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.enforcement.enforcer import Admission
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.git_grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, fingerprint
+from bonobofs.fuse.inode_table import Node
+from bonobofs.fuse.mount_context import Header
+from bonobofs.fuse.overlay_ops import Scratching
 from bonobofs.fuse.slices import Job, Steps
-from bonobofs.guard import Admission
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.policy.decision import Allowed
+from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.system import syscalls
 
 INLINE: Final = 1 << 20
 """Bytes of a file that is made without serving other requests."""
@@ -123,7 +123,7 @@ class GrantedFiles(Scratching):
         if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         other = None if over is None else self._leaving(parent, directory, name, over)
-        flags = system.RENAME_NOREPLACE if over is None else 0
+        flags = syscalls.RENAME_NOREPLACE if over is None else 0
         self._or_stays(other, lambda: layer.rename(directory, by, directory, name, flags, leave))
         self.grants.taken.add(path)
         if over is not None:

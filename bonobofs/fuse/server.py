@@ -21,35 +21,35 @@ from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Any, Final
 
-from bonobofs.audit import recovery, strays
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit import recovery, temp_cleanup
 from bonobofs.audit.recovery import Difference
-from bonobofs.decision import Apart
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import Guard
 from bonobofs.errors import BonobofsError, InterruptedWaitError, MountError, TrailError
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse import system
-from bonobofs.fuse.admissions import Admissions
-from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.beside import Beside, accompany
-from bonobofs.fuse.companion import Beginning, Companion, Standing
-from bonobofs.fuse.connection import Connection, mount, unmount
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.append_lock import Turns
+from bonobofs.fuse.companion_requests import Hearing
+from bonobofs.fuse.companion_restart import Beside, accompany
+from bonobofs.fuse.companion_supervisor import Beginning, Companion, Standing
 from bonobofs.fuse.diagnostics import Diagnostics
-from bonobofs.fuse.hearing import Hearing
-from bonobofs.fuse.held import FIRST_COOKIE, Held
-from bonobofs.fuse.inodes import Inodes
-from bonobofs.fuse.operations import Operations
-from bonobofs.fuse.repository import Person, Repository
-from bonobofs.fuse.scratch import Scratch, Sizes
+from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.kernel_transport import Connection, mount, unmount
+from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.overlay import Scratch, Sizes
+from bonobofs.fuse.remote_authorization import Admissions
+from bonobofs.fuse.session_git_dir import Person, Repository
+from bonobofs.fuse.temp_table import FIRST_COOKIE, Held
 from bonobofs.fuse.transport import Hooks, Transport
-from bonobofs.fuse.virtual import ALL, LONGEST, Virtual
-from bonobofs.fuse.virtual import NAME as VIRTUAL
-from bonobofs.guard import Guard
+from bonobofs.fuse.virtual_dir import ALL, LONGEST, Virtual
+from bonobofs.fuse.virtual_dir import NAME as VIRTUAL
 from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.decision import Apart
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
-from bonobofs.request import Agent
-from bonobofs.state import scratch as layers
+from bonobofs.policy.request import Agent
+from bonobofs.state import scratch_dir as layers
 from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
-from bonobofs.state.turns import Turns
+from bonobofs.system import syscalls
 
 TIDY: Final = 1.0
 """Seconds between two rounds of settling, syncing and closing what is quiet."""
@@ -97,7 +97,7 @@ class Server:
             denials=denials_path(Path(config["home"]), agent.id),
         )
         inodes = Inodes()
-        limit = system.raise_limit()
+        limit = syscalls.raise_limit()
         self._backing: Final = _backing(self._root, inodes, limit)
         held, scratch = self._apart(inodes, limit)
         repository = self._repository(inodes, limit)
@@ -346,7 +346,9 @@ class Server:
         recovery.enter(
             self._trail, (Difference(each["path"], each["what"]) for each in found), lambda path: path in protected
         )
-        strays.remove(self._root, self._trail, (strays.Stray(*each) for each in self._config.get("strays", [])))
+        temp_cleanup.remove(
+            self._root, self._trail, (temp_cleanup.Stray(*each) for each in self._config.get("strays", []))
+        )
         self._trail.sync()
 
     def _hear_the_last(self) -> None:
@@ -392,7 +394,7 @@ def _transport(config: dict[str, Any]) -> Callable[[int], Transport]:
     if config["transport"] == "kernel":
         return Connection
     sys.path.append(config["packages"])
-    from bonobofs.fuse.portable import Portable  # noqa: PLC0415 - as said above
+    from bonobofs.fuse.libfuse_transport import Portable  # noqa: PLC0415 - as said above
 
     sys.path.remove(config["packages"])
     return Portable

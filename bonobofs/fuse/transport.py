@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from bonobofs.fuse.core import Handler, Notices
+from bonobofs.fuse.mount_context import Handler, Notices
 
 
 class Hooks(NamedTuple):

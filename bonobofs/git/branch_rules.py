@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import Code, Denied
-from bonobofs.request import Agent, Operation, WorkspacePath
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Agent, Operation, WorkspacePath
 
 AIDLC_BRANCH_PREFIX: Final = "aidlc/"
 PROTECTED_BRANCHES: Final = ["main", "master", "develop"]

@@ -23,9 +23,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Code, Denied, Refused
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.enforcement.enforcer import Caller, Part
 from bonobofs.errors import GitError
+from bonobofs.files.failed_calls import enter_failure, recorded
+from bonobofs.files.resource import Closing
+from bonobofs.files.results import (
+    GuardedSession,
+    Log,
+    ValidationResult,
+    claiming,
+    is_of_the_session,
+    led_out,
+    not_the_agent,
+    told,
+)
+from bonobofs.files.workspace import Workspace
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import (
     AIDLC_BRANCH_PREFIX,
@@ -42,21 +55,8 @@ from bonobofs.git.repository import BRANCHES
 from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
 from bonobofs.git.tree_update import IndexUpdate, TreeUpdate
-from bonobofs.guard import Caller, Part
-from bonobofs.guards.answers import (
-    GuardedSession,
-    Log,
-    ValidationResult,
-    claiming,
-    is_of_the_session,
-    led_out,
-    not_the_agent,
-    told,
-)
-from bonobofs.guards.beneath import Workspace
-from bonobofs.guards.closing import Closing
-from bonobofs.guards.failures import enter_failure, recorded
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Code, Denied, Refused
+from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 
 __all__ = [
     "AIDLC_BRANCH_PREFIX",

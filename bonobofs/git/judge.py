@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, Rules, foreign_trailers, judge_message
-from bonobofs.request import Operation
+from bonobofs.policy.request import Operation
 
 CREATE: Final = "create"
 FAST_FORWARD: Final = "fast-forward"

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
 from bonobofs.git.session_repository import all_stores, configuration, content, files, find, git, write_config
-from bonobofs.state import scratch
+from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
 
@@ -64,16 +64,16 @@ def settle(home: Path) -> list[Kept]:
     found = []
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        if not (directory / scratch.REPOSITORY).exists() or lives(session):
+        if not (directory / scratch_dir.REPOSITORY).exists() or lives(session):
             continue
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (directory / scratch.REPOSITORY).exists():
-                kept = _kept(home, session, directory / scratch.REPOSITORY)
+            if (directory / scratch_dir.REPOSITORY).exists():
+                kept = _kept(home, session, directory / scratch_dir.REPOSITORY)
                 found += [kept] if kept is not None else []
                 if kept is None:
-                    scratch.remove_tree(fd, os.fsencode(scratch.REPOSITORY))
+                    scratch_dir.remove_tree(fd, os.fsencode(scratch_dir.REPOSITORY))
         except BlockingIOError:
             pass  # another process settles it
         finally:

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import pygit2
 
-from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Allowed, Denied
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.enforcement.enforcer import Caller, Door, Part
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules, judge
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
@@ -32,8 +32,8 @@ from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
 from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
 from bonobofs.git.tree_changes import TreeChanges
-from bonobofs.guard import Caller, Door, Part
-from bonobofs.request import NO_FACTS, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Allowed, Denied
+from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "git"
 _NO_TURN: Final = nullcontext()

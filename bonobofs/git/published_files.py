@@ -13,9 +13,9 @@ import stat
 from hashlib import sha1
 from typing import Any, Final
 
-from bonobofs.audit.below import directory_below
 from bonobofs.git.branch_rules import Rules
 from bonobofs.git.repository import Repository
+from bonobofs.system.paths import directory_below
 
 KEPT: Final = 1
 """As of `fuse.grants`, which the modules of this package do not import."""

@@ -14,7 +14,7 @@ from pygit2.enums import ObjectType, Option
 
 from bonobofs.errors import GitError
 from bonobofs.git.branch_rules import Rules
-from bonobofs.request import HEAD_BYTES
+from bonobofs.policy.request import HEAD_BYTES
 
 BRANCHES: Final = "refs/heads/"
 TAGS: Final = "refs/tags/"

@@ -10,12 +10,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bonobofs.decision import Denied
+from bonobofs.enforcement.enforcer import Part
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository
-from bonobofs.guard import Part
-from bonobofs.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Denied
+from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
 
 GITMODULES: Final = b".gitmodules"
 _LONGEST_GITMODULES: Final = 1 << 20

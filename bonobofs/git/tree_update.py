@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bonobofs.decision import Allowed
 from bonobofs.errors import GitError
+from bonobofs.files.workspace import Workspace
 from bonobofs.git.checkout import Checkout, give, joined, split
 from bonobofs.git.repository import SUBMODULE, Difference, Entry
 from bonobofs.git.shared_head import prepared_index
-from bonobofs.guards.beneath import Workspace
+from bonobofs.policy.decision import Allowed
 
 _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -21,10 +21,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.audit.record import TOUCHES
-from bonobofs.decision import Allowed, Denied, Refused, as_document
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, Part
 from bonobofs.errors import BonobofsError, GitError
-from bonobofs.fuse.asked import plain_question
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Left, recover
@@ -32,12 +31,13 @@ from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publi
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
 from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_head, replace_head
-from bonobofs.guard import NOBODY, Admission, Caller, Outcome, Part
+from bonobofs.ipc.decision_codec import decision, plain_decision
+from bonobofs.ipc.request_codec import plain_question
 from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.decision import Allowed, Denied, Refused, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
-from bonobofs.policy.leases import UNKNOWN, compile_leases
-from bonobofs.policy.told import decision, plain_decision
-from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.lease_set import UNKNOWN, compile_leases
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 
 MOST_ADVERTISED: Final = 2000
 """Branches of the source that a push is shown. A push to one that is not shown is refused as moved."""

@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from bonobofs.decision import REPOSITORY_RULE, Allowed, Apart
 from bonobofs.errors import PolicyError
-from bonobofs.policy import words
-from bonobofs.policy.calls import BUILT_IN, CALLS
-from bonobofs.policy.families import EVERY, FAMILIES
-from bonobofs.policy.leases import Leases
+from bonobofs.policy import messages
+from bonobofs.policy.decision import REPOSITORY_RULE, Allowed, Apart
+from bonobofs.policy.grant_families import EVERY, FAMILIES
+from bonobofs.policy.grants import BUILT_IN, CALLS
+from bonobofs.policy.lease_set import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
     ANY_DEPTH,
@@ -27,7 +27,7 @@ from bonobofs.policy.pattern import (
     may_begin_with,
     parse,
 )
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.policy.request import Operation, WorkspacePath
 
 EVERYTHING: Final = "**"
 REPOSITORY: Final = ".git"
@@ -50,15 +50,15 @@ class Rule:
     """The suffixes without their dots."""
     max_size: int | None
     executable: bool
-    refusal: words.Refusal | None
+    refusal: messages.Refusal | None
     """Of a rule with `refuse`: it refuses every change, also one that another rule admits."""
     leave: Allowed
-    offer: words.Offer
-    wrong_suffix: words.Refusal
-    wrong_name: words.Refusal
+    offer: messages.Offer
+    wrong_suffix: messages.Refusal
+    wrong_name: messages.Refusal
     """The same for a symlink, FIFO, socket or device."""
-    too_large: words.Refusal
-    is_executable: words.Refusal
+    too_large: messages.Refusal
+    is_executable: messages.Refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Role:
     """One role. `write` is None where the role writes everywhere."""
 
     name: str
-    deny: Matcher[words.Refusal]
+    deny: Matcher[messages.Refusal]
     write: Matcher[bool] | None
-    elsewhere: words.Refusal
-    default: words.Refusal
-    calls: Mapping[Operation, Allowed | words.Refusal]
+    elsewhere: messages.Refusal
+    default: messages.Refusal
+    calls: Mapping[Operation, Allowed | messages.Refusal]
     """The verdict of every operation that a role's lists name."""
 
 
@@ -82,7 +82,7 @@ class Hidden:
     names: frozenset[str]
     globs: tuple[Callable[[str], object], ...]
     paths: Matcher[bool]
-    refusal: words.Refusal
+    refusal: messages.Refusal
 
     def admits(self, parts: Sequence[str]) -> bool:
         """Whether every hidden component of the path is open."""
@@ -105,7 +105,7 @@ class ScratchTable:
     """Its place among the tables."""
     patterns: tuple[Pattern, ...]
     max_total: int | None
-    full: words.Refusal
+    full: messages.Refusal
     """Of what would hold more."""
 
 
@@ -157,13 +157,13 @@ class Repository:
         """Whether the branch follows the source."""
         return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
 
-    def judge(self, parts: Sequence[str]) -> Allowed | words.Refusal:
+    def judge(self, parts: Sequence[str]) -> Allowed | messages.Refusal:
         """The verdict on every change of a path that begins with `.git`."""
         if len(parts) == 1:
-            return words.REPOSITORY
+            return messages.REPOSITORY
         # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
         if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
-            return words.PROTECTED_BRANCH
+            return messages.PROTECTED_BRANCH
         return self.leave
 
 
@@ -191,17 +191,17 @@ class Policy:
     digest: str
     generation: int
     devices: bool
-    protect: Matcher[words.Refusal]
+    protect: Matcher[messages.Refusal]
     scratch: tuple[ScratchTable, ...]
-    protect_and_scratch: Matcher[words.Refusal | Scratch]
+    protect_and_scratch: Matcher[messages.Refusal | Scratch]
     """Both in one automaton, for every decision asks for both."""
     temporary: Temporary | None
-    keep: Matcher[words.Refusal]
+    keep: Matcher[messages.Refusal]
     hidden: Hidden
     rules: Matcher[Rule]
-    offers: tuple[words.Offer, ...]
+    offers: tuple[messages.Offer, ...]
     roles: Mapping[str, Role]
-    unknown_role: words.Refusal
+    unknown_role: messages.Refusal
     default: Allowed | None
     """The leave where no rule matches, or None: refused."""
     symlinks_anywhere: bool
@@ -226,7 +226,7 @@ class Policy:
     def with_repository(self) -> Policy:
         """This policy for a mount in which `.git` is the session's own."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
-        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, words.REPOSITORY)
+        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, messages.REPOSITORY)
         leave = Allowed(REPOSITORY_RULE, apart=Apart.SCRATCH)
         return dataclasses.replace(self, repository=Repository(tuple(protected), table, leave))
 
@@ -299,12 +299,12 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         scratch=tuple({pattern.table.index: pattern.table for _, pattern in scratch}.values()),
         protect_and_scratch=Matcher([*protect, *scratch]),
         temporary=_temporary(document.get("temporary", ())),
-        keep=Matcher((one, words.kept(one)) for one in keep),
+        keep=Matcher((one, messages.kept(one)) for one in keep),
         hidden=_hidden(document.get("hidden", ())),
         rules=Matcher((pattern, rule) for rule in rules for pattern in rule.offer.patterns),
         offers=offers,
         roles={name: _role(name, roles, offers) for name in roles},
-        unknown_role=words.unknown_role(sorted(roles)),
+        unknown_role=messages.unknown_role(sorted(roles)),
         default=Allowed("default") if document.get("default", "deny") == "allow" else None,
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
@@ -316,9 +316,9 @@ def defined_roles(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {DEFAULT_ROLE: {"write": [EVERYTHING], **BUILT_IN}, **document.get("role", {})}
 
 
-def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, words.Refusal]]:
+def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, messages.Refusal]]:
     patterns = [parse(text) for text in protected_paths(document)]
-    return [(parse(".bonobofs/"), words.RESERVED), *((one, words.protected(one)) for one in patterns)]
+    return [(parse(".bonobofs/"), messages.RESERVED), *((one, messages.protected(one)) for one in patterns)]
 
 
 def protected_paths(document: Mapping[str, Any]) -> list[str]:
@@ -332,7 +332,7 @@ def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch
     for index, table in enumerate(tables):
         patterns = tuple(parse(text) for text in table["paths"])
         limit = table.get("max_total")
-        described = ScratchTable(index, patterns, limit, words.scratch_is_full(patterns, limit))
+        described = ScratchTable(index, patterns, limit, messages.scratch_is_full(patterns, limit))
         for pattern in patterns:
             leave = Allowed(f"scratch:{pattern.text}", apart=Apart.SCRATCH)
             found.append((pattern, Scratch(len(found), described, leave)))
@@ -387,14 +387,14 @@ def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]
 
 
-def _narrowness(offer: words.Offer) -> tuple[bool, int, bool, str]:
+def _narrowness(offer: messages.Offer) -> tuple[bool, int, bool, str]:
     limit = offer.max_size
     return limit is not None, -(limit or 0), not offer.executable, offer.name
 
 
-def _offer(table: Mapping[str, Any]) -> words.Offer:
+def _offer(table: Mapping[str, Any]) -> messages.Offer:
     suffixes = table.get("suffixes")
-    return words.Offer(
+    return messages.Offer(
         name=table["name"],
         patterns=tuple(parse(text) for text in table["paths"]),
         suffixes=None if suffixes is None else tuple(suffixes),
@@ -403,24 +403,24 @@ def _offer(table: Mapping[str, Any]) -> words.Offer:
     )
 
 
-def _rule(offer: words.Offer, order: int, rank: int, refuse: str | None) -> Rule:
+def _rule(offer: messages.Offer, order: int, rank: int, refuse: str | None) -> Rule:
     return Rule(
         order=order,
         rank=rank,
         extensions=None if offer.suffixes is None else frozenset(suffix[1:] for suffix in offer.suffixes),
         max_size=offer.max_size,
         executable=offer.executable,
-        refusal=None if refuse is None else words.rule_refuses(offer.name, refuse),
+        refusal=None if refuse is None else messages.rule_refuses(offer.name, refuse),
         leave=Allowed(offer.name, offer.max_size, not offer.executable),
         offer=offer,
-        wrong_suffix=words.suffix(offer),
-        wrong_name=words.special_suffix(offer),
-        too_large=words.too_large(offer),
-        is_executable=words.executable(offer),
+        wrong_suffix=messages.suffix(offer),
+        wrong_name=messages.special_suffix(offer),
+        too_large=messages.too_large(offer),
+        is_executable=messages.executable(offer),
     )
 
 
-def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[words.Offer]) -> Role:
+def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[messages.Offer]) -> Role:
     table = roles[name]
     write = [parse(text) for text in table.get("write", ())]
     deny = [parse(text) for text in table.get("deny", ())]
@@ -428,27 +428,27 @@ def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[wo
     usable = [offer for offer in offers if meet(offer.patterns, write)]
     return Role(
         name=name,
-        deny=Matcher((pattern, words.role_denies(name, pattern, write)) for pattern in deny),
+        deny=Matcher((pattern, messages.role_denies(name, pattern, write)) for pattern in deny),
         write=None if everywhere else Matcher((pattern, True) for pattern in write),
-        elsewhere=words.role_writes_elsewhere(name, write),
-        default=words.default(usable),
+        elsewhere=messages.role_writes_elsewhere(name, write),
+        default=messages.default(usable),
         calls=_calls(name, roles),
     )
 
 
-def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Allowed | words.Refusal]:
-    verdicts: dict[Operation, Allowed | words.Refusal] = {}
+def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Allowed | messages.Refusal]:
+    verdicts: dict[Operation, Allowed | messages.Refusal] = {}
     for operation, (family, spellings) in CALLS.items():
         own = roles[name].get(family, ())
         word = next((each for each in spellings if each in own or EVERY in own), None)
         if word is not None:
-            verdicts[operation] = Allowed(words.call_rule(name, family, word))
+            verdicts[operation] = Allowed(messages.call_rule(name, family, word))
         elif not spellings:
-            verdicts[operation] = words.NOBODYS[family]
+            verdicts[operation] = messages.NOBODYS[family]
         else:
             others = sorted(other for other, table in roles.items() if {*spellings, EVERY} & {*table.get(family, ())})
             listed = [each for each in FAMILIES[family] if each in own]
-            verdicts[operation] = words.role_lacks(name, family, spellings[0], listed, others)
+            verdicts[operation] = messages.role_lacks(name, family, spellings[0], listed, others)
     return verdicts
 
 
@@ -466,7 +466,7 @@ def _hidden(entries: Sequence[str]) -> Hidden:
         names=frozenset(entry for entry in names if not is_wild(entry)),
         globs=tuple(compile_name(entry) for entry in names if is_wild(entry)),
         paths=Matcher((parse(entry), True) for entry in entries if "/" in entry),
-        refusal=words.hidden(entries),
+        refusal=messages.hidden(entries),
     )
 
 

@@ -28,15 +28,15 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
-from bonobofs.policy.beads import HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
-from bonobofs.policy.families import FAMILIES
+from bonobofs.policy.grant_families import FAMILIES
 from bonobofs.policy.inheritance import merge
 from bonobofs.policy.inheritance import problems as problems_between
+from bonobofs.policy.issue_conventions import HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
-from bonobofs.policy.lines import Place, positions
-from bonobofs.policy.packaged import PRESETS, preset_file
-from bonobofs.policy.words import BUILT_IN_RULES
+from bonobofs.policy.messages import BUILT_IN_RULES
+from bonobofs.policy.presets import PRESETS, preset_file
+from bonobofs.policy.toml_positions import Place, positions
 
 LARGEST: Final = 2**63 - 1
 """The largest size that a file can have on Linux."""

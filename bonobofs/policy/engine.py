@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
-from bonobofs.policy import words
-from bonobofs.policy.calls import OF_A_GATE
+from bonobofs.policy import messages
 from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
+from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy.description import allowed_directories, callable_words, describe
+from bonobofs.policy.grants import OF_A_GATE
+from bonobofs.policy.messages import Refusal
 from bonobofs.policy.pattern import NO_CHARACTER
-from bonobofs.policy.words import Refusal
-from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
 
 __all__ = [
     "Policy",
@@ -108,7 +108,7 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     if refusal is None and facts.target is not None and not leaves:
         refusal = _leads_out(policy, parts, facts.target, carried=facts.carried)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
-        refusal = words.DEVICE
+        refusal = messages.DEVICE
     if refusal is None and facts.tool:
         refusal = _lacks(policy, agent, operation)
     if refusal is None:
@@ -121,16 +121,16 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
             and kind is not _DIRECTORY
             and verdict.apart is not _SCRATCH  # a file of the source is copied there before it is changed
         ):
-            refusal = words.HARDLINK
+            refusal = messages.HARDLINK
         elif policy.leases is None or verdict.apart:
             return verdict
         elif not policy.leases.known:
-            refusal = words.LEASES_UNKNOWN
+            refusal = messages.LEASES_UNKNOWN
         else:
             holding = policy.leases.against(parts)
             if holding is None:
                 return verdict
-            return Denied(*words.LEASED, path, operation, holding)
+            return Denied(*messages.LEASED, path, operation, holding)
     # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
@@ -150,7 +150,7 @@ def _lacks(policy: Policy, agent: Agent, operation: Operation) -> Refusal | None
     role = policy.roles.get(agent.role)
     if role is None:
         return policy.unknown_role
-    verdict = role.calls.get(operation, words.NO_TOOL)
+    verdict = role.calls.get(operation, messages.NO_TOOL)
     return None if isinstance(verdict, Allowed) else verdict
 
 
@@ -166,28 +166,28 @@ def decide_published(policy: Policy, request: Request) -> Decision:
     """
     leases = policy.leases
     if leases is not None and not leases.known:
-        return Denied(*words.LEASES_UNKNOWN, request.path, request.operation)
+        return Denied(*messages.LEASES_UNKNOWN, request.path, request.operation)
     holding = None if leases is None else leases.against(request.path.split("/"))
     if holding is not None:
-        return Denied(*words.LEASED, request.path, request.operation, holding)
-    return Allowed(words.PUBLISHED)
+        return Denied(*messages.LEASED, request.path, request.operation, holding)
+    return Allowed(messages.PUBLISHED)
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
     """What a decision on this request comes to for who can hold nothing apart."""
     if isinstance(decision, Denied) or decision.apart is Apart.NO:
         return decision
-    reason, instead = words.ONLY_IN_A_MOUNT[decision.apart]
+    reason, instead = messages.ONLY_IN_A_MOUNT[decision.apart]
     return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
 def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
     if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
-        return words.BAD_PATH
+        return messages.BAD_PATH
     if not path and (leaves or operation not in _OF_THE_ROOT):
-        return words.ROOT
+        return messages.ROOT
     if not path.isascii() and NO_CHARACTER.search(path):
-        return words.BAD_PATH
+        return messages.BAD_PATH
     return None
 
 
@@ -199,18 +199,18 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
     as far as the text shows it.
     """
     if not parts or not target or "\0" in target:
-        return words.TARGET
+        return messages.TARGET
     # An absolute symlink leads where it led before, wherever its directory takes it.
     bound = carried and target[0] != "/"
     repository = policy.repository_of(parts) is not None
     anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(parts)))
     if target[0] == "/":
-        return None if anywhere else words.TARGET
+        return None if anywhere else messages.TARGET
     place, descended = parts[:-1], False
     for step in target.split("/"):
         if step == "..":
             if not anywhere and (descended or not place):
-                return words.TARGET
+                return messages.TARGET
             if not place:
                 return None
             place.pop()
@@ -218,8 +218,8 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
             descended = True
             place.append(step)
     if repository:
-        return None if policy.repository_of(place) is not None else words.TARGET
-    return (words.PROTECTED_TARGET if anywhere else words.TARGET) if policy.protect.find(place) else None
+        return None if policy.repository_of(place) is not None else messages.TARGET
+    return (messages.PROTECTED_TARGET if anywhere else messages.TARGET) if policy.protect.find(place) else None
 
 
 def _judge_path(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bonobofs.decision import Decision, Denied
+from bonobofs.policy.decision import Decision, Denied
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
-from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
 _SMALL_FILE: Final = Facts(size=1, mode=0o644, head=b"a")
 

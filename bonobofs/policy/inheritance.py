@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bonobofs.policy.compiled import DEFAULT_ROLE
-from bonobofs.policy.lines import Place
+from bonobofs.policy.toml_positions import Place
 
 _LISTS: Final = ("hidden", "temporary", "protect", "keep", "scratch", "rule", "role")
 _NAMED: Final = ("rule", "role")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bonobofs.decision import Code
 from bonobofs.policy.compiled import Policy
-from bonobofs.policy.words import LEASES_RULE, Refusal
+from bonobofs.policy.decision import Code
+from bonobofs.policy.messages import LEASES_RULE, Refusal
 
 DEFAULT_MAX: Final = 86_400
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])")

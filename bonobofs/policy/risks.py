@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bonobofs.decision import Denied
 from bonobofs.policy.compiled import EVERYTHING, Policy, compile_policy, defined_roles, meet
+from bonobofs.policy.decision import Denied
 from bonobofs.policy.document import load
 from bonobofs.policy.examples import create
-from bonobofs.policy.lines import Place
-from bonobofs.policy.packaged import preset_file
 from bonobofs.policy.pattern import parse
-from bonobofs.request import Agent
+from bonobofs.policy.presets import preset_file
+from bonobofs.policy.request import Agent
+from bonobofs.policy.toml_positions import Place
 
 _SHOWN: Final = 3
 _RISKS: Final = {

@@ -1,23 +1,6 @@
-"""One session from its start to its end. The parts are wired together here and nowhere else.
+"""One session from start to end: `mount`, `umount`, `status`, `why`, `policy show` and the Python session.
 
-Each is read when it is asked for first: who unmounts has no use for the database and for pydantic, and would wait for
-both.
-
-setup       whose it is, in which role, under which policy
-transports  which of them serves a mount
-mounting    from `mount` to a mount that answers; `launch` starts the serving process
-guest       the other user whom `mount --user` lets in
-sockets     which session a command calls
-mail        where each session's record is carried, and asking there what it was
-listing     how each session stands, and asking the servers to settle
-ending      from `umount` to a closed record
-shims       the programs in each session's `bin`
-shell       `shell`: a shell in a mount, with those programs
-showing     `policy show`: the policy that is in force somewhere
-asking      `why`: what would be said of a change
-retention   how long the record is kept: compressed, then pruned
-record      the index over all sessions, and what a report tells of each
-python      a session without a mount, for FileGuard and other Python callers
+Each module is imported at its first use: `umount` needs neither the database nor pydantic.
 """
 
 from __future__ import annotations
@@ -27,18 +10,27 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from bonobofs.git.kept_repository import all_kept
-    from bonobofs.session.asking import ask
-    from bonobofs.session.ending import Ended, stop
-    from bonobofs.session.listing import SERVED, State, Status, around, mounted_around, settle, statuses, unreadable
-    from bonobofs.session.mail import Testimony, ask_witnesses
-    from bonobofs.session.mounting import Mounted, Order, prepare_foreground, start
-    from bonobofs.session.python import OpenSession, open_session
-    from bonobofs.session.record import about_sessions, agents_of, open_index, rebuild_index, rules_of_sessions
+    from bonobofs.session.agent_shell import enter_shell
+    from bonobofs.session.audit_index import about_sessions, agents_of, open_index, rebuild_index, rules_of_sessions
+    from bonobofs.session.explanation import ask
+    from bonobofs.session.mail_settings import Testimony, ask_witnesses
+    from bonobofs.session.mount_setup import Mounted, Order, prepare_foreground, start
+    from bonobofs.session.policy_in_force import InForce, in_force
+    from bonobofs.session.python_session import OpenSession, open_session
+    from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of
     from bonobofs.session.retention import Pruning, prune, verify_record
-    from bonobofs.session.setup import ChosenPolicy, choose_policy, identity_of
-    from bonobofs.session.shell import enter_shell
-    from bonobofs.session.showing import InForce, in_force
-    from bonobofs.session.sockets import callable_around
+    from bonobofs.session.session_list import (
+        SERVED,
+        State,
+        Status,
+        around,
+        mounted_around,
+        settle,
+        statuses,
+        unreadable,
+    )
+    from bonobofs.session.socket_lookup import callable_around
+    from bonobofs.session.unmount import Ended, stop
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
@@ -87,18 +79,18 @@ __all__ = [
 
 _PARTS: Final = {
     "bonobofs.git.kept_repository": "all_kept",
-    "bonobofs.session.asking": "ask",
-    "bonobofs.session.ending": "Ended stop",
-    "bonobofs.session.listing": "SERVED State Status around mounted_around settle statuses unreadable",
-    "bonobofs.session.mail": "Testimony ask_witnesses",
-    "bonobofs.session.mounting": "Mounted Order prepare_foreground start",
-    "bonobofs.session.python": "OpenSession open_session",
-    "bonobofs.session.record": "about_sessions agents_of open_index rebuild_index rules_of_sessions",
+    "bonobofs.session.explanation": "ask",
+    "bonobofs.session.unmount": "Ended stop",
+    "bonobofs.session.session_list": "SERVED State Status around mounted_around settle statuses unreadable",
+    "bonobofs.session.mail_settings": "Testimony ask_witnesses",
+    "bonobofs.session.mount_setup": "Mounted Order prepare_foreground start",
+    "bonobofs.session.python_session": "OpenSession open_session",
+    "bonobofs.session.audit_index": "about_sessions agents_of open_index rebuild_index rules_of_sessions",
     "bonobofs.session.retention": "Pruning prune verify_record",
-    "bonobofs.session.setup": "ChosenPolicy choose_policy identity_of",
-    "bonobofs.session.shell": "enter_shell",
-    "bonobofs.session.sockets": "callable_around",
-    "bonobofs.session.showing": "InForce in_force",
+    "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of",
+    "bonobofs.session.agent_shell": "enter_shell",
+    "bonobofs.session.socket_lookup": "callable_around",
+    "bonobofs.session.policy_in_force": "InForce in_force",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }

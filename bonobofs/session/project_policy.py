@@ -13,18 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.decision import Apart, Denied
 from bonobofs.errors import PolicyError, StateError, UsageError
 from bonobofs.policy.compiled import Policy, compile_policy
+from bonobofs.policy.decision import Apart, Denied
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import decide
 from bonobofs.policy.examples import create, failures
 from bonobofs.policy.pattern import Matcher
 from bonobofs.policy.pattern import parse as parse_pattern
-from bonobofs.request import Agent, Kind, Operation, Request, WorkspacePath
-from bonobofs.state import mounts
-from bonobofs.state.places import check_source
+from bonobofs.policy.request import Agent, Kind, Operation, Request, WorkspacePath
+from bonobofs.session.mount_checks import check_source
 from bonobofs.state.project_policies import exists, policy_file
+from bonobofs.system import mounts
 
 _LANGUAGES: Final = {
     "pyproject.toml": "Python",

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.audit.history import is_closed, last, read, since, trails_in
-from bonobofs.audit.pruned import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
-from bonobofs.audit.record import ZERO, instant
+from bonobofs.audit.entry import ZERO, instant
+from bonobofs.audit.reader import is_closed, last, read, since, trails_in
+from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
 from bonobofs.audit.trail_file import compress, remove, stat_trail
 from bonobofs.audit.verify import Report, read_head, verify_trail
 from bonobofs.errors import TrailError
@@ -143,7 +143,7 @@ def _reason_to_keep(home: Path, trail: Path, tombstone: Tombstone, oldest: datet
     report = verify_trail(trail, head_path(home, trail.stem), session=trail.stem)
     if report.findings:
         return f"it does not verify: {report.findings[0].message}"
-    from bonobofs.session.mail import is_carried  # noqa: PLC0415 - as in `limits`
+    from bonobofs.session.mail_settings import is_carried  # noqa: PLC0415 - as in `limits`
 
     session = load(home, trail.stem)
     return (

@@ -15,23 +15,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.record import TOUCHES
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.beads.bd_session import seek_beads
+from bonobofs.beads.beads_guard import BeadsGuard
+from bonobofs.enforcement.enforcer import ACTIONS
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
 from bonobofs.git import linked_worktree
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.git.published_branches import PublishedBranches
-from bonobofs.guard import ACTIONS
-from bonobofs.guards.beads.client import seek_beads
-from bonobofs.guards.beads_guard import BeadsGuard
-from bonobofs.request import Operation
-from bonobofs.session.ending import stop
-from bonobofs.session.listing import around
-from bonobofs.session.mounting import Mounted, Order, start
-from bonobofs.session.python import OpenSession, open_session
-from bonobofs.session.setup import choose_policy
-from bonobofs.state import mounts
+from bonobofs.policy.request import Operation
+from bonobofs.session.mount_setup import Mounted, Order, start
+from bonobofs.session.python_session import OpenSession, open_session
+from bonobofs.session.registration import choose_policy
+from bonobofs.session.session_list import around
+from bonobofs.session.unmount import stop
 from bonobofs.state.sessions import live_at
-from bonobofs.state.worktrees import Places, Worktree, load_all, places, save
+from bonobofs.state.worktree_registry import Places, Worktree, load_all, places, save
+from bonobofs.system import mounts
 
 _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 

@@ -25,8 +25,16 @@ from sqlalchemy import column as named_column
 from sqlalchemy.exc import SQLAlchemyError
 
 from bonobofs.errors import StateError
-from bonobofs.state.reaching import BEGIN, OUTLASTS_POWER, look_at_sqlite, postgresql_engine, shown, sqlite_engine, url
-from bonobofs.state.tables import REVISION, VERSION_TABLE, counters
+from bonobofs.state.database_url import (
+    BEGIN,
+    OUTLASTS_POWER,
+    look_at_sqlite,
+    postgresql_engine,
+    shown,
+    sqlite_engine,
+    url,
+)
+from bonobofs.state.schema import REVISION, VERSION_TABLE, counters
 
 _IDLE_SECONDS: Final = 10
 """Seconds after which PostgreSQL gives up a transaction in which nobody says anything: its host may be gone."""
@@ -174,7 +182,7 @@ class Database:
     def _prepare(self) -> None:
         # What is needed once is read once: Alembic takes its time to load.
         if self.revision() is None:
-            from bonobofs.state.upgrade import create  # noqa: PLC0415
+            from bonobofs.state.migrate import create  # noqa: PLC0415
 
             create(self)
         self.check()

@@ -24,10 +24,10 @@ from typing import Final, NamedTuple, TypeVar
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from bonobofs.errors import ForbiddenError, UsageError
-from bonobofs.state import presence
+from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
-from bonobofs.state.sql import clock, moment
-from bonobofs.state.tables import lease_patterns, leases
+from bonobofs.state.schema import lease_patterns, leases
+from bonobofs.state.sql_types import clock, moment
 
 DAY: Final = 86_400
 """Seconds that a lease lasts unless it is said otherwise."""
@@ -123,7 +123,7 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
 
     def grant(connection: Connection) -> Granted:
         name = enter(connection, wanted, clock() + round(1000 * wanted.seconds))
-        return Granted(_stored(connection, name), presence.generation(connection))
+        return Granted(_stored(connection, name), heartbeats.generation(connection))
 
     granted = unless_others_hold_it(database, wanted, overlap, grant)
     if isinstance(granted, Conflict):
@@ -131,14 +131,16 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
     return granted
 
 
-def wait(database: Database, generation: int, *, told: Callable[[list[presence.Present]], None] | None = None) -> None:
+def wait(
+    database: Database, generation: int, *, told: Callable[[list[heartbeats.Present]], None] | None = None
+) -> None:
     """Return when every live session has acknowledged this generation, or is silent and so refuses all changes.
 
     `told` is called with those that are waited for, each time it is looked.
     """
     while True:
         with database.read() as connection:
-            behind = presence.living(connection, behind=generation)
+            behind = heartbeats.living(connection, behind=generation)
         if not behind:
             return
         if told is not None:
@@ -155,7 +157,7 @@ def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder |
     with database.change() as connection:
         found = _theirs(connection, lease, by)
         connection.execute(update(leases).where(leases.c.id == found.id).values(until=clock() + round(1000 * seconds)))
-        return Granted(_stored(connection, found.id), presence.next_generation(connection))
+        return Granted(_stored(connection, found.id), heartbeats.next_generation(connection))
 
 
 def release(database: Database, lease: str, *, by: Holder | None = None) -> Granted:
@@ -163,7 +165,7 @@ def release(database: Database, lease: str, *, by: Holder | None = None) -> Gran
     with database.change() as connection:
         found = _theirs(connection, lease, by)
         connection.execute(delete(leases).where(leases.c.id == found.id))
-        return Granted(found, presence.next_generation(connection))
+        return Granted(found, heartbeats.next_generation(connection))
 
 
 def list_leases(database: Database) -> list[Lease]:
@@ -287,7 +289,7 @@ def unless_others_hold_it(
 def enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> str:
     """Enter a lease in place of the holder's own of that origin, and give its UUID. UsageError: its agent is gone."""
     holder = wanted.holder
-    if holder.agent_id is not None and not presence.agent_lives(connection, holder.agent_id):
+    if holder.agent_id is not None and not heartbeats.agent_lives(connection, holder.agent_id):
         raise UsageError(f"there is no agent {holder.agent} any more; bonobofs agent list shows who there is")
     # Those that have ended go first: the holder's own last one may be among them.
     connection.execute(delete(leases).where(leases.c.until <= clock()))
@@ -310,7 +312,7 @@ def enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> 
     )
     rows = [{"lease": name, "pattern": pattern} for pattern in dict.fromkeys(wanted.patterns)]
     connection.execute(insert(lease_patterns), rows)
-    presence.next_generation(connection)
+    heartbeats.next_generation(connection)
     return name
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import Connection, delete, literal, select, update
 
 from bonobofs.errors import UsageError
-from bonobofs.state import presence
+from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
 from bonobofs.state.leases import (
     Conflict,
@@ -21,8 +21,8 @@ from bonobofs.state.leases import (
     living,
     unless_others_hold_it,
 )
-from bonobofs.state.sql import clock, milliseconds_of
-from bonobofs.state.tables import agents, leases
+from bonobofs.state.schema import agents, leases
+from bonobofs.state.sql_types import clock, milliseconds_of
 
 
 def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datetime) -> Conflict | None:
@@ -40,7 +40,7 @@ def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datet
         if milliseconds_of(known.until) != ends:
             with database.change() as connection:
                 connection.execute(update(leases).where(leases.c.id == known.id).values(until=ends))
-                presence.next_generation(connection)
+                heartbeats.next_generation(connection)
         return None
 
     def grant(connection: Connection) -> None:
@@ -57,7 +57,7 @@ def unmirror(database: Database, origin: str) -> bool:
     with database.change() as connection:
         gone = connection.execute(delete(leases).where(leases.c.origin == origin, leases.c.origin != "")).rowcount
         if gone:
-            presence.next_generation(connection)
+            heartbeats.next_generation(connection)
         return gone > 0
 
 
@@ -81,7 +81,7 @@ def holder_of_mail(database: Database, name: str, source: str) -> Holder:
         if len(found) != 1:
             return Holder(line(name), None)
         ((label, identity),) = found
-        chains = presence.chains(connection, identity, source)
+        chains = heartbeats.chains(connection, identity, source)
     return Holder(label, identity, chains[0] if len(chains) == 1 else None)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bonobofs.errors import StateError
-from bonobofs.state import processes
 from bonobofs.state.home import read_document, session_directory, write_document
+from bonobofs.system import processes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

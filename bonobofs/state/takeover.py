@@ -14,8 +14,8 @@ from sqlalchemy import insert, select
 from bonobofs.errors import StateError
 from bonobofs.state.database import Database
 from bonobofs.state.home import read_document
-from bonobofs.state.sql import clock
-from bonobofs.state.tables import agents
+from bonobofs.state.schema import agents
+from bonobofs.state.sql_types import clock
 
 
 def take_over(database: Database, path: Path) -> None:

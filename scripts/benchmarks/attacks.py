@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import BonobofsError
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 from tests.attacks.blocker import hold
 
 CROWD = 50_000

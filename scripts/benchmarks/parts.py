@@ -23,13 +23,13 @@ from benchmarks import git_commands
 from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import bonobofs
 from bonobofs.audit.index import Index
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.index_store import IndexTables, sqlite_engine
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.guards import BeadsGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.request import Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Agent, Facts, Operation, Request, WorkspacePath
 from bonobofs.session import open_session
-from bonobofs.state.index_tables import IndexTables, sqlite_engine
 
 PASSES = 5
 BD = Path(__file__).resolve().parents[2] / "tests" / "worlds" / "bd"

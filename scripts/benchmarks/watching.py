@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs import session
-from bonobofs.session import launch
+from bonobofs.session import launcher
 
 POLICY: Final = 'default = "allow"\nhidden = ["**"]\n'
 BLIND: Final = """
@@ -58,14 +58,14 @@ def mounted(directory: Path, *, watched: bool = True) -> Iterator[Mount]:
         path.mkdir(exist_ok=True)
     policy = directory / "policy.toml"
     policy.write_text(POLICY)
-    beside = launch.beside
+    beside = launcher.beside
     if not watched:
-        vars(launch)["beside"] = lambda *_: [sys.executable, "-I", "-S", "-c", BLIND]
+        vars(launcher)["beside"] = lambda *_: [sys.executable, "-I", "-S", "-c", BLIND]
     try:
         home = session.home()
         made = session.start(home, session.Order(source, mountpoint, agent="bench", policy=policy)).session
     finally:
-        vars(launch)["beside"] = beside
+        vars(launcher)["beside"] = beside
     assert made.pid is not None
     children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
     try:

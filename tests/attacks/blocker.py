@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse import system
+from bonobofs.fuse import abi as p
+from bonobofs.system import syscalls
 
 _ATTR: Final = p.ATTR.pack(2, 4096, 8, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)
 _TOP: Final = p.ATTR.pack(1, 4096, 8, 0, 0, 0, 0, 0, 0, 0o040777, 2, 0, 0, 0, 4096, 0)
@@ -93,7 +93,7 @@ def hold(directory: Path, place: Path) -> None:
 def held(directory: Path, place: Path) -> Iterator[None]:
     """Have the directory's lock held; `place` is an empty directory for the program's own mount. Needs root."""
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    system.mount(b"blocker", os.fsencode(place), b"fuse", 0, b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fd)
+    syscalls.mount(b"blocker", os.fsencode(place), b"fuse", 0, b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fd)
     reader, writer = os.pipe()
     children: list[int] = []
     try:
@@ -113,7 +113,7 @@ def held(directory: Path, place: Path) -> Iterator[None]:
         assert os.read(reader, 1) == b"!"
         yield
     finally:
-        system.umount(os.fsencode(place), _MNT_FORCE | system.MNT_DETACH)  # aborts the connection
+        syscalls.umount(os.fsencode(place), _MNT_FORCE | syscalls.MNT_DETACH)  # aborts the connection
         os.close(fd)
         for child in children:
             os.kill(child, signal.SIGKILL)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse.notifier import LATE, MOST_BLOCKED
-from bonobofs.state.calling import call
+from bonobofs.fuse.notifications import LATE, MOST_BLOCKED
+from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from tests.attacks.blocker import held
 from tests.attacks.bounds import waiting

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from bonobofs.errors import ProtocolError
-from bonobofs.fuse.control import Kind, Line
+from bonobofs.ipc.channel import Kind, Line
 from tests.worlds import OrdinaryUser
 
 THIEF = """

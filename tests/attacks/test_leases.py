@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import BonobofsError
-from bonobofs.session import leasing
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
+from bonobofs.policy.decision import Code, Refused
+from bonobofs.session import lease_service
 from bonobofs.state.home import inside_directory
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
@@ -24,7 +24,7 @@ def test_no_command_in_a_mount_leases_beyond_the_limits(mounted: Mounted, option
     for scope in ((), ("--all-workspaces",), ("--workspace", "/")):
         said = bonobofs("lease", "acquire", "**", "--for", "365d", *options, *scope, cwd=world.path)
         assert said.returncode == 77, said.stderr
-    assert leasing.list_leases(world.home) == []
+    assert lease_service.list_leases(world.home) == []
     named = any(option in ("bob", "C9") for option in options)
     assert (Code.IDENTITY in {entry.code for entry in world.entries() if entry.kind == "alert"}) is named
 
@@ -35,7 +35,7 @@ def test_a_command_in_a_mount_may_name_the_session(mounted: Mounted, options: tu
     world = mounted(policy=LIMITED, agent="ann", chain="C1")
     made = bonobofs("lease", "acquire", "docs/**", "--for", "1h", *options, cwd=world.path)
     assert made.returncode == 0, made.stderr
-    (lease,) = leasing.list_leases(world.home)
+    (lease,) = lease_service.list_leases(world.home)
     assert (lease.holder.key, lease.workspace) == ("chain:C1", str(world.source))
     assert "acquire_lease" in {entry.operation for entry in world.entries()}
 
@@ -45,7 +45,7 @@ def test_no_locks_are_imported_in_a_mount(mounted: Mounted) -> None:
     locks = {"version": 1, "chains": {"C9": {"files": ["**"], "agent": "bob"}}}
     (world.path / "locks.json").write_text(json.dumps(locks))
     assert bonobofs("lease", "import", "locks.json", "--all-workspaces", cwd=world.path).returncode == 2
-    assert leasing.list_leases(world.home) == []
+    assert lease_service.list_leases(world.home) == []
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_no_call_leases_beyond_the_limits(mounted: Mounted, arguments: dict[str,
     directory = inside_directory(world.home, world.session.session)
     with pytest.raises((Refused, BonobofsError)):
         call(directory, "lease.acquire", patterns=["**"], **arguments)
-    assert leasing.list_leases(world.home) == []
+    assert lease_service.list_leases(world.home) == []
     call(directory, "lease.acquire", patterns=["docs/**"])
     with pytest.raises(Refused):
         call(directory, "lease.extend", seconds=YEAR)
-    (lease,) = leasing.list_leases(world.home)
+    (lease,) = lease_service.list_leases(world.home)
     assert (lease.workspace, (lease.until - lease.acquired).total_seconds() <= 7200) == (str(world.source), True)
     assert other.source == world.source

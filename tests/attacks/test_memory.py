@@ -17,9 +17,9 @@ from typing import Final
 import pytest
 
 from bonobofs import session
+from bonobofs.ipc.client import call
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.leases import compile_leases
-from bonobofs.state.calling import call
+from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state.home import inside_directory
 from tests.attacks.bounds import resident
 from tests.fuse.people import tell

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from bonobofs.audit.history import LONGEST_LINE
+from bonobofs.audit.reader import LONGEST_LINE
 from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.errors import UsageError
 from tests.calls.conftest import Called, answer

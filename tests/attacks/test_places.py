@@ -13,7 +13,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import BonobofsError, MountError
-from bonobofs.state import mounts
+from bonobofs.system import mounts
 from tests.worlds import World
 
 ROUNDS = 8

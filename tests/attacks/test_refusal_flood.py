@@ -10,10 +10,10 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from bonobofs.audit.log import LONGEST_OF_REFUSAL
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.refusal_limit import BURST, RATE
-from bonobofs.guard import SHOWN_DENIALS
+from bonobofs.audit.writer import LONGEST_OF_REFUSAL
+from bonobofs.enforcement.enforcer import SHOWN_DENIALS
 from tests.fuse.people import outcome, tell
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 

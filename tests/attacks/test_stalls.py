@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from bonobofs.decision import Code
-from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.held import LISTED
-from bonobofs.fuse.inodes import Inodes
+from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.temp_table import LISTED
+from bonobofs.policy.decision import Code
 from tests.attacks.bounds import waiting
 from tests.attacks.conftest import MakeFileSystem
 from tests.fuse.people import NOBODY, outcome, tell

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from bonobofs import session
-from bonobofs.session import launch
+from bonobofs.session import launcher
 from tests.fuse.people import tell
 from tests.watch.few_watches import BUDGET
 from tests.watch.looking import companion_of, out_of_band, recorded, status, text, until
@@ -53,7 +53,7 @@ def is_seen(world: World, path: str) -> None:
 
 def test_mkdirs_take_a_share_of_the_watches(mounted: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than the budget; the rest stays watched, shows within a second, and is watched when there is room."""
-    monkeypatch.setattr(launch, "COMPANION", "tests.watch.few_watches")
+    monkeypatch.setattr(launcher, "COMPANION", "tests.watch.few_watches")
     (source / "early").mkdir()
     world = mounted(policy=ALLOW_ALL)
     assert status(world).watch == session.WATCHING

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import TrailError
 
 Create = Callable[..., Trail]

@@ -12,8 +12,8 @@ import pytest
 
 from bonobofs.audit.audit_log import AuditLog
 from bonobofs.audit.denial_window import ALERT_WINDOW, DenialWindow
-from bonobofs.audit.history import read, trails_in
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read, trails_in
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.audit.conftest import Create

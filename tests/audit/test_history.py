@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.audit.history import (
+from bonobofs.audit.entry import FIELDS, AuditEntry
+from bonobofs.audit.reader import (
     UNREADABLE,
     Follower,
     export_csv,
@@ -30,10 +31,9 @@ from bonobofs.audit.history import (
     since,
     trails_in,
 )
-from bonobofs.audit.log import Trail
-from bonobofs.audit.record import FIELDS, AuditEntry
+from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError, UsageError
-from bonobofs.request import Operation
+from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create, creating
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)

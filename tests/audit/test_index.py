@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 
 from bonobofs import session
 from bonobofs.audit import index as module
-from bonobofs.audit.history import UNREADABLE, Change, read, trails_in
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.index import By, Index, Wanted, microseconds
-from bonobofs.audit.log import Trail
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.index_query import text_from, text_of
+from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
+from bonobofs.audit.reader import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.trail_file import compress
-from bonobofs.decision import Code, Denied
+from bonobofs.audit.writer import Trail
 from bonobofs.errors import StateError
-from bonobofs.request import Operation, WorkspacePath
-from bonobofs.state.index import text_from, text_of
-from bonobofs.state.index_tables import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Operation, WorkspacePath
 from tests.audit.conftest import Create, creating
 from tests.postgres import Postgres
 from tests.worlds import environment
@@ -403,7 +403,7 @@ def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home
 import sys
 from pathlib import Path
 from bonobofs.audit import index
-from bonobofs.state.index_tables import open_tables
+from bonobofs.audit.index_store import open_tables
 index.ENTRIES_AT_ONCE = 50
 home = Path(sys.argv[1])
 def goes_on():

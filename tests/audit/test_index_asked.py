@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from bonobofs.audit import index as module
-from bonobofs.audit.history import Change, read, trails_in
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.index import By, Index, Wanted, microseconds
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.index_store import open_tables
+from bonobofs.audit.reader import Change, read, trails_in
 from bonobofs.audit.report import Report
-from bonobofs.state.index_tables import open_tables
+from bonobofs.audit.writer import Identity, Trail
 from tests.postgres import Postgres
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)

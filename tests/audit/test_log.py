@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.audit_log import MOST, AuditLog
-from bonobofs.audit.history import read
-from bonobofs.audit.log import HEAD_SIZE, Identity, Trail
-from bonobofs.audit.record import FIELDS, ZERO, AuditEntry
+from bonobofs.audit.entry import FIELDS, ZERO, AuditEntry
+from bonobofs.audit.reader import read
 from bonobofs.audit.verify import read_head, verify_trail
-from bonobofs.decision import Code, Denied
+from bonobofs.audit.writer import HEAD_SIZE, Identity, Trail
 from bonobofs.errors import TrailError
-from bonobofs.request import Operation, WorkspacePath
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Operation, WorkspacePath
 
 SESSION = "0b0b6f5e-6c5e-4a8e-9d7f-1c2d3e4f5a6b"
 ALICE = Identity(SESSION, "alice", "1b0b6f5e-6c5e-4a8e-9d7f-1c2d3e4f5a6b")
@@ -64,7 +64,7 @@ def trail(tmp_path: Path) -> Iterator[Trail]:
 
 def run(program: str, *arguments: object, code: int = 0) -> str:
     """Run a program in a process of its own, where it may take room or life from itself."""
-    head = "import os, resource, sys\nfrom pathlib import Path\nfrom bonobofs.audit.log import *\n"
+    head = "import os, resource, sys\nfrom pathlib import Path\nfrom bonobofs.audit.writer import *\n"
     command = [sys.executable, "-c", head + program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
@@ -422,7 +422,7 @@ for number in range(10**9):
 
 @pytest.mark.parametrize("lines", [1, 2, 65, 400, 1023])
 def test_a_killed_process_loses_no_intent_that_returned(tmp_path: Path, lines: int) -> None:
-    program = f"import os, sys\nfrom pathlib import Path\nfrom bonobofs.audit.log import *\n{KILLED}"
+    program = f"import os, sys\nfrom pathlib import Path\nfrom bonobofs.audit.writer import *\n{KILLED}"
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(lines)]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.history import read
-from bonobofs.audit.log import HEAD_SIZE, Identity, Trail
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
 from bonobofs.audit.recovery import MOST, OUT_OF_BAND, Difference, compare, enter
-from bonobofs.audit.strays import stray_name
-from bonobofs.request import Operation
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.audit.writer import HEAD_SIZE, Identity, Trail
+from bonobofs.policy.request import Operation
 
 HOUR = 3600.0
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from bonobofs.audit.history import Change, shown
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import Change, shown
 from bonobofs.audit.report import MOST, About, Report
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.history import is_closed, last, read, trails_in
+from bonobofs.audit.reader import is_closed, last, read, trails_in
 from bonobofs.audit.trail_file import BLOCK, compress, compressed, open_trail, size_of, stat_trail
 from bonobofs.audit.verify import Report, Status, What, verify_trail
-from bonobofs.request import Operation
+from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create
 
 STEPS = 10

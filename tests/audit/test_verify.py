@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.audit.strays import stray_name
+from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.audit.verify import Report, What, look_below, read_head, verify, verify_trail
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import TrailError
-from bonobofs.request import Operation
+from bonobofs.policy.request import Operation
 
 Lines = list[bytes]
 

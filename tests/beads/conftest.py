@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.verify import Status, verify_trail
-from bonobofs.decision import Allowed
+from bonobofs.beads import Beads, find_beads
 from bonobofs.guards import BeadsGuard
-from bonobofs.guards.beads import Beads, find_beads
-from bonobofs.request import Agent
+from bonobofs.policy.decision import Allowed
+from bonobofs.policy.request import Agent
 from bonobofs.session import OpenSession, open_session
 from tests.worlds.faulty import Faulty
 from tests.worlds.issues import WORLD, Workspace, find_bd

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from bonobofs.decision import Allowed
+from bonobofs.beads import Beads, Edge, NewIssue
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.guards.beads import Beads, Edge, NewIssue
+from bonobofs.policy.decision import Allowed
 from tests.worlds.issues import Workspace
 
 WHOLE = NewIssue(

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from bonobofs.decision import Allowed
+from bonobofs.beads import Beads, Changed, Edge, Issues, NewIssue, Turn, find_beads
+from bonobofs.beads.bd_lock import held, lock_path
 from bonobofs.errors import BeadsError
-from bonobofs.guards.beads import Beads, Changed, Edge, Issues, NewIssue, Turn, find_beads
-from bonobofs.guards.beads.lock import held, lock_path
+from bonobofs.policy.decision import Allowed
 from tests.beads.conftest import ALICE
 from tests.fuse.waiting import until
 from tests.worlds import ROOT, environment
@@ -257,8 +257,8 @@ def test_others_wait_for_their_turn_and_give_up_in_the_end(
 CALLER = """
 import sys
 from pathlib import Path
-from bonobofs.decision import Allowed
-from bonobofs.guards.beads import Beads, NewIssue
+from bonobofs.policy.decision import Allowed
+from bonobofs.beads import Beads, NewIssue
 from tests.beads.conftest import ALICE
 beads = Beads(Path(sys.argv[1]), Path(sys.argv[2]), ALICE, program=Path(sys.argv[3]), limit=float(sys.argv[4]))
 with beads.turn() as turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bonobofs.decision import Refused
+from bonobofs.policy.decision import Refused
 from tests.beads.conftest import Opened
 from tests.worlds.issues import Workspace
 

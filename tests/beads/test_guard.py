@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from bonobofs.decision import Code, Refused
+from bonobofs.beads import Beads, find_beads
+from bonobofs.beads.bd_lock import held
 from bonobofs.errors import BeadsError, TrailError
 from bonobofs.guards import BeadsGuard, FileGuard
-from bonobofs.guards.beads import Beads, find_beads
-from bonobofs.guards.beads.lock import held
+from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import open_session
-from bonobofs.state import registry
+from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from tests.beads.conftest import Opened
 from tests.worlds import ROOT
@@ -284,13 +284,13 @@ def test_an_issue_is_its_assignees_by_identity(opened: Opened, beads_workspace: 
 def test_a_label_that_is_given_again_inherits_no_issue(opened: Opened, beads_workspace: Workspace, home: Path) -> None:
     """And an assignee that was set without the gate goes by the label."""
     with Database.open(home) as database:
-        registry.add(database, "dora")
-        first = registry.identity_of(database, "dora")
+        agent_registry.add(database, "dora")
+        first = agent_registry.identity_of(database, "dora")
     alice = opened()
     one = alice.issues.guarded_create("A", "task", 2, "alice", assignee="dora").id
     with Database.open(home) as database:
-        registry.remove(database, "dora")
-        registry.add(database, "dora")
+        agent_registry.remove(database, "dora")
+        agent_registry.add(database, "dora")
     later = opened("dora")
     assert later.session.session.agent_id != first
     refused(lambda: later.issues.guarded_update(one, "dora", priority=0), "beads.owner")

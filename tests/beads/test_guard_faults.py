@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.decision import Refused
+from bonobofs.beads import Beads, BeadsIssue, find_beads
 from bonobofs.errors import BeadsError
-from bonobofs.guards.beads import Beads, BeadsIssue, find_beads
+from bonobofs.policy.decision import Refused
 from bonobofs.session import open_session
 from tests.beads.conftest import Guarded, Opened
 from tests.worlds.faulty import Faulty

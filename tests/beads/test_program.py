@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.decision import Allowed
+from bonobofs.beads import Beads, NewIssue, find_beads
+from bonobofs.beads.bd_commands import FLAGS, command
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.guards.beads import Beads, NewIssue, find_beads
-from bonobofs.guards.beads.commands import FLAGS, command
-from bonobofs.request import Agent
+from bonobofs.policy.decision import Allowed
+from bonobofs.policy.request import Agent
 from tests.beads.conftest import ALICE
 from tests.fuse.waiting import until
 from tests.worlds import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser

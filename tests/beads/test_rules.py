@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from bonobofs.beads import refusals
+from bonobofs.beads.create_rules import Draft, judge_comment, judge_create, judge_draft
+from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
+from bonobofs.beads.issue import BeadsIssue, Edge
+from bonobofs.beads.issue_metadata import CREATOR_ID, WORKTREE, Who, assigned
+from bonobofs.beads.refusals import Fault
+from bonobofs.beads.update_rules import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.errors import UsageError
-from bonobofs.guards.beads import refusals
-from bonobofs.guards.beads.editing import Edit, judge_close, judge_reopen, judge_update
-from bonobofs.guards.beads.issue import BeadsIssue, Edge
-from bonobofs.guards.beads.keeping import CREATOR_ID, WORKTREE, Who, assigned
-from bonobofs.guards.beads.making import Draft, judge_comment, judge_create, judge_draft
-from bonobofs.guards.beads.refusals import Fault
-from bonobofs.guards.beads.tying import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
-from bonobofs.policy.beads import Conventions
+from bonobofs.policy.issue_conventions import Conventions
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of
 
 SEVEN = ("task", "epic", "bug", "feature", "chore", "decision", "message")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Code, Refused
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.errors import UsageError
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
+from bonobofs.policy.decision import Code, Refused
 from bonobofs.state.home import inside_directory
 from tests.fuse.waiting import until
 from tests.worlds import Mounted, World

@@ -12,8 +12,8 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import BonobofsError
-from bonobofs.state import mounts
-from bonobofs.state.worktrees import load_all, places
+from bonobofs.state.worktree_registry import load_all, places
+from bonobofs.system import mounts
 from tests.worlds import ALLOW_ALL, bonobofs
 from tests.worlds.issues import Workspace
 

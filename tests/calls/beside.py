@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bonobofs.companion import process
+from bonobofs.companion import main as process
 from bonobofs.companion.calls import CALLS
-from bonobofs.companion.session import CalledSession
-from bonobofs.guard import Caller
-from bonobofs.request import Operation, Request, WorkspacePath
+from bonobofs.companion.session_context import CalledSession
+from bonobofs.enforcement.enforcer import Caller
+from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 
 def change(session: CalledSession, arguments: dict[str, Any]) -> None:

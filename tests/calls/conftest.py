@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
-from bonobofs.state.calling import call
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from tests.worlds import ALLOW_ALL, Mounted, World
 

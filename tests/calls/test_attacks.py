@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.companion.entrance import LONGEST_LINE, MOST_CONNECTIONS
-from bonobofs.state.calling import call
+from bonobofs.companion.socket_server import LONGEST_LINE, MOST_CONNECTIONS
+from bonobofs.ipc.client import call
 from tests.calls.conftest import Called, answer
 from tests.watch.looking import companion_of, until
 from tests.worlds import NOBODY

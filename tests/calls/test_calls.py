@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.verify import verify_trail
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import ForbiddenError, UsageError
+from bonobofs.policy.decision import Code, Refused
 from bonobofs.state import leases
 from bonobofs.state.database import Database
 from tests.calls.conftest import Called, CalledMount
@@ -289,7 +289,7 @@ def test_an_ordinary_user_has_a_socket_too(ordinary_user: OrdinaryUser) -> None:
 WRITE = """
 import sys
 from bonobofs import session
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 (one,) = session.statuses(session.home())
 directory = inside_directory(session.home(), one.session.session)
@@ -311,7 +311,7 @@ def test_many_at_once_are_all_answered(alice: Called) -> None:
     program = """
 import sys
 from pathlib import Path
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 directory, name = Path(sys.argv[1]), sys.argv[2]
 for turn in range(5):
     call(directory, "write_file", path=f"{name}/file", content=str(turn))

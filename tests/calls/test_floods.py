@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import UsageError
-from bonobofs.session import launch
+from bonobofs.session import launcher
 from tests.calls.conftest import Called, CalledMount, answer
 from tests.watch.looking import companion_of, until
 
@@ -114,7 +114,7 @@ def test_callers_that_send_much_and_go_take_no_memory(
     mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What they have sent is kept until it is answered, and counts; who comes then is told, and served afterwards."""
-    monkeypatch.setattr(launch, "COMPANION", "tests.calls.beside")
+    monkeypatch.setattr(launcher, "COMPANION", "tests.calls.beside")
     called, go = mounted_called(), tmp_path / "go"
     line = json.dumps({"call": "write_file", "path": "b", "content": "x" * (8 * _MB)}).encode() + b"\n"
     with called.connected() as slow:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from bonobofs.state import mounts
+from bonobofs.system import mounts
 from tests.fuse.people import BEN, User, outcome, tell
 from tests.worlds import NOBODY, OrdinaryUser, environment
 
@@ -92,7 +92,7 @@ def test_files_that_the_guest_writes_by_a_call_are_its_own(guested: Guested) -> 
     (guested.source / "roots.md").write_text("root's")
     (guested.source / "roots").mkdir()
     write = (
-        "from bonobofs.state.calling import call; import sys; call(None, 'write_file', path=sys.argv[1], content='new')"
+        "from bonobofs.ipc.client import call; import sys; call(None, 'write_file', path=sys.argv[1], content='new')"
     )
     (guested.source / "roots.md").chmod(0o666)
     for path in ("new/below/a.md", "roots.md"):
@@ -113,7 +113,7 @@ def test_files_that_the_guest_writes_by_a_call_are_its_own(guested: Guested) -> 
 
 def test_the_shell_names_socket_and_policy(guested: Guested) -> None:
     """BONOBOFS_SOCKET and BONOBOFS_POLICY name what the guest can open; a Python program calls without a path."""
-    program = "from bonobofs.state.calling import call; import os; print(call(None, 'whoami')['session'])"
+    program = "from bonobofs.ipc.client import call; import os; print(call(None, 'whoami')['session'])"
     ran = guested.shell(guested.user.python, "-c", program)
     assert ran.stdout.strip() == guested.whoami["session"], ran.stderr
     ran = guested.shell(

@@ -15,10 +15,10 @@ import pytest
 
 from bonobofs import session
 from bonobofs.audit.verify import verify_trail
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import BonobofsError
-from bonobofs.session import leasing
-from bonobofs.session.leasing import Terms, Whose
+from bonobofs.policy.decision import Code, Refused
+from bonobofs.session import lease_service
+from bonobofs.session.lease_service import Terms, Whose
 from tests.calls.conftest import Called, CalledMount
 from tests.watch.looking import companion_of, out_of_band, recorded, status, text, until
 from tests.worlds import ALLOW_ALL, OrdinaryUser, bonobofs
@@ -55,7 +55,7 @@ def test_everything_is_known_again(
         assert (there / f"by call {turn}").read_text() == "text"
         assert f"by call {turn}" in os.listdir(called.path)
         assert status(called.world).watch == session.WATCHING
-    leasing.acquire(home, Whose("bob"), ["docs/**"], Terms())
+    lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms())
     (called.path / "docs").mkdir()
     with pytest.raises(PermissionError):
         (called.path / "docs/a").touch()
@@ -220,7 +220,7 @@ def _next_companion(server: int, before: int) -> bool:
 
 WRITE = """
 from bonobofs import session
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 (one,) = session.statuses(session.home())
 call(inside_directory(session.home(), one.session.session), "write_file", path="by-call", content="text")

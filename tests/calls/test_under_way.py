@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
-from bonobofs.audit.strays import stray_name
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.audit.verify import Status, verify_trail
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import StateError
-from bonobofs.session import launch, leasing
-from bonobofs.session.leasing import Terms, Whose
-from bonobofs.state.presence import BEAT, LAPSE
+from bonobofs.policy.decision import Code, Refused
+from bonobofs.session import launcher, lease_service
+from bonobofs.session.lease_service import Terms, Whose
+from bonobofs.state.heartbeats import BEAT, LAPSE
 from tests.calls.conftest import Called, CalledMount, answer
 from tests.watch.looking import companion_of, out_of_band, recorded, until
 
@@ -49,7 +49,7 @@ class Running:
 @pytest.fixture
 def slow(mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch) -> Called:
     """Alice's mount, whose companion has a gate with slow changes."""
-    monkeypatch.setattr(launch, "COMPANION", "tests.calls.beside")
+    monkeypatch.setattr(launcher, "COMPANION", "tests.calls.beside")
     return mounted_called()
 
 
@@ -75,7 +75,7 @@ def test_a_lease_waits_for_what_was_admitted_before(slow: Called, home: Path, tm
     """Though that takes longer than a silent session is waited for; what is asked after it is bound by it."""
     go = tmp_path / "go"
     with under_way(slow, go, "docs/a.md", ["docs/a.md"]) as change:
-        acquiring = Running(lambda: leasing.acquire(home, Whose("bob"), ["docs/**"], Terms()))
+        acquiring = Running(lambda: lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms()))
         until(lambda: slow("lease.list"), "the lease is entered")
         deadline = time.monotonic() + LAPSE + 3 * BEAT
         until(lambda: time.monotonic() > deadline or acquiring.came, "time goes by")
@@ -146,7 +146,7 @@ def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_
         assert (slow.path / "docs/a.md").read_text() == "made"
         assert slow("whoami")["agent"] == "alice"
         until(lambda: recorded(slow.world, "companion"), "another stands")
-        leasing.acquire(home, Whose("bob"), ["docs/**"], Terms())
+        lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms())
         with pytest.raises(PermissionError):
             (slow.path / "docs/a.md").write_text("text")
     (slow.source / "sign").touch()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bonobofs import session
-from bonobofs.session import leasing
+from bonobofs.session import lease_service
 from tests.fuse.waiting import until
 from tests.watch.looking import stopped
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment, register
@@ -324,13 +324,13 @@ def test_a_release_is_followed_when_it_returns(mounted: Mounted, home: Path) -> 
     file = world.path / "a"
     file.touch()
     for turn in range(50):
-        leasing.acquire(home, leasing.Whose("bob"), ["**"], leasing.Terms())
+        lease_service.acquire(home, lease_service.Whose("bob"), ["**"], lease_service.Terms())
         with pytest.raises(PermissionError):
             file.write_text("refused")
-        leasing.release(home, leasing.Whose("bob"), None)
+        lease_service.release(home, lease_service.Whose("bob"), None)
         file.write_text(str(turn))
-    leasing.acquire(home, leasing.Whose("bob"), ["**"], leasing.Terms())
-    lease = leasing.extend(home, leasing.Whose("bob"), None, 0.001)
+    lease_service.acquire(home, lease_service.Whose("bob"), ["**"], lease_service.Terms())
+    lease = lease_service.extend(home, lease_service.Whose("bob"), None, 0.001)
     assert lease.until is not None
-    assert leasing.list_leases(home) == []
+    assert lease_service.list_leases(home) == []
     file.write_text("over")

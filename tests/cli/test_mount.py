@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.state import mounts, processes
+from bonobofs.system import mounts, processes
 from tests.worlds import ALLOW_ALL, ROOT, Mounted, OrdinaryUser, bonobofs, environment, wait_for_mount
 
 

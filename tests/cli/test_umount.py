@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.history import is_closed
-from bonobofs.state import mounts, processes, scratch
+from bonobofs.audit.reader import is_closed
+from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
+from bonobofs.system import mounts, processes
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs, environment, wait_for_mount
 
 
@@ -97,7 +98,7 @@ def test_a_mount_over_its_source_keeps_no_copy_of_other_mounts(mounted: Mounted,
 def test_umount_returns_while_the_server_removes_many_scratch_files(mounted: Mounted) -> None:
     """The record is closed, the session has ended, and the mountpoint can be mounted again."""
     world = mounted(policy=ALLOW_ALL)
-    layer = session_directory(world.home, world.session.session) / scratch.NAME
+    layer = session_directory(world.home, world.session.session) / scratch_dir.NAME
     # Enough names that their removal takes seconds. ext4 gives one file at most 65,000.
     for file in ("a", "b", "c", "d"):
         (layer / file).touch()

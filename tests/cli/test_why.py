@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.decision import ERRNO, Code
+from bonobofs.policy.decision import ERRNO, Code
 from bonobofs.state.home import inside_directory
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 

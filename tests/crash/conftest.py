@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
 from bonobofs.cli.audit import verify_
 from bonobofs.session import State
 from tests.fuse.people import outcome, tell

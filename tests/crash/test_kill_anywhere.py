@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from bonobofs.audit.history import read
+from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
 from tests.fuse.people import tell
 from tests.fuse.waiting import until

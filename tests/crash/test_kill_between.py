@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from bonobofs.audit.history import read
-from bonobofs.state import processes
+from bonobofs.audit.reader import read
+from bonobofs.system import processes
 from tests.crash.conftest import Examine, open_intents
 from tests.fuse.people import tell
 from tests.fuse.waiting import PATIENCE, until

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from bonobofs.audit.history import read
+from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
 from tests.crash.test_kill_between import Change, held
 from tests.fuse.people import tell

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.daemon.covered import covered
+from bonobofs.agent_mail.reservation_patterns import covered
 from bonobofs.errors import PolicyError
 from bonobofs.policy.pattern import Matcher, parse
 

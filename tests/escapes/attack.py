@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import ERRNO, Code
+from bonobofs.policy.decision import ERRNO, Code
 from tests.posix.calls import make, opened
 
 IS_ROOT: Final = os.geteuid() == 0

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from tests.escapes.attack import CONTENT, Attack, Place
 from tests.trees import Tree, look
 from tests.worlds import ROOT, World

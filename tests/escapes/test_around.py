@@ -21,7 +21,7 @@ from bonobofs.audit.recovery import OUT_OF_BAND, SLACK
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import BonobofsError
 from bonobofs.session import Order
-from bonobofs.state import mounts, processes
+from bonobofs.system import mounts, processes
 from tests.escapes.attack import CONTENT, IS_ROOT
 from tests.escapes.conftest import PATIENCE, build
 from tests.fuse.people import outcome, tell

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from tests.escapes.attack import ATTACKS
 from tests.escapes.attacker import TOOL, load
 from tests.escapes.conftest import Ground

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from bonobofs.audit.history import read
+from bonobofs.audit.reader import read
 from bonobofs.audit.refusal_limit import BURST
 from tests.escapes.attack import CONTENT
 from tests.escapes.conftest import build

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.audit.record import AuditEntry, body_of
+from bonobofs.audit.entry import AuditEntry, body_of
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.cli.audit import verify_
 from tests.escapes.conftest import build
 from tests.fuse.people import tell

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from bonobofs import session
-from bonobofs.session import Session, launch
-from bonobofs.session.setup import Who, draw
-from bonobofs.state import mounts
+from bonobofs.session import Session, launcher
+from bonobofs.session.registration import Who, draw
+from bonobofs.system import mounts
 from tests.fuse.people import IS_ROOT, NOBODY, User, tell
 from tests.fuse.waiting import until
 from tests.worlds import ALLOW_ALL, ROOT, Mounted, World
@@ -229,7 +229,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         "database": {},
         "umask": 0o022,
         "user": None,
-        "companion": launch.beside(str(source), str(mountpoint)),
+        "companion": launcher.beside(str(source), str(mountpoint)),
         "transport": "kernel",
         "allow_other": False,
         "session_dir": str(place),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from bonobofs.fuse import process, server
-from bonobofs.fuse.core import Header, Reply
-from bonobofs.fuse.operations import Operations
-from bonobofs.fuse.protocol import Opcode
+from bonobofs.fuse import main as process
+from bonobofs.fuse import server
+from bonobofs.fuse.abi import Opcode
+from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.mount_context import Header, Reply
 
 
 class _Failing(Operations):

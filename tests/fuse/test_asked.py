@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from bonobofs.fuse import system
+from bonobofs.system import syscalls
 from tests.fuse.conftest import MakePlace
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until
@@ -73,11 +73,11 @@ def _socket(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    system.renameat2(-100, bytes(one), -100, bytes(other), system.RENAME_EXCHANGE)
+    syscalls.renameat2(-100, bytes(one), -100, bytes(other), syscalls.RENAME_EXCHANGE)
 
 
 def _noreplace(old: Path, new: Path) -> None:
-    system.renameat2(-100, bytes(old), -100, bytes(new), system.RENAME_NOREPLACE)
+    syscalls.renameat2(-100, bytes(old), -100, bytes(new), syscalls.RENAME_NOREPLACE)
 
 
 ACL: Final = struct.pack("<I", 2) + b"".join(
@@ -94,7 +94,7 @@ CHANGES: Final[dict[str, Callable[[Path], object]]] = {
     "truncate": lambda at: os.truncate(at / "closed" / "file", 1),
     "extend": lambda at: os.truncate(at / "closed" / "file", 100),
     "allocate": lambda at: _with(at / "closed" / "file", lambda fd: os.posix_fallocate(fd, 0, 10000)),
-    "punch a hole": lambda at: _with(at / "closed" / "file", lambda fd: system.fallocate(fd, 3, 0, 4)),
+    "punch a hole": lambda at: _with(at / "closed" / "file", lambda fd: syscalls.fallocate(fd, 3, 0, 4)),
     "copy_file_range": lambda at: _copy_range(at / "closed" / "file", at / "file"),
     "unlink": lambda at: os.unlink(at / "closed" / "file"),
     "rmdir": lambda at: os.rmdir(at / "closed" / "empty"),
@@ -298,7 +298,7 @@ def test_copy_and_holes_do_not_make_executables_or_grow_files(place: MakePlace) 
         with (world.path / "code/script").open("rb") as source, (world.path / "notes/a.md").open("r+b") as target:
             assert outcome(os.copy_file_range, source.fileno(), target.fileno(), 10, 0, 0) == errno.EACCES
             assert outcome(os.copy_file_range, source.fileno(), target.fileno(), 200, 10, 4) == errno.EFBIG
-            assert outcome(system.fallocate, target.fileno(), 0, 0, 101) == errno.EFBIG
+            assert outcome(syscalls.fallocate, target.fileno(), 0, 0, 101) == errno.EFBIG
             assert outcome(os.ftruncate, target.fileno(), 101) == errno.EFBIG
             assert os.copy_file_range(source.fileno(), target.fileno(), 4, 10, 4) == 4
         assert (world.source / "notes/a.md").read_bytes() == b"textxxxx"
@@ -415,7 +415,7 @@ def test_flags_that_no_rule_knows_are_refused(place: MakePlace) -> None:
     def story() -> None:
         (world.path / "file").touch()
         call = (-100, bytes(world.path / "file"), -100, bytes(world.path / "moved"), 4)
-        assert outcome(system.renameat2, *call) in (errno.EINVAL, errno.EPERM)
+        assert outcome(syscalls.renameat2, *call) in (errno.EINVAL, errno.EPERM)
         assert os.listdir(world.source) == ["file"]
 
     world.does(story)
@@ -489,7 +489,7 @@ def test_a_hard_link_to_what_is_protected_cannot_be_changed(place: MakePlace) ->
             lambda: path.write_text("gone"),
             lambda: os.truncate(path, 0),
             lambda: _with(path, lambda fd: os.pwrite(fd, b"x", 0)),
-            lambda: _with(path, lambda fd: system.fallocate(fd, 0, 0, 100)),
+            lambda: _with(path, lambda fd: syscalls.fallocate(fd, 0, 0, 100)),
             lambda: path.chmod(0o777),
             lambda: os.chown(path, os.geteuid(), os.getegid()),
             lambda: os.utime(path, (1, 1)),

@@ -17,24 +17,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bonobofs.audit.history import read
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Apart, Refused
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import Guard
 from bonobofs.errors import ProtocolError, TrailError
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.core import Header, Notices
-from bonobofs.fuse.held import Held
-from bonobofs.fuse.inodes import Inodes
-from bonobofs.fuse.operations import Operations
-from bonobofs.fuse.scratch import Scratch, Sizes
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.mount_context import Header, Notices
+from bonobofs.fuse.overlay import Scratch, Sizes
 from bonobofs.fuse.slices import finished
-from bonobofs.fuse.virtual import Virtual
-from bonobofs.guard import Guard
+from bonobofs.fuse.temp_table import Held
+from bonobofs.fuse.virtual_dir import Virtual
+from bonobofs.policy.decision import Apart, Refused
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.request import Agent
+from bonobofs.policy.request import Agent
 from tests.worlds import ALLOW_ALL, ROOT
 
 DENY_ALL: Final = 'default = "deny"\n'

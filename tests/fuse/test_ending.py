@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import is_closed, read
-from bonobofs.state import mounts
+from bonobofs.audit.reader import is_closed, read
+from bonobofs.system import mounts
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import IS_ROOT, outcome
 from tests.fuse.waiting import until

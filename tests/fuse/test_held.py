@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse import system
+from bonobofs.system import syscalls
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until
@@ -120,7 +120,7 @@ def test_a_handle_follows_its_file_through_renames_and_exchanges(place: MakePlac
         one.write_text("1")
         two.write_text("2")
         with one.open("a") as first, two.open("a") as second:
-            system.renameat2(-100, bytes(one), -100, bytes(two), system.RENAME_EXCHANGE)
+            syscalls.renameat2(-100, bytes(one), -100, bytes(two), syscalls.RENAME_EXCHANGE)
             os.write(first.fileno(), b"first")
             os.write(second.fileno(), b"second")
             (world.path / "dir").mkdir()

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until

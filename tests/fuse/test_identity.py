@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from bonobofs.fuse.descriptors import RECHECK
+from bonobofs.fuse.fd_cache import RECHECK
 from tests.fuse.conftest import MakePlace, Place, Traffic
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse.connection import READ_AHEAD_KB, SPIN, Connection
-from bonobofs.fuse.protocol import MAX_WRITE, Init
-from bonobofs.state import mounts
+from bonobofs.fuse.abi import MAX_WRITE, Init
+from bonobofs.fuse.kernel_transport import READ_AHEAD_KB, SPIN, Connection
+from bonobofs.system import mounts
 from tests.fuse.conftest import MakePlace, Traffic
 from tests.fuse.people import tell
 from tests.fuse.waiting import until

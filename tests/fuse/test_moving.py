@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse.moving import Pipe, Stretch
+from bonobofs.fuse.splice import Pipe, Stretch
 from tests.fuse.conftest import MakePlace
 
 CONTENT = random.Random(3).randbytes(3_000_001)

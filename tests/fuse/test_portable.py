@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import MountError
-from bonobofs.session import transports
+from bonobofs.session import transport_choice
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import outcome
 
@@ -208,15 +208,15 @@ def test_many_names_are_forgotten_and_found_again(own_place: MakePlace) -> None:
 
 def test_auto_takes_the_kernel_transport_where_the_system_has_it() -> None:
     """Linux from 5.12 on; elsewhere it says why it does not."""
-    assert transports.choose("auto") == transports.Chosen("kernel")
-    assert transports.lacks_kernel("Linux", "5.12.0") == ""
-    assert transports.lacks_kernel("Linux", "6.18.44-cloud") == ""
-    assert transports.lacks_kernel("Linux", "5.11.22-generic") == "Linux 5.11.22-generic is older than 5.12"
-    assert transports.lacks_kernel("FreeBSD", "14.3-RELEASE") == "this is FreeBSD 14.3-RELEASE and not Linux"
+    assert transport_choice.choose("auto") == transport_choice.Chosen("kernel")
+    assert transport_choice.lacks_kernel("Linux", "5.12.0") == ""
+    assert transport_choice.lacks_kernel("Linux", "6.18.44-cloud") == ""
+    assert transport_choice.lacks_kernel("Linux", "5.11.22-generic") == "Linux 5.11.22-generic is older than 5.12"
+    assert transport_choice.lacks_kernel("FreeBSD", "14.3-RELEASE") == "this is FreeBSD 14.3-RELEASE and not Linux"
 
 
 def test_where_neither_can_be_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, and what to install."""
     monkeypatch.setitem(sys.modules, "mfusepy", None)
     with pytest.raises(MountError, match="needs the Python package mfusepy; install it"):
-        transports.choose("portable")
+        transport_choice.choose("portable")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse import idle
-from bonobofs.state import processes
+from bonobofs.fuse import cpu_latency
+from bonobofs.system import processes
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.waiting import until
 from tests.worlds import ROOT
@@ -49,7 +49,7 @@ def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: 
         str(world.home / "sessions" / world.session.session / "server.log"),
         str(world.home / "sessions" / world.session.session / "scratch"),
         str(world.home / "turns"),
-        *([str(idle.device())] if idle.device() else []),
+        *([str(cpu_latency.device())] if cpu_latency.device() else []),
     }
     assert len(targets) < 20
 
@@ -62,7 +62,7 @@ def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place)
         with open("/dev/cpu_dma_latency", "rb") as device:
             return int.from_bytes(device.read(4), sys.byteorder)
 
-    if idle.device() is None:
+    if cpu_latency.device() is None:
         assert "/dev/cpu_dma_latency" not in {
             os.readlink(f"/proc/{world.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{world.pid}/fd")
         }
@@ -73,7 +73,7 @@ def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place)
         return wish() == 0
 
     until(works, "idle processors are kept awake")
-    asking = idle.Idle()
+    asking = cpu_latency.Idle()
     try:
         asking.keep_awake()
         asking.look(7)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.errors import ProtocolError
-from bonobofs.fuse import protocol as p
+from bonobofs.fuse import abi as p
 
 HEADER: Final = Path("/usr/include/linux/fuse.h")
 """Of the package linux-libc-dev. It may be older or newer than what is spoken here."""

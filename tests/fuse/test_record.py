@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.audit.record import AuditEntry
-from bonobofs.fuse import system
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
+from bonobofs.system import syscalls
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until
@@ -36,7 +36,7 @@ def _of(entries: list[AuditEntry], path: str) -> list[AuditEntry]:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    system.renameat2(-100, bytes(one), -100, bytes(other), system.RENAME_EXCHANGE)
+    syscalls.renameat2(-100, bytes(one), -100, bytes(other), syscalls.RENAME_EXCHANGE)
 
 
 CHANGES: Final[dict[str, tuple[Callable[[Path], object], str, str, str]]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 
-from bonobofs.audit.history import read
-from bonobofs.audit.record import COUNTS, AuditEntry
+from bonobofs.audit.entry import COUNTS, AuditEntry
+from bonobofs.audit.reader import read
 from tests.fuse.people import outcome
 from tests.fuse.waiting import until
 from tests.worlds import Mounted, bonobofs

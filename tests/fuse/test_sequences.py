@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.fuse import system
+from bonobofs.system import syscalls
 from tests.fuse.conftest import MakePlace
 from tests.fuse.people import outcome
 
@@ -86,8 +86,8 @@ class Calls:
             ("fstat", self._fstat, ()),
             ("fchmod", _fchmod, (self._random.choice((0o644, 0o400, 0)),)),
             ("fsync", os.fsync, ()),
-            ("fallocate", system.fallocate, (0, offset, 100)),
-            ("punch a hole", system.fallocate, (3, offset, 100)),
+            ("fallocate", syscalls.fallocate, (0, offset, 100)),
+            ("punch a hole", syscalls.fallocate, (3, offset, 100)),
         ]
         what, call, arguments = self._random.choice(uses)
         if fd >= 0:
@@ -98,10 +98,10 @@ class Calls:
         return stat.filemode(s.st_mode), s.st_size if stat.S_ISREG(s.st_mode) else 0, s.st_nlink
 
     def _rename(self) -> None:
-        flags = self._random.choice((0, 0, system.RENAME_NOREPLACE, system.RENAME_EXCHANGE))
+        flags = self._random.choice((0, 0, syscalls.RENAME_NOREPLACE, syscalls.RENAME_EXCHANGE))
 
         def renamed(old: Path, new: Path) -> None:
-            system.renameat2(-100, bytes(old), -100, bytes(new), flags)
+            syscalls.renameat2(-100, bytes(old), -100, bytes(new), flags)
 
         self._note(f"rename {flags}", renamed, self._path(), self._path())
 

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bonobofs.fuse import process, server
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse.connection import Connection
-from bonobofs.fuse.core import Handler
+from bonobofs.fuse import abi as p
+from bonobofs.fuse import main as process
+from bonobofs.fuse import server
+from bonobofs.fuse.kernel_transport import Connection
+from bonobofs.fuse.mount_context import Handler
 
 
 class _Noted(Connection):

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
 
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse import virtual
+from bonobofs.fuse import abi as p
+from bonobofs.fuse import virtual_dir
 
 NAMES: Final = (b"a.md", b"b.md", b"new.md", b"sub", b"link", b"hard.md", b"docs", b"closed", b"x.txt", b"d")
 _ODD: Final = (
@@ -29,7 +29,7 @@ _WIDE: Final = (*_EDGES, (1 << 62), (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 names = st.sampled_from(NAMES) | st.sampled_from(NAMES) | st.sampled_from(_ODD)
 nodes = st.integers(1, 9) | st.sampled_from(
-    (p.ROOT_ID, virtual.FIRST_ID, virtual.FIRST_ID + 1, 0, 1 << 40, (1 << 64) - 1)
+    (p.ROOT_ID, virtual_dir.FIRST_ID, virtual_dir.FIRST_ID + 1, 0, 1 << 40, (1 << 64) - 1)
 )
 u32 = st.integers(0, 64) | st.sampled_from(_EDGES)
 u64 = st.integers(0, 64) | st.sampled_from(_WIDE)

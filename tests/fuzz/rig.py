@@ -12,23 +12,23 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from bonobofs.audit.history import read
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.decision import Apart
+from bonobofs.audit.reader import read
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import Guard
 from bonobofs.errors import ProtocolError
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse.backing import Backing
-from bonobofs.fuse.connection import Connection
-from bonobofs.fuse.core import Notices
-from bonobofs.fuse.held import Held
-from bonobofs.fuse.inodes import Inodes
-from bonobofs.fuse.operations import Operations
-from bonobofs.fuse.scratch import Scratch, Sizes
-from bonobofs.fuse.virtual import Virtual
-from bonobofs.guard import Guard
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.kernel_transport import Connection
+from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.mount_context import Notices
+from bonobofs.fuse.overlay import Scratch, Sizes
+from bonobofs.fuse.temp_table import Held
+from bonobofs.fuse.virtual_dir import Virtual
+from bonobofs.policy.decision import Apart
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.request import Agent
+from bonobofs.policy.request import Agent
 from tests.trees import Tree, look, unexplained
 
 POLICY: Final = """

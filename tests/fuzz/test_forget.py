@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from pathlib import Path
 
-from bonobofs.fuse import protocol as p
-from bonobofs.fuse.core import Header
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.mount_context import Header
 from bonobofs.fuse.slices import finished
 from tests.fuzz.rig import Rig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bonobofs.fuse import protocol as p
+from bonobofs.fuse import abi as p
 from tests.fuzz.messages import Message, cut, noise, sound
 from tests.fuzz.rig import Rig, is_silent
 

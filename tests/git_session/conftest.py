@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Denied, Refused
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.publication import Published, Publisher, RefUpdate
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.git.repository import Repository
-from bonobofs.request import Agent
+from bonobofs.policy.decision import Denied, Refused
+from bonobofs.policy.request import Agent
 from bonobofs.session import OpenSession, open_session
 from bonobofs.state.home import inside_directory, trail_path
 from tests.git_session.repositories import Repo

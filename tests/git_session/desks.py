@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bonobofs.state.calling import call
+from bonobofs.ipc.client import call
 from tests.git_session.repositories import ENVIRONMENT, Repo
 from tests.worlds import World
 

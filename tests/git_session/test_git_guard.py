@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import GitError
 from bonobofs.git.git_guard import AIDLC_BRANCH_PREFIX, COMMIT_MESSAGE_PATTERN, PROTECTED_BRANCHES
 from bonobofs.guards import GitGuard, MergeResult, ValidationResult
+from bonobofs.policy.decision import Code, Refused
 from tests.git_session.guarded import FREE, Gate, Gated, Repo, alice, gated, repo
 
 __all__ = ["alice", "gated", "repo"]

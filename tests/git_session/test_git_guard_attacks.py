@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import GitError
 from bonobofs.guards import MergeResult
+from bonobofs.policy.decision import Code, Refused
 from tests.git_session.guarded import Gate, Gated, Repo, alice, gated, repo
 
 __all__ = ["alice", "gated", "repo"]

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from bonobofs.decision import Refused
 from bonobofs.errors import GitError
 from bonobofs.guards import MergeResult
+from bonobofs.policy.decision import Refused
 from tests.git_session.guarded import FREE, Gate, Gated, Repo, alice, gated, repo
 from tests.worlds import ROOT, register
 

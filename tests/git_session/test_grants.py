@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.decision import Refused
+from bonobofs.policy.decision import Refused
 from tests.fuse.waiting import until
 from tests.git_session.desks import LARGE, NOTES, Desk, make_source
 from tests.git_session.repositories import Repo

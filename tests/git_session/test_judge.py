@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bonobofs.audit.history import read
+from bonobofs.audit.reader import read
 from bonobofs.git.branch_rules import COMMIT_MESSAGE_PATTERN, Rules, judge_message
 from bonobofs.git.judge import read_commit
 from bonobofs.git.publication import RefUpdate

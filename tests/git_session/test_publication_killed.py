@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.state import mounts
+from bonobofs.system import mounts
 from tests.fuse.waiting import until
 from tests.git_session.conftest import Publishing, PublishingMaker
 

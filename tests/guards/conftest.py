@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.guards import FileGuard
 from bonobofs.session import OpenSession, open_session

@@ -9,8 +9,8 @@ import pytest
 
 from bonobofs.audit.audit_log import MOST
 from bonobofs.audit.verify import read_head
-from bonobofs.decision import Code
 from bonobofs.guards import FileGuard, ValidationResult
+from bonobofs.policy.decision import Code
 from bonobofs.session import open_session
 from tests.guards.conftest import Guarded, Program
 

@@ -9,10 +9,10 @@ from typing import Any
 import pygit2
 import pytest
 
-from bonobofs.audit.history import read
+from bonobofs.audit.reader import read
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.guards import BeadsGuard, FileGuard, FileTools, GitGuard, ValidationResult
-from bonobofs.policy.families import BEADS, GIT, TOOLS
+from bonobofs.policy.grant_families import BEADS, GIT, TOOLS
 from bonobofs.session import OpenSession, open_session
 
 A: Any = "alice"

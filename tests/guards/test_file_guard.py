@@ -11,10 +11,10 @@ import pytest
 
 from bonobofs import guards
 from bonobofs.audit.audit_log import AuditLog
-from bonobofs.decision import Code, Refused
 from bonobofs.errors import UsageError
-from bonobofs.guards.answers import ValidationResult
-from bonobofs.guards.file_guard import FileGuard
+from bonobofs.files.file_guard import FileGuard
+from bonobofs.files.results import ValidationResult
+from bonobofs.policy.decision import Code, Refused
 from tests.guards.conftest import Guarded, Opened, Program
 
 SH = "#!/bin/sh\n"

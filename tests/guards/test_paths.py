@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Code
+from bonobofs.files.workspace import Workspace
 from bonobofs.guards import ValidationResult
-from bonobofs.guards.beneath import Workspace
+from bonobofs.policy.decision import Code
 from tests.guards.conftest import Guarded, Opened, Program
 from tests.worlds import ROOT
 

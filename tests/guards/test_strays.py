@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bonobofs.audit.history import read
-from bonobofs.audit.record import AuditEntry
-from bonobofs.audit.strays import Stray, left_in, stray_name
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
+from bonobofs.audit.temp_cleanup import Stray, left_in, stray_name
 from bonobofs.audit.verify import look_below, verify
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Code, Refused
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.errors import UsageError
-from bonobofs.guards import FileTools, ValidationResult, reading
-from bonobofs.guards.reading import FileList, FileMatches, FileText
+from bonobofs.files import bounded_reader
+from bonobofs.files.bounded_reader import FileList, FileMatches, FileText
+from bonobofs.guards import FileTools, ValidationResult
+from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import OpenSession
 from tests.guards.conftest import Guarded, Opened, Program
 from tests.worlds import bonobofs, register
@@ -162,7 +163,7 @@ def test_a_file_of_one_endless_line_does_not_fill_the_memory(impl: Tools) -> Non
     assert text.total_lines is None
     with pytest.raises(TimeoutError):
         impl.read("sparse", 2)
-    assert monotonic() - before < 5 * reading.SECONDS
+    assert monotonic() - before < 5 * bounded_reader.SECONDS
     assert (impl.last().operation, impl.last().result) == ("read_file", "error")
 
 
@@ -439,13 +440,13 @@ def test_a_tree_of_100_000_files_is_cut_and_says_so(impl: Tools) -> None:
     (impl.root / "d99/last.md").write_text("needle\n")
     before = monotonic()
     listed = impl.tools.guarded_list_files("", None, True)
-    assert len(listed.entries) == reading.MOST_ENTRIES
+    assert len(listed.entries) == bounded_reader.MOST_ENTRIES
     assert "first 10,000" in listed.cut
     found = impl.tools.guarded_list_files("", "*.md", True)
     assert found.cut or [entry.path for entry in found.entries] == ["d99/last.md"]
     matches = impl.tools.guarded_search_files("needle")
     assert matches.cut or (matches.searched == 100_001 and matches.matches[0].path == "d99/last.md")
-    assert monotonic() - before < 6 * reading.SECONDS
+    assert monotonic() - before < 6 * bounded_reader.SECONDS
 
 
 # search_files
@@ -490,7 +491,7 @@ def test_a_query_that_is_no_expression_is_a_usage_error(impl: Tools, query: str)
 
 def test_an_expression_that_never_ends_is_ended(impl: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found before is given; a caller beside it does not wait for it."""
-    monkeypatch.setattr(reading, "SECONDS", 2.0)
+    monkeypatch.setattr(bounded_reader, "SECONDS", 2.0)
     impl.made("a", "aaab\n")
     impl.made("b", "a" * 60 + "!\n")
     impl.made("c", "read meanwhile\n")

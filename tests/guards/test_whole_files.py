@@ -14,15 +14,15 @@ from typing import NamedTuple
 import pytest
 
 from bonobofs.audit.audit_log import AuditLog
-from bonobofs.audit.history import read
-from bonobofs.audit.log import Identity, Trail
+from bonobofs.audit.reader import read
 from bonobofs.audit.recovery import compare
 from bonobofs.audit.verify import read_head, verify
-from bonobofs.guard import Guard
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import Guard
 from bonobofs.guards import FileGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.request import Agent
+from bonobofs.policy.request import Agent
 from bonobofs.session import open_session
 from tests.guards.conftest import Guarded, Program
 from tests.worlds import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser
@@ -201,7 +201,7 @@ STEPS = ("open", "write", "fsync", "link", "rename", "unlink", "mkdir", "fchmod"
 
 AT_A_STEP = """
 import json, signal
-from bonobofs.guards import content
+from bonobofs.files import atomic_write
 root, overwrite, nameless, way = Path(sys.argv[1]), sys.argv[2] == "overwrite", sys.argv[3] == "nameless", sys.argv[4]
 OLD, NEW = "old\\n" * 5_000, "new!\\n" * 20_000
 file = root / "aidlc-docs/units/a.md"

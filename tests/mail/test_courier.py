@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.audit.agent_mail import letters
-from bonobofs.audit.agent_mail.courier import Courier, Pace
-from bonobofs.audit.agent_mail.letters import Letter, Posted, posted
-from bonobofs.audit.agent_mail.mailbox import Address, Mailbox
-from bonobofs.audit.agent_mail.server import Server
-from bonobofs.audit.agent_mail.witness import compare
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.audit.record import AuditEntry
-from bonobofs.decision import Code, Denied
+from bonobofs.agent_mail import letter as letters
+from bonobofs.agent_mail.courier import Courier, Pace
+from bonobofs.agent_mail.letter import Letter, Posted, posted
+from bonobofs.agent_mail.mailbox import Address, Mailbox
+from bonobofs.agent_mail.mcp_client import Server
+from bonobofs.agent_mail.witness import compare
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import MailError, StateError
-from bonobofs.request import Operation, WorkspacePath
-from bonobofs.state.carried import Carried
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.state.courier_cursor import Carried
 from tests.mail.servers import TOKEN, Fork, Original, answering, running
 
 HOME = str(uuid.uuid4())

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from bonobofs import daemon, session
-from bonobofs.audit.agent_mail.letters import Posted, posted
-from bonobofs.audit.log import Identity, Trail
-from bonobofs.daemon.singleton import Daemon
-from bonobofs.session.mail import Settings, open_mailbox, settings_of
+from bonobofs.agent_mail.letter import Posted, posted
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.daemon.daemon_lock import Daemon
+from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.state.database import home_id
 from bonobofs.state.home import read_document, session_directory
-from bonobofs.state.processes import send, wait_for_end
+from bonobofs.system.processes import send, wait_for_end
 from tests.fuse.waiting import until
 from tests.mail.servers import TOKEN, Fork, Original, running
 from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bonobofs import daemon
-from bonobofs.audit.agent_mail.server import Server
-from bonobofs.daemon.mirror import Mirroring
+from bonobofs.agent_mail.mcp_client import Server
+from bonobofs.daemon.reservation_mirror import Mirroring
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.session.mail import open_mailbox, settings_of
-from bonobofs.state import leases, presence, registry
+from bonobofs.session.mail_settings import open_mailbox, settings_of
+from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database, home_id
 from tests.fuse.waiting import until
 from tests.mail.servers import TOKEN, Fork, Original
@@ -101,7 +101,7 @@ def test_what_is_reserved_is_a_lease_until_it_is_released(
     home: Path, world: World, database: Database, reserving: Reserving
 ) -> None:
     """For the agent of that name, where it lives here; for one of that name alone, where it does not."""
-    carol = registry.add(database, f"carol{uuid.uuid4().hex[:8]}")
+    carol = agent_registry.add(database, f"carol{uuid.uuid4().hex[:8]}")
     other = f"Other{uuid.uuid4().hex[:8]}"
     daemon.start(home)
     until(lambda: "reservations" in daemon.standing(home).problems, "the daemon looks", seconds=30)
@@ -213,10 +213,10 @@ def test_one_that_is_over_or_odd_keeps_nobody_else_out_and_changes_nothing(
     said = part.step(lambda: True)
     assert "is no lease" in said
     with database.read() as connection:
-        before = presence.generation(connection)
+        before = heartbeats.generation(connection)
     assert part.step(lambda: True) == said
     with database.read() as connection:
-        assert presence.generation(connection) == before
+        assert heartbeats.generation(connection) == before
     (lease,) = leases.list_leases(database)
     assert (lease.patterns, lease.reason.isprintable()) == (("fine/**",), True)
     assert timedelta(minutes=59) < lease.until - datetime.now(UTC) < timedelta(minutes=61)

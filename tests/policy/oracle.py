@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bonobofs.decision import Apart, Code
-from bonobofs.request import Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.decision import Apart, Code
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request
 
 EXECUTABLE = [
     *(b"#!", b"\x7fELF", b"MZ", b"\0asm"),

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
-from bonobofs.policy.calls import OF_A_GATE
 from bonobofs.policy.compiled import parse_hidden, parse_temporary
-from bonobofs.policy.families import FAMILIES
-from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.grant_families import FAMILIES
+from bonobofs.policy.grants import OF_A_GATE
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
 NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", "x.md.py", "x.", "..md", "a..b.md", "é"]
 NAMES += ["sedAb1", ".a.swp", "x.md~", "4913"]

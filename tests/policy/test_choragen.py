@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bonobofs.decision import Allowed
 from bonobofs.errors import PolicyError
 from bonobofs.policy.choragen import read_governance, read_locks
+from bonobofs.policy.decision import Allowed
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, decide
-from bonobofs.request import Agent, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Agent, Operation, Request, WorkspacePath
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

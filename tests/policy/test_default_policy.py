@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from bonobofs.audit.strays import stray_name
-from bonobofs.decision import Apart, Code, Denied
+from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.policy import examples
+from bonobofs.policy.decision import Apart, Code, Denied
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
-from bonobofs.policy.packaged import packaged_default
-from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.presets import packaged_default
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy import oracle
 
 DOCUMENT = load(packaged_default()).model_dump(mode="json")

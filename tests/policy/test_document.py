@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
 from bonobofs.git.branch_rules import Rules, rules_of
-from bonobofs.policy.beads import Conventions, conventions
 from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.families import FAMILIES
-from bonobofs.policy.lines import Place, positions
-from bonobofs.policy.packaged import packaged_default
+from bonobofs.policy.grant_families import FAMILIES
+from bonobofs.policy.issue_conventions import Conventions, conventions
+from bonobofs.policy.presets import packaged_default
+from bonobofs.policy.toml_positions import Place, positions
 from tests.policy.random_policies import documents, one_line
 
 DEFAULT = packaged_default().read_text(encoding="utf-8")

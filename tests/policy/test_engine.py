@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.errors import PolicyError
 from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied
 from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, decide_in_source, digest
-from bonobofs.request import HELD, NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import HELD, NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy.random_policies import (
     CHANGES,
     agents,

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed, Code, Denied, Holding
+from bonobofs.policy.decision import Allowed, Code, Denied, Holding
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.leases import UNKNOWN, compile_leases
-from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.lease_set import UNKNOWN, compile_leases
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy import oracle
 from tests.policy.random_policies import agents, documents, facts, patterns, plain_paths, requests
 

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import Allowed, Apart
 from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.decision import Allowed, Apart
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.request import Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request
 from tests.policy import oracle
 from tests.policy.random_policies import agents, documents, facts, mostly, one_line, requests, tracked
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bonobofs.decision import Apart, Denied
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.policy import examples
+from bonobofs.policy.decision import Apart, Denied
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import Policy, compile_policy, decide
-from bonobofs.policy.packaged import PRESETS, origin_of, preset_file
+from bonobofs.policy.presets import PRESETS, origin_of, preset_file
+from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 from bonobofs.policy.risks import warnings
-from bonobofs.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
 
 PLAIN = {name: load(preset_file(name)).model_dump(mode="json") for name in PRESETS}
 POLICIES = {name: compile_policy(plain) for name, plain in PLAIN.items()}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from bonobofs.decision import Allowed, Apart, Code, Denied
+from bonobofs.policy.decision import Allowed, Apart, Code, Denied
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
 from tests.policy.random_policies import agents, documents, facts, requests
 
 ALICE = Agent("alice", "1", "agent")

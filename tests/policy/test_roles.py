@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from bonobofs.decision import Allowed, Code, Denied
-from bonobofs.policy.calls import CALLS, OF_A_GATE
+from bonobofs.policy.decision import Allowed, Code, Denied
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.families import BEADS, EVERY, FAMILIES, GIT, TOOLS
-from bonobofs.policy.leases import UNKNOWN, compile_leases
-from bonobofs.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.grant_families import BEADS, EVERY, FAMILIES, GIT, TOOLS
+from bonobofs.policy.grants import CALLS, OF_A_GATE
+from bonobofs.policy.lease_set import UNKNOWN, compile_leases
+from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, facts
 
 ALICE = Agent("alice", "1", "agent")

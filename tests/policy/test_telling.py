@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.decision import as_document
-from bonobofs.policy import examples, words
+from bonobofs.policy import examples, messages
+from bonobofs.policy.decision import as_document
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
-from bonobofs.request import Agent, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Agent, Operation, Request, WorkspacePath
 from tests.policy.random_policies import documents, one_line
 
 DOCUMENT: dict[str, Any] = {
@@ -143,15 +143,15 @@ def test_every_policy_can_be_told(document: dict[str, Any], role: str) -> None:
     ],
 )
 def test_sizes_in_words(count: int, text: str) -> None:
-    assert words.size(count) == text
+    assert messages.size(count) == text
 
 
 def test_long_lists_end_in_how_many_more_there_are() -> None:
-    assert words.listed(["a"]) == "a"
-    assert words.listed(["a", "b"]) == "a or b"
-    assert words.listed(["a", "b", "c"]) == "a, b or c"
-    assert words.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
-    assert words.listed([]) == ""
+    assert messages.listed(["a"]) == "a"
+    assert messages.listed(["a", "b"]) == "a or b"
+    assert messages.listed(["a", "b", "c"]) == "a, b or c"
+    assert messages.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
+    assert messages.listed([]) == ""
 
 
 def test_advice_is_complete() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.posix.harness import ANY, Differences
 
 _DEVICE, _EXECUTABLE, _HIDDEN = str(Code.DEVICE), str(Code.EXECUTABLE), str(Code.HIDDEN)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 
 MIRRORED_BYTES: Final = 4 << 20
 """Files up to this size are compared byte by byte with the source after each case."""

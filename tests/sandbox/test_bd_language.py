@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.sandbox.bd.flags import Unanswered
-from bonobofs.sandbox.bd.language import READING, WRITING, Asking, Reading, Step, understand
+from bonobofs.beads.bd_command_line import READING, WRITING, Asking, Reading, Step, understand
+from bonobofs.beads.bd_flags import Unanswered
 
 
 def asking(*arguments: str) -> Asking:

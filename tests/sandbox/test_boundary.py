@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.sandbox.boundary import (
+from bonobofs.policy.isolation import (
     ISOLATION_ENV_KEYS,
     MUTATION_SUBCOMMANDS,
     AbsolutePathRules,
@@ -48,7 +48,7 @@ def test_the_names_stand_once() -> None:
         for file in sorted((ROOT / "bonobofs").rglob("*.py"))
         if re.search(r"CLEO_[A-Z]", file.read_text(encoding="utf-8"))
     ]
-    assert spelled == ["bonobofs/sandbox/boundary.py"]
+    assert spelled == ["bonobofs/policy/isolation.py"]
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,16 @@ import pygit2
 import pytest
 
 from bonobofs import session
-from bonobofs.audit.history import read, trails_in
+from bonobofs.audit.reader import read, trails_in
 from bonobofs.audit.trail_file import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
 from bonobofs.git import linked_worktree
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import Made, Wanted
-from bonobofs.state import mounts
 from bonobofs.state.sessions import live_at
-from bonobofs.state.worktrees import load_all, places, save
+from bonobofs.state.worktree_registry import load_all, places, save
+from bonobofs.system import mounts
 from tests.watch.looking import out_of_band, until
 from tests.worlds import Mounted, bonobofs
 

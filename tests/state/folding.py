@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 
-from bonobofs.fuse.connection import mount, unmount
+from bonobofs.fuse.kernel_transport import mount, unmount
 
 LOOKUP, FORGET, GETATTR, INIT, OPENDIR, READDIR, BATCH_FORGET = 1, 2, 3, 26, 27, 28, 42
 ROOT, FILE = 1, 2

@@ -49,11 +49,12 @@ from pathlib import Path
 from bonobofs import session
 from bonobofs.errors import ForbiddenError
 from bonobofs.guards import FileGuard
-from bonobofs.session import leasing
+from bonobofs.session import lease_service
 
 def acquire(*patterns):
     try:
-        lease = leasing.acquire(session.home(), leasing.Whose("ann"), patterns, leasing.Terms(seconds=3600))
+        terms = lease_service.Terms(seconds=3600)
+        lease = lease_service.acquire(session.home(), lease_service.Whose("ann"), patterns, terms)
         return lease.until.isoformat()
     except ForbiddenError:
         return None

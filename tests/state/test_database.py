@@ -19,10 +19,10 @@ from sqlalchemy import text
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.session import launch
-from bonobofs.state import backups, leases, registry, tables
+from bonobofs.session import launcher
+from bonobofs.state import agent_registry, backup, leases, schema
 from bonobofs.state.database import Database, home_id
-from bonobofs.state.following import LAPSE
+from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.leases import Holder, Wanted
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
@@ -67,13 +67,13 @@ def damaged(database: Database) -> Iterator[None]:
 def newer(database: Database) -> Iterator[None]:
     def become(revision: str) -> None:
         with database.engine.begin() as connection:
-            connection.execute(text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '{revision}'"))
+            connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
 
     become("9999")
     try:
         yield
     finally:
-        become(tables.REVISION)
+        become(schema.REVISION)
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def test_without_the_process_beside_it_a_mount_changes_nothing(
     mounted: Mounted, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it cannot even be started, nobody follows the leases."""
-    monkeypatch.setattr(launch, "beside", lambda *_: [str(tmp_path / "no such program")])
+    monkeypatch.setattr(launcher, "beside", lambda *_: [str(tmp_path / "no such program")])
     world = mounted(policy=ALLOW_ALL)
     assert not writes(world.path / "a.md")
     assert list(world.path.iterdir()) == []
@@ -212,16 +212,16 @@ def test_without_the_process_beside_it_a_mount_changes_nothing(
 def test_a_transaction_of_a_killed_process_holds_nobody_up(database: Database, home: Path) -> None:
     """Nothing of it is there, and what it had locked is free."""
     program = (
-        "import sys, os; from pathlib import Path; from bonobofs.state import registry\n"
+        "import sys, os; from pathlib import Path; from bonobofs.state import agent_registry\n"
         "from bonobofs.state.database import Database\n"
         "with Database(Path(sys.argv[1])).change() as connection:\n"
-        "    registry._enter_agent(connection, 'ghost', None, None, ())\n"
+        "    agent_registry._enter_agent(connection, 'ghost', None, None, ())\n"
         "    os.kill(os.getpid(), 9)"
     )
     ran = subprocess.run([sys.executable, "-c", program, home], env=environment(), check=False)
     assert ran.returncode == -signal.SIGKILL
-    registry.add(database, "ann")
-    assert [one.label for one in registry.list_agents(database, removed=True)] == ["ann"]
+    agent_registry.add(database, "ann")
+    assert [one.label for one in agent_registry.list_agents(database, removed=True)] == ["ann"]
 
 
 def test_on_postgresql_who_says_nothing_loses_its_turn(
@@ -247,7 +247,7 @@ def test_one_wins_whatever_isolation_the_server_has(
 
     def acquire_once(number: int, ready: threading.Barrier) -> None:
         with Database.open(home) as mine:
-            holder = Holder(f"agent-{number}", registry.register(mine, f"agent-{number}").id)
+            holder = Holder(f"agent-{number}", agent_registry.register(mine, f"agent-{number}").id)
             ready.wait()
             try:
                 leases.acquire(mine, Wanted(holder, ("docs/**",)), patterns_meet)
@@ -312,7 +312,7 @@ def test_a_password_is_no_argument_of_pg_dump(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     with Database.open(home) as database, pytest.raises(StateError, match=r"pg_dump failed.*it ended with 3"):
-        backups.back_up(database)
+        backup.back_up(database)
     assert (tmp_path / "given").read_text() == f"{SECRET}\n"
     assert SECRET not in (tmp_path / "arguments").read_text()
     assert f"dbname='{name}'" in (tmp_path / "arguments").read_text()
@@ -351,7 +351,7 @@ def test_a_damaged_database_is_told_and_kept(home: Path) -> None:
     """One that is none, and one with a page that is not what it was."""
     with Database.open(home) as database:
         for number in range(300):
-            registry.add(database, f"agent-{number}")
+            agent_registry.add(database, f"agent-{number}")
     path = home / "bonobofs.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -14,15 +14,15 @@ import pytest
 from sqlalchemy import Engine, event
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.decision import Code, Holding, Refused
+from bonobofs.audit.reader import read
 from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard, ValidationResult
+from bonobofs.policy.decision import Code, Holding, Refused
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
-from bonobofs.state import leases, presence, registry, reservations
+from bonobofs.state import agent_registry, heartbeats, leases, reservations
 from bonobofs.state.database import Database
-from bonobofs.state.following import BEAT, LAPSE, Follower
+from bonobofs.state.lease_follower import BEAT, LAPSE, Follower
 from bonobofs.state.leases import Granted, Holder, Wanted
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
@@ -43,7 +43,7 @@ def ann(where: str, source: Path, policy: Path) -> Iterator[OpenSession]:
 
 
 def holder(database: Database, label: str) -> Holder:
-    return Holder(label, registry.register(database, label).id)
+    return Holder(label, agent_registry.register(database, label).id)
 
 
 def follower_of(database: Database, opened: OpenSession) -> Follower:
@@ -141,14 +141,14 @@ def test_a_session_that_is_silent_is_not_waited_for(database: Database, ann: Ope
     """One that was killed, or whose host is gone."""
     made = ann.session
     ghost = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
-    presence.enter(database, ghost)
+    heartbeats.enter(database, ghost)
     with database.read() as connection:
-        assert len(presence.living(connection)) == 2
+        assert len(heartbeats.living(connection)) == 2
     began = time.monotonic()
     granted = acquire(database, "bob", "docs/**")
     assert time.monotonic() - began < LAPSE + 5
     with database.read() as connection:
-        assert [(one.id, one.acknowledged) for one in presence.living(connection)] == [
+        assert [(one.id, one.acknowledged) for one in heartbeats.living(connection)] == [
             (made.session, granted.generation)
         ]
 
@@ -181,16 +181,16 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
 
     def owns(agent: str, chain: str | None) -> set[bool]:
         with session.open_session(source, agent=agent, policy=policy) as opened:
-            presence.leave(database, opened.session.session)
+            heartbeats.leave(database, opened.session.session)
             mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
-            presence.enter(database, mine)
+            heartbeats.enter(database, mine)
             ann = reservations.holder_of_mail(database, "ann", opened.session.source)
             for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):
                 mirrored = Wanted(ann, (pattern,), workspace=opened.session.source, origin=origin)
                 assert reservations.mirror(database, mirrored, patterns_meet, until=ends) is None
             key = Holder(agent, opened.session.agent_id, chain).key
             seen = Follower(database, mine.session, key, mine.source).look().leases
-            presence.leave(database, mine.session)
+            heartbeats.leave(database, mine.session)
             assert seen is not None
             assert len(seen) == 2
             return {one["own"] for one in seen}
@@ -258,7 +258,7 @@ def test_a_session_is_there_for_the_others_while_it_is_open(
 
     def there() -> list[str]:
         with database.read() as connection:
-            return [one.agent for one in presence.living(connection)]
+            return [one.agent for one in heartbeats.living(connection)]
 
     with session.open_session(source, agent="ann"):
         with session.open_session(source, agent="bob"):

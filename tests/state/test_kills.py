@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bonobofs.state import leases, registry, upgrade
+from bonobofs.state import agent_registry, leases, migrate
 from bonobofs.state.database import Database
 from tests.state.test_upgrade import ADDS, CHANGES, agents_in, scripts, tables_in
 from tests.worlds import environment
@@ -19,8 +19,8 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from sqlalchemy import Engine, event
-from bonobofs.session import leasing
-from bonobofs.state import upgrade
+from bonobofs.session import lease_service
+from bonobofs.state import migrate
 from bonobofs.state.database import Database
 
 def run_until(step):
@@ -46,11 +46,11 @@ for line in sys.stdin:
 """
 ACQUIRE = """
 def run():
-    leasing.acquire(Path(sys.argv[1]), leasing.Whose("bob"), ["src/**", "lib/**"], leasing.Terms())
+    lease_service.acquire(Path(sys.argv[1]), lease_service.Whose("bob"), ["src/**", "lib/**"], lease_service.Terms())
 """
 UPGRADE = """
 def run():
-    upgrade.upgrade(Database(Path(sys.argv[1])), [Path(one) for one in sys.argv[2:]])
+    migrate.upgrade(Database(Path(sys.argv[1])), [Path(one) for one in sys.argv[2:]])
 """
 _MOST_STEPS = 300
 
@@ -82,7 +82,7 @@ def killed(program: str, *arguments: Path) -> Iterator[Callable[[int], bool]]:
 
 def test_an_acquirer_that_is_killed_holds_all_or_nothing(database: Database, home: Path) -> None:
     """What it held before is replaced by all that it asked for, or is still there."""
-    bob = leases.Holder("bob", registry.add(database, "bob").id)
+    bob = leases.Holder("bob", agent_registry.add(database, "bob").id)
     before, after = ("docs/**",), ("lib/**", "src/**")
     seen = set()
     with killed(ACQUIRE, home) as killed_at:
@@ -103,7 +103,7 @@ def test_an_acquirer_that_is_killed_holds_all_or_nothing(database: Database, hom
 def test_a_migration_that_is_killed_at_any_step_is_done_or_not(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
-    registry.add(database, "ann")
+    agent_registry.add(database, "ann")
     before = tables_in(database)
     directories = scripts(ADDS, CHANGES)
     with killed(UPGRADE, home, *directories) as killed_at:
@@ -115,7 +115,7 @@ def test_a_migration_that_is_killed_at_any_step_is_done_or_not(
             assert tables_in(database) == before
             assert agents_in(database) == ["ann"]
             with Database.open(home) as again:
-                assert [one.label for one in registry.list_agents(again)] == ["ann"]
+                assert [one.label for one in agent_registry.list_agents(again)] == ["ann"]
     assert tables_in(database) == before | {"notes"}
     assert agents_in(database) == ["nobody"]
-    assert upgrade.upgrade(database, directories) == ("0002", "0002", None)
+    assert migrate.upgrade(database, directories) == ("0002", "0002", None)

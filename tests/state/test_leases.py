@@ -15,21 +15,21 @@ from sqlalchemy import text, update
 
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import leases, presence, registry, reservations
+from bonobofs.state import agent_registry, heartbeats, leases, reservations
 from bonobofs.state.database import Database
 from bonobofs.state.leases import Granted, Holder, Wanted
-from bonobofs.state.tables import leases as rows
+from bonobofs.state.schema import leases as rows
 from tests.worlds import environment
 
 
 @pytest.fixture
 def ann(database: Database) -> Holder:
-    return Holder("ann", registry.add(database, "ann").id)
+    return Holder("ann", agent_registry.add(database, "ann").id)
 
 
 @pytest.fixture
 def bob(database: Database) -> Holder:
-    return Holder("bob", registry.add(database, "bob").id)
+    return Holder("bob", agent_registry.add(database, "bob").id)
 
 
 def acquire(database: Database, holder: Holder, *patterns: str, **more: Any) -> Granted:
@@ -92,7 +92,7 @@ def test_shared_leases_stand_beside_each_other_and_keep_exclusive_ones_out(
 ) -> None:
     acquire(database, ann, "docs/**", shared=True)
     acquire(database, bob, "docs/**", shared=True)
-    eve = Holder("eve", registry.add(database, "eve").id)
+    eve = Holder("eve", agent_registry.add(database, "eve").id)
     with pytest.raises(ForbiddenError):
         acquire(database, eve, "docs/a")
     with pytest.raises(ForbiddenError):
@@ -108,7 +108,7 @@ def test_a_lease_of_one_workspace_leaves_the_others_alone(database: Database, an
     acquire(database, ann, "docs/**", workspace="/srv/\udcff\\one")
     acquire(database, bob, "docs/**", workspace="/srv/two")
     assert {lease.workspace for lease in leases.list_leases(database)} == {"/srv/\udcff\\one", "/srv/two"}
-    eve = Holder("eve", registry.add(database, "eve").id)
+    eve = Holder("eve", agent_registry.add(database, "eve").id)
     with pytest.raises(ForbiddenError):
         acquire(database, eve, "docs/a")
 
@@ -167,13 +167,13 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     assert mirror(ann, 2, "src/**") is None
     assert mirror(Holder("Stranger", None), 3, "lib/**") is None
     with database.read() as connection:
-        before = presence.generation(connection)
+        before = heartbeats.generation(connection)
     assert mirror(ann, 2, "src/**") is None
     conflict = mirror(bob, 4, "src/x")
     assert conflict is not None
     assert (conflict.lease.origin, conflict.wanted, conflict.held) == ("mail:2", "src/x", "src/**")
     with database.read() as connection:
-        assert presence.generation(connection) == before
+        assert heartbeats.generation(connection) == before
     found = reservations.mirrored(database, "mail:")
     assert {origin: lease.holder.key for origin, lease in found.items()} == {
         "mail:1": ann.key,
@@ -188,18 +188,18 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
 
 
 def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
-    made = registry.add(database, "ops-bot 1")
+    made = agent_registry.add(database, "ops-bot 1")
     assert reservations.holder_of_mail(database, "OpsBot1", "/src") == Holder("ops-bot 1", made.id)
     assert reservations.holder_of_mail(database, "ops-bot 1", "/src") == Holder("ops-bot 1", made.id)
     assert reservations.holder_of_mail(database, "GreenCastle", "/src") == Holder("GreenCastle", None)
-    registry.add(database, "opsbot1")
+    agent_registry.add(database, "opsbot1")
     assert reservations.holder_of_mail(database, "OPSBOT1", "/src") == Holder("OPSBOT1", None)
 
 
 def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:
     acquire(database, ann, "docs/**")
     acquire(database, ann._replace(chain="C1"), "src/**")
-    registry.remove(database, "ann")
+    agent_registry.remove(database, "ann")
     assert held(database) == [("chain:C1", ("src/**",))]
 
 
@@ -226,7 +226,7 @@ def test_who_compares_patterns_for_long_holds_nobody_up(
     thread = threading.Thread(target=compare)
     thread.start()
     assert compares.wait(30)
-    eve = Holder("eve", registry.add(database, "eve").id)
+    eve = Holder("eve", agent_registry.add(database, "eve").id)
     acquire(database, eve, "src/a")
     goes_on.set()
     thread.join()
@@ -237,8 +237,8 @@ def test_who_compares_patterns_for_long_holds_nobody_up(
 
 def test_a_removed_agent_acquires_nothing(database: Database, ann: Holder) -> None:
     """Nor does a session of it begin, though it was chosen a moment before."""
-    registry.remove(database, "ann")
-    again = registry.add(database, "ann")
+    agent_registry.remove(database, "ann")
+    again = agent_registry.add(database, "ann")
     for holder in (ann, ann._replace(chain="C1")):
         with pytest.raises(UsageError, match="no agent ann any more"):
             acquire(database, holder, "docs/**")
@@ -283,7 +283,7 @@ def test_of_many_processes_that_acquire_at_once_one_wins(database: Database, hom
     for number in range(32):
         label = f"agent-{number}"
         pattern = f"src/{'?' * (number % 4)}*/**/*{number}*" if number % 2 else f"**/*{number}*.py"
-        command = [sys.executable, "-c", RACER, str(home), label, registry.add(database, label).id, pattern]
+        command = [sys.executable, "-c", RACER, str(home), label, agent_registry.add(database, label).id, pattern]
         racers.append(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
         )
@@ -316,7 +316,7 @@ def test_a_generation_is_never_given_twice(opened: Callable[[Path], Database], h
 
     def work(number: int) -> None:
         mine = opened(home)
-        holder = Holder(f"agent-{number}", registry.add(mine, f"agent-{number}").id)
+        holder = Holder(f"agent-{number}", agent_registry.add(mine, f"agent-{number}").id)
         for _ in range(5):
             granted = acquire(mine, holder, f"dir-{number}/**")
             found.extend((granted.generation, leases.extend(mine, granted.lease.id, by=holder).generation))

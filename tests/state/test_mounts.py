@@ -16,9 +16,9 @@ import pytest
 
 from bonobofs import session
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import leases, registry
+from bonobofs.state import agent_registry, leases
 from bonobofs.state.database import Database
-from bonobofs.state.following import LAPSE
+from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.leases import Granted, Holder, Wanted
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
@@ -28,7 +28,7 @@ from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 def acquire(database: Database, label: str, *patterns: str) -> Granted:
     """As `lease acquire` does: it returns when the lease binds everybody."""
-    holder = Holder(label, registry.register(database, label).id)
+    holder = Holder(label, agent_registry.register(database, label).id)
     granted = leases.acquire(database, Wanted(holder, patterns), patterns_meet)
     leases.wait(database, granted.generation)
     return granted

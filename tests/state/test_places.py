@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.state import mounts, places
+from bonobofs.session import mount_checks
+from bonobofs.system import mounts
 from tests.worlds import ROOT, bonobofs, environment
 
 
@@ -35,7 +36,7 @@ def folding(tmp_path: Path) -> Iterator[Path]:
 def test_a_source_that_folds_case_is_known(folding: Path) -> None:
     """`.GIT` would be `.git` there, and no rule about names could be kept."""
     assert (folding / "nAME").exists()
-    assert places.folds_case(folding)
+    assert mount_checks.folds_case(folding)
 
 
 def test_a_source_that_tells_case_apart_is_not(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_source_that_tells_case_apart_is_not(tmp_path: Path) -> None:
     (tmp_path / "NAME").hardlink_to(tmp_path / "name")
     (tmp_path / "other").touch()
     (tmp_path / "OTHER").touch()
-    assert not places.folds_case(tmp_path)
+    assert not mount_checks.folds_case(tmp_path)
 
 
 @pytest.mark.parametrize("inside", ["source", "mount"])

@@ -12,89 +12,89 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError, UsageError
-from bonobofs.state import presence, registry
+from bonobofs.state import agent_registry, heartbeats
 from bonobofs.state.database import Database
 
 
 def test_a_label_that_is_used_again_inherits_nothing(database: Database) -> None:
-    registry.add_team(database, "red")
-    first = registry.add(database, "ann", team="red", roles=["impl"])
-    registry.remove(database, "ann")
-    second = registry.add(database, "ann")
+    agent_registry.add_team(database, "red")
+    first = agent_registry.add(database, "ann", team="red", roles=["impl"])
+    agent_registry.remove(database, "ann")
+    second = agent_registry.add(database, "ann")
     assert first.id != second.id
     assert (second.team, second.role, second.roles) == (None, None, ())
-    assert registry.identity_of(database, "ann") == second.id
-    assert registry.identity_of(database, first.id) is None
-    both = registry.list_agents(database, removed=True)
+    assert agent_registry.identity_of(database, "ann") == second.id
+    assert agent_registry.identity_of(database, first.id) is None
+    both = agent_registry.list_agents(database, removed=True)
     assert [(one.id, one.removed is not None) for one in both] == [(first.id, True), (second.id, False)]
-    assert registry.list_agents(database) == [second]
+    assert agent_registry.list_agents(database) == [second]
 
 
 def test_an_agent_mounts_only_in_a_role_that_the_registry_gives_it(database: Database) -> None:
-    registry.add(database, "ann", roles=["impl", "control"])
-    assert registry.register(database, "ann").role == "impl"
-    assert registry.register(database, "ann", "control").role == "impl"
+    agent_registry.add(database, "ann", roles=["impl", "control"])
+    assert agent_registry.register(database, "ann").role == "impl"
+    assert agent_registry.register(database, "ann", "control").role == "impl"
     with pytest.raises(ForbiddenError, match="may not mount as orchestrator, but as control, impl"):
-        registry.register(database, "ann", "orchestrator")
+        agent_registry.register(database, "ann", "orchestrator")
 
 
 def test_who_mounts_first_keeps_its_role_and_may_use_others(database: Database) -> None:
     """Nobody has said in the registry what it may not."""
-    made = registry.register(database, "bob", "impl")
-    again = registry.register(database, "bob", "control")
+    made = agent_registry.register(database, "bob", "impl")
+    again = agent_registry.register(database, "bob", "control")
     assert (made.new, again.new) == (True, False)
     assert (again.id, again.role) == (made.id, "impl")
 
 
 def test_what_lives_cannot_be_added_and_what_does_not_cannot_be_removed(database: Database) -> None:
-    registry.add(database, "ann")
-    registry.add_team(database, "red")
+    agent_registry.add(database, "ann")
+    agent_registry.add_team(database, "red")
     for wrong in (
-        lambda: registry.add(database, "ann"),
-        lambda: registry.add(database, "bob", team="blue"),
-        lambda: registry.remove(database, "bob"),
-        lambda: registry.add_team(database, "red"),
-        lambda: registry.remove_team(database, "blue"),
-        lambda: registry.add(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
-        lambda: registry.add(database, "a/b"),
-        lambda: registry.add(database, " ann"),
-        lambda: registry.add(database, "bob", roles=["\udcff"]),
-        lambda: registry.register(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
+        lambda: agent_registry.add(database, "ann"),
+        lambda: agent_registry.add(database, "bob", team="blue"),
+        lambda: agent_registry.remove(database, "bob"),
+        lambda: agent_registry.add_team(database, "red"),
+        lambda: agent_registry.remove_team(database, "blue"),
+        lambda: agent_registry.add(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
+        lambda: agent_registry.add(database, "a/b"),
+        lambda: agent_registry.add(database, " ann"),
+        lambda: agent_registry.add(database, "bob", roles=["\udcff"]),
+        lambda: agent_registry.register(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
     ):
         with pytest.raises(UsageError):
             wrong()
-    assert [one.label for one in registry.list_agents(database)] == ["ann"]
+    assert [one.label for one in agent_registry.list_agents(database)] == ["ann"]
 
 
 def test_a_team_is_removed_once_nobody_is_in_it(database: Database) -> None:
-    team = registry.add_team(database, "red")
-    registry.add(database, "ann", team=team.id)
+    team = agent_registry.add_team(database, "red")
+    agent_registry.add(database, "ann", team=team.id)
     with pytest.raises(StateError, match="to red belong ann"):
-        registry.remove_team(database, "red")
-    registry.remove(database, "ann")
-    assert registry.remove_team(database, "red").id == team.id
-    assert registry.list_teams(database) == []
-    assert registry.add_team(database, "red").id != team.id
+        agent_registry.remove_team(database, "red")
+    agent_registry.remove(database, "ann")
+    assert agent_registry.remove_team(database, "red").id == team.id
+    assert agent_registry.list_teams(database) == []
+    assert agent_registry.add_team(database, "red").id != team.id
 
 
 def test_no_session_begins_of_an_agent_that_was_removed_meanwhile(database: Database, source: Path) -> None:
     """Between the look at who it is and the session's entry its label may have become another's."""
     with session.open_session(source, agent="ann") as opened:
         made = opened.session
-    registry.remove(database, "ann")
-    registry.add(database, "ann")
+    agent_registry.remove(database, "ann")
+    agent_registry.add(database, "ann")
     with pytest.raises(StateError, match="ann was removed a moment ago"):
-        presence.enter(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
+        heartbeats.enter(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
 
 
 def test_many_agents_are_registered_at_once(opened: Callable[[Path], Database], home: Path) -> None:
     """No name is lost and none gets two identities when many register together, in a database that is not made yet."""
     labels = [f"agent-{number % 10}" for number in range(40)]
-    found: list[registry.Registered] = []
+    found: list[agent_registry.Registered] = []
 
     def register(label: str) -> None:
         with Database.open(home) as mine:
-            found.append(registry.register(mine, label))
+            found.append(agent_registry.register(mine, label))
 
     threads = [threading.Thread(target=register, args=(label,)) for label in labels]
     for thread in threads:
@@ -110,7 +110,7 @@ def test_agents_of_earlier_versions_keep_their_identities(opened: Callable[[Path
     earlier = {"agents": {"ann": {"id": "11111111-1111-4111-8111-111111111111", "role": "impl"}}}
     (home / "agents.json").write_text(json.dumps(earlier))
     database = opened(home)
-    (ann,) = registry.list_agents(database)
+    (ann,) = agent_registry.list_agents(database)
     assert (ann.id, ann.label, ann.role) == ("11111111-1111-4111-8111-111111111111", "ann", "impl")
     assert not (home / "agents.json").exists()
     assert json.loads((home / "agents.json.imported").read_text()) == earlier
@@ -118,8 +118,8 @@ def test_agents_of_earlier_versions_keep_their_identities(opened: Callable[[Path
     earlier["agents"]["ann"]["id"] = "22222222-2222-4222-8222-222222222222"
     (home / "agents.json").write_text(json.dumps(earlier))
     opened(home)
-    assert registry.list_agents(database) == [ann]
-    assert {one.id[:8]: one.removed is not None for one in registry.list_agents(database, removed=True)} == {
+    assert agent_registry.list_agents(database) == [ann]
+    assert {one.id[:8]: one.removed is not None for one in agent_registry.list_agents(database, removed=True)} == {
         "11111111": False,
         "22222222": True,
     }

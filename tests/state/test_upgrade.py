@@ -14,11 +14,12 @@ from sqlalchemy import inspect, text
 
 from bonobofs import session
 from bonobofs.errors import StateError
-from bonobofs.state import backups, indexes, presence, registry, tables, upgrade
+from bonobofs.state import agent_registry, heartbeats, migrate, partial_indexes, schema
+from bonobofs.state import backup as backups
 from bonobofs.state.database import Database
 from tests.worlds import bonobofs, environment
 
-Migrate = Callable[[str], upgrade.Upgraded]
+Migrate = Callable[[str], migrate.Upgraded]
 
 HEADER = """
 import os
@@ -44,10 +45,10 @@ CHANGES = "op.execute(\"UPDATE agents SET name = 'nobody'\")"
 UPGRADE = """
 import sys
 from pathlib import Path
-from bonobofs.state import upgrade
+from bonobofs.state import migrate
 from bonobofs.state.database import Database
 
-upgrade.upgrade(Database(Path(sys.argv[1])), [Path(one) for one in sys.argv[2:]])
+migrate.upgrade(Database(Path(sys.argv[1])), [Path(one) for one in sys.argv[2:]])
 """
 FAILS = 'op.execute("INSERT INTO nowhere VALUES (1)")'
 
@@ -60,7 +61,7 @@ def scripts(tmp_path: Path) -> Callable[..., tuple[Path, ...]]:
         directory = tmp_path / "versions"
         directory.mkdir()
         (directory / "v0002.py").write_text(HEADER + "".join(f"    {line}\n" for line in lines))
-        return (*upgrade.MIGRATIONS, directory)
+        return (*migrate.MIGRATIONS, directory)
 
     return write
 
@@ -82,32 +83,32 @@ def backups_in(home: Path) -> list[Path]:
 
 def test_the_migrations_make_the_tables_that_the_code_reads(database: Database) -> None:
     with database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": tables.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
         # The comments are for who reads the code; they are not kept in the database.
-        found = [one for one in compare_metadata(context, indexes.metadata) if "comment" not in str(one)]
+        found = [one for one in compare_metadata(context, partial_indexes.metadata) if "comment" not in str(one)]
         assert found == []
-        assert upgrade.faults(connection) == []
-    assert upgrade.newest() == tables.REVISION
+        assert migrate.faults(connection) == []
+    assert migrate.newest() == schema.REVISION
 
 
 def test_every_column_is_explained() -> None:
-    columns = [column for table in tables.metadata.sorted_tables for column in table.columns]
+    columns = [column for table in schema.metadata.sorted_tables for column in table.columns]
     assert [str(column) for column in columns if not (column.comment or "").endswith(".")] == []
 
 
 def test_an_upgrade_is_done_once_and_keeps_what_there_was(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
-    registry.add(database, "ann")
-    assert upgrade.upgrade(database) == ("0001", "0001", None)
+    agent_registry.add(database, "ann")
+    assert migrate.upgrade(database) == ("0001", "0001", None)
     assert backups_in(home) == []
     more = scripts(ADDS)
-    done = upgrade.upgrade(database, more)
+    done = migrate.upgrade(database, more)
     assert (done.before, done.after) == ("0001", "0002")
     assert backups_in(home) == [done.backup]
     assert "notes" in tables_in(database)
     assert agents_in(database) == ["ann"]
-    assert upgrade.upgrade(database, more) == ("0002", "0002", None)
+    assert migrate.upgrade(database, more) == ("0002", "0002", None)
     with pytest.raises(StateError, match="from a newer bonobofs"):
         Database.open(home)
     assert done.backup is not None
@@ -130,36 +131,36 @@ def test_a_migration_that_fails_leaves_everything_as_it_was(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]], lines: tuple[str, ...]
 ) -> None:
     """Also where it has committed half of itself, and where it succeeds and the database is not healthy afterwards."""
-    registry.add(database, "ann")
+    agent_registry.add(database, "ann")
     before = tables_in(database)
     with pytest.raises(StateError, match="the database is as it was at 0001"):
-        upgrade.upgrade(database, scripts(*lines))
+        migrate.upgrade(database, scripts(*lines))
     assert len(backups_in(home)) == 1
     assert tables_in(database) == before
     assert agents_in(database) == ["ann"]
     with Database.open(home) as again, again.read() as connection:
-        assert upgrade.faults(connection) == []
-        assert presence.generation(connection) == 1
+        assert migrate.faults(connection) == []
+        assert heartbeats.generation(connection) == 1
 
 
 def test_a_migration_that_is_killed_leaves_everything_as_it_was(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
-    registry.add(database, "ann")
+    agent_registry.add(database, "ann")
     before = tables_in(database)
     directories = scripts(ADDS, CHANGES, "os.kill(os.getpid(), 9)")
     ran = subprocess.run([sys.executable, "-c", UPGRADE, home, *directories], env=environment(), check=False)
     assert ran.returncode == -9
     assert tables_in(database) == before
     assert agents_in(database) == ["ann"]
-    assert upgrade.upgrade(database) == ("0001", "0001", None)
+    assert migrate.upgrade(database) == ("0001", "0001", None)
 
 
 def test_a_migration_that_is_killed_after_half_of_it_is_put_back(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
     """Until then nobody uses the half that it has committed."""
-    registry.add(database, "ann")
+    agent_registry.add(database, "ann")
     before = tables_in(database)
     directories = scripts(ADDS, CHANGES, "commit()", "os.kill(os.getpid(), 9)")
     ran = subprocess.run([sys.executable, "-c", UPGRADE, home, *directories], env=environment(), check=False)
@@ -172,21 +173,21 @@ def test_a_migration_that_is_killed_after_half_of_it_is_put_back(
     (backup,) = backups_in(home)
     away = backup.rename(home / "away")
     with pytest.raises(StateError, match="its backup is not in"):
-        upgrade.upgrade(database)
+        migrate.upgrade(database)
     away.rename(backup)
-    assert upgrade.upgrade(database) == ("0001", "0001", None)
+    assert migrate.upgrade(database) == ("0001", "0001", None)
     assert tables_in(database) == before
     assert agents_in(database) == ["ann"]
     with Database.open(home) as again:
-        assert [one.label for one in registry.list_agents(again)] == ["ann"]
+        assert [one.label for one in agent_registry.list_agents(again)] == ["ann"]
 
 
 def test_an_older_bonobofs_leaves_a_newer_database_alone(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
-    upgrade.upgrade(database, scripts(ADDS))
+    migrate.upgrade(database, scripts(ADDS))
     with pytest.raises(StateError, match="from a newer bonobofs"):
-        upgrade.upgrade(database)
+        migrate.upgrade(database)
     assert len(backups_in(home)) == 1
     assert bonobofs("db", "upgrade").returncode == 1
     assert ": newer, schema 0002" in bonobofs("db", "status").stdout
@@ -198,10 +199,10 @@ def test_while_a_session_is_live_nothing_is_migrated(
     more = scripts(ADDS)
     with session.open_session(source, agent="ann"):
         with pytest.raises(StateError, match=r"sessions are live: ann in .*/source; end them"):
-            upgrade.upgrade(database, more)
+            migrate.upgrade(database, more)
         assert backups_in(home) == []
         assert bonobofs("db", "status").stdout.count("live: ann in") == 1
-    assert upgrade.upgrade(database, more).after == "0002"
+    assert migrate.upgrade(database, more).after == "0002"
 
 
 def test_a_session_of_another_host_keeps_a_migration_out(
@@ -216,7 +217,7 @@ def test_a_session_of_another_host_keeps_a_migration_out(
     monkeypatch.setenv("BONOBOFS_DATABASE", str(database.url.render_as_string(hide_password=False)))
     other = opened(tmp_path / "other")
     with session.open_session(source, agent="ann"), pytest.raises(StateError, match=r"sessions are live: ann on "):
-        upgrade.upgrade(other, scripts(ADDS))
+        migrate.upgrade(other, scripts(ADDS))
 
 
 def test_without_a_backup_nothing_is_migrated(
@@ -233,7 +234,7 @@ def test_without_a_backup_nothing_is_migrated(
         monkeypatch.setenv("PATH", str(tmp_path))
     before = tables_in(database)
     with pytest.raises(StateError):
-        upgrade.upgrade(database, scripts(ADDS))
+        migrate.upgrade(database, scripts(ADDS))
     assert tables_in(database) == before
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from bonobofs.companion import process
-from bonobofs.companion.watching import Watching
+from bonobofs.companion import main as process
+from bonobofs.companion.change_forwarder import Watching
 
 BUDGET = 30
 process.Watching = partial(Watching, budget=BUDGET)  # type: ignore[attr-defined,assignment]

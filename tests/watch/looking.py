@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
 from tests.worlds import World
 
 LIMITS: Final = Path("/proc/sys/fs/inotify")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse import system
+from bonobofs.system import syscalls
 from tests.fuse.conftest import Traffic
 from tests.watch.looking import out_of_band, until
 from tests.worlds import ALLOW_ALL, Mounted
@@ -76,7 +76,7 @@ def _names(at: Path) -> None:
     os.symlink("sub/file", at / "link")
     os.mkfifo(at / "fifo")
     (at / "file").write_text("new")
-    system.renameat2(-100, bytes(at / "file"), -100, bytes(at / "sub/file"), system.RENAME_EXCHANGE)
+    syscalls.renameat2(-100, bytes(at / "file"), -100, bytes(at / "sub/file"), syscalls.RENAME_EXCHANGE)
     (at / "sub/file").write_text("again")
 
 

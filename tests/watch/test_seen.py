@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse import system
+from bonobofs.system import syscalls
 from tests.watch.looking import text, until
 from tests.worlds import ALLOW_ALL, Mounted, World
 
@@ -42,7 +42,7 @@ def _know(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    system.renameat2(-100, bytes(one), -100, bytes(other), system.RENAME_EXCHANGE)
+    syscalls.renameat2(-100, bytes(one), -100, bytes(other), syscalls.RENAME_EXCHANGE)
 
 
 def _exchange_directories(at: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.state import mounts
+from bonobofs.system import mounts
 from tests.watch.looking import companion_of, out_of_band, text, until
 from tests.watch.test_seen import LOADED, MEDIAN
 from tests.worlds import ALLOW_ALL, Mounted, OrdinaryUser, environment

@@ -15,12 +15,13 @@ from typing import Any
 import typer
 
 from bonobofs import session
-from bonobofs.audit.history import read
-from bonobofs.audit.record import AuditEntry
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
 from bonobofs.audit.trail_file import compressed
 from bonobofs.session import Session
-from bonobofs.state import mounts, processes, registry
+from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
+from bonobofs.system import mounts, processes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
@@ -58,7 +59,7 @@ def register(*agents: str) -> None:
     """Register agents in the state directory of the test."""
     with Database.open(session.home()) as database:
         for label in agents:
-            registry.add(database, label)
+            agent_registry.add(database, label)
 
 
 def wait_for_mount(mountpoint: Path) -> None:

@@ -5,7 +5,7 @@ in silence. Choragen's patterns are ours but for braces, which are written out, 
 """
 
 from bonobofs.policy.choragen.governance import read_governance
+from bonobofs.policy.choragen.line_source import text_of
 from bonobofs.policy.choragen.locks import Lock, read_locks
-from bonobofs.policy.choragen.reading import text_of
 
 __all__ = ["Lock", "read_governance", "read_locks", "text_of"]

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from bonobofs.policy.calls import WRITING
-from bonobofs.policy.choragen.reading import (
+from bonobofs.policy.choragen.line_source import (
     document_of,
     items_of,
     line_of,
@@ -18,7 +17,8 @@ from bonobofs.policy.choragen.reading import (
     spelled_out,
     table_of,
 )
-from bonobofs.policy.families import TOOLS
+from bonobofs.policy.grant_families import TOOLS
+from bonobofs.policy.grants import WRITING
 from bonobofs.policy.overlap import patterns_meet
 
 _ALL: Final = ("create", "modify", "delete")

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import yaml
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy.choragen.reading import (
+from bonobofs.policy.choragen.line_source import (
     document_of,
     is_null,
     items_of,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from bonobofs.state.indexes import metadata
-from bonobofs.state.tables import VERSION_TABLE
+from bonobofs.state.partial_indexes import metadata
+from bonobofs.state.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

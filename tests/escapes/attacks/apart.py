@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.escapes.attack import Place, attack, draft_path
 from tests.posix.calls import make, opened
 

@@ -7,7 +7,7 @@ import os
 import struct
 from functools import partial
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.escapes.attack import DRAFT, Place, add, attack, draft, draft_path, linked, notes, on
 from tests.posix.calls import make, opened
 

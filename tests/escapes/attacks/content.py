@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.escapes.attack import CONTENT, DRAFT, Place, add, attack, draft, draft_path, linked, module, on, write
 from tests.posix.calls import (
     FALLOC_KEEP_SIZE,

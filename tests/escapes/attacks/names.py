@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.escapes.attack import CONTENT, DRAFT, Place, add, attack, draft, draft_path, module, notes
 from tests.posix.calls import (
     AT_SYMLINK_FOLLOW,

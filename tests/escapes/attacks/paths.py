@@ -9,7 +9,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from bonobofs.decision import Code
+from bonobofs.policy.decision import Code
 from tests.escapes.attack import Place, add, adding, attack, write
 from tests.posix.calls import make, opened
 

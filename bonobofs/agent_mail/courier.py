@@ -1,0 +1,269 @@
+"""The courier: what the trails say, carried to one mailbox, each entry once.
+
+It reads behind the writers and holds up nobody. Refusals and alerts go at once, with all that came before them; the
+rest waits for a digest. A letter is sent and then noted. Whoever is killed between the two, or does not learn whether a
+letter arrived, reads the thread back before the next one: of all letters at most the last is not noted, and it is the
+one that the server has after the last noted moment.
+
+A letter that the server will not have is cut smaller and tried again, and keeps nobody else's waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
+from bonobofs.agent_mail.mailbox import Mailbox, Sent
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import EPOCH, LONGEST_LINE, entry_of
+from bonobofs.audit.trail_file import open_trail, size_of
+from bonobofs.errors import MailError
+from bonobofs.state.courier_cursor import Carried
+
+_AT_ONCE: Final = 20
+"""Letters of one session that may go before the others have their turn."""
+_SMALLER: Final = 8
+"""By how much a letter is cut that was refused."""
+_ANY: Final = 2**62
+
+
+class Cursors(Protocol):
+    """Where it is kept how far a courier is."""
+
+    def load(self, courier: str, /) -> Mapping[str, Carried]:
+        """By session; StateError."""
+
+    def note(self, courier: str, session: str, carried: Carried, /) -> None:
+        """Keep it; StateError."""
+
+
+class Pace(NamedTuple):
+    """Seconds that an entry may wait."""
+
+    digest: float = 60.0
+    """Where every entry is listed."""
+    head: float = 600.0
+    """Where only refusals are: then the rest is witnessed, not told."""
+
+
+class Courier:
+    """Carries the trails of one state directory that name the same address."""
+
+    def __init__(
+        self,
+        name: str,
+        mailbox: Mailbox,
+        cursors: Cursors,
+        home: str,
+        *,
+        only_denials: bool = False,
+        pace: Pace = Pace(),  # noqa: B008 - a constant
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`name` tells this courier from others; `home` is the UUID of the state directory; `tell` is given alarms."""
+        self._name: Final = name
+        self._mailbox = mailbox
+        self._cursors = cursors
+        self._home = home
+        self._only_denials = only_denials
+        self._patience = pace.head if only_denials else pace.digest
+        self._tell = tell
+        self._piles: dict[str, _Pile] = {}
+        self._known: dict[str, Carried] = {}
+        self._most: dict[str, int] = {}
+        """By session, how many entries a letter may have, where longer ones were refused."""
+        self._certain = False
+        self._doubtful: set[str] = set()
+        """Sessions with a letter in the thread that could not be looked up in their trail."""
+        self._unnoted: tuple[str, Carried] | None = None
+
+    def run(self, trails: Mapping[str, Path], goes_on: Callable[[], bool] = lambda: True) -> int:
+        """Carry what is due of these trails, by session, and give how many letters went.
+
+        MailError, StateError: what was not carried stays due; come again later. Of a trail that cannot be read is told.
+        """
+        self._meet(trails)
+        self._note()
+        count, refused = 0, None
+        for session, trail in trails.items():
+            try:
+                count += self._run(session, trail, trails, goes_on)
+            except FileNotFoundError:
+                self._piles.pop(session, None)
+            except OSError as error:
+                self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+            except MailError as error:
+                if not error.refused:
+                    raise
+                refused = error
+        if refused is not None:
+            raise refused
+        return count
+
+    def _meet(self, trails: Mapping[str, Path]) -> None:
+        """Learn how far sessions are that were not here the last time: another courier may have carried them."""
+        for session in self._known.keys() - trails.keys():
+            del self._known[session]
+            self._piles.pop(session, None)
+        if self._unnoted is not None and self._unnoted[0] not in trails:
+            self._unnoted = None
+        new = trails.keys() - self._known.keys()
+        if new:
+            loaded = self._cursors.load(self._name)
+            self._known |= {session: loaded.get(session, Carried()) for session in new}
+            self._certain = False
+
+    def _run(self, session: str, trail: Path, trails: Mapping[str, Path], goes_on: Callable[[], bool]) -> int:
+        """Carry what is due of one trail; what is left when others should have their turn is due the next time."""
+        count = 0
+        while count < _AT_ONCE and goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
+            if not self._certain or session in self._doubtful:
+                self._read_back(trails)
+                if session in self._doubtful:
+                    break
+                continue
+            is_full = pile.is_full()
+            self._send(pile)
+            count += 1
+            if not is_full:
+                break
+        return count
+
+    def _pile(self, session: str, trail: Path) -> _Pile:
+        pile = self._piles.get(session)
+        if pile is None:
+            most = self._most.get(session, _ANY)
+            letter = Letter(session, self._home)
+            pile = self._piles[session] = _Pile(trail, letter, self._known[session], self._only_denials, most)
+        problem = pile.gather()
+        if problem:
+            self._tell(problem)
+        return pile
+
+    def _send(self, pile: _Pile) -> None:
+        letter = pile.letter
+        try:
+            moment = self._mailbox.send(letter.subject, letter.body, letter.importance)
+        except MailError as error:
+            self._certain = error.carried_out is False
+            if error.refused:
+                self._most[letter.session] = max(1, letter.entries // _SMALLER)
+                self._piles.pop(letter.session)
+            raise
+        if letter.session in self._most:
+            self._most[letter.session] *= 2
+            if self._most[letter.session] >= MOST_ENTRIES:
+                del self._most[letter.session]
+        self._carry(letter.session, Carried(pile.place, letter.last, letter.hash, moment))
+
+    def _carry(self, session: str, carried: Carried) -> None:
+        """What is carried now, on record before anything else is sent."""
+        pile = self._piles.pop(session)
+        self._piles[session] = pile.after(carried, self._most.get(session, _ANY))
+        self._unnoted = (session, carried)
+        self._note()
+
+    def _note(self) -> None:
+        if self._unnoted is not None:
+            session, carried = self._unnoted
+            self._cursors.note(self._name, session, carried)
+            self._known[session] = carried
+            self._unnoted = None
+
+    def _read_back(self, trails: Mapping[str, Path]) -> None:
+        """Find what has arrived beyond what is noted."""
+        self._doubtful.clear()
+        since = max((carried.noted for carried in self._known.values()), default="")
+        for sent in self._mailbox.sent(since):
+            letter = posted(sent.subject)
+            if letter is None or letter.home != self._home[:8] or letter.session not in trails:
+                continue
+            if letter.last > self._known[letter.session].seq:
+                trail = trails[letter.session]
+                try:
+                    self._skip(letter, sent, trail)
+                except OSError as error:
+                    self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+                    self._doubtful.add(letter.session)
+        self._certain = True
+
+    def _skip(self, letter: Posted, sent: Sent, trail: Path) -> None:
+        carried = self._known[letter.session]
+        place = carried.place
+        for line, entry in _entries(trail, place):
+            place += len(line)
+            if entry.seq == letter.last:
+                if not entry.hash.startswith(letter.hash):
+                    self._tell(
+                        f"entry {letter.last} of session {letter.session} is another than the one that was posted"
+                    )
+                self._pile(letter.session, trail)
+                self._carry(letter.session, Carried(place, letter.last, entry.hash, sent.moment))
+                return
+        self._tell(f"session {letter.session} ends before entry {letter.last}, which was posted")
+
+
+class _Pile:
+    """What one trail has that is not carried yet, as a letter in the making."""
+
+    def __init__(self, trail: Path, letter: Letter, carried: Carried, only_denials: bool, most: int) -> None:
+        """`letter` is empty; `most` is how many entries it may have at the most, listed or not."""
+        letter.last, letter.hash = carried.seq, carried.hash or letter.hash
+        self.letter = letter
+        self.place = carried.place
+        """Bytes of the trail up to the end of the letter."""
+        self._trail = trail
+        self._only_denials = only_denials
+        self._most = most
+        self._began = 0.0
+
+    def after(self, carried: Carried, most: int) -> _Pile:
+        """The pile that begins where this letter ends."""
+        letter = Letter(self.letter.session, self.letter.home, self.letter.agent, self.letter.agent_id)
+        return _Pile(self._trail, letter, carried, self._only_denials, most)
+
+    def gather(self) -> str:
+        """Take in what the trail has since the last time, until the letter is full, and say what is wrong with it."""
+        size = size_of(self._trail)
+        letter = self.letter
+        if size < self.place:
+            return f"the trail of session {letter.session} is shorter than what was carried of it"
+        if self.is_full() or size == self.place:
+            return ""
+        problem = ""
+        for line, entry in _entries(self._trail, self.place):
+            if not letter.entries:
+                self._began = time.monotonic()
+            if entry.seq and entry.prev != letter.hash:
+                problem = f"the trail of session {letter.session} does not go on from what was carried of it"
+            letter.take(entry, only_denials=self._only_denials)
+            self.place += len(line)
+            if self.is_full():
+                break
+        return problem
+
+    def is_full(self) -> bool:
+        return self.letter.is_full() or self.letter.entries >= self._most
+
+    def is_due(self, patience: float) -> bool:
+        letter = self.letter
+        if not letter.entries:
+            return False
+        waited = time.monotonic() - self._began
+        return letter.is_urgent or self.is_full() or letter.closed or waited >= patience
+
+
+def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
+    """The whole lines of a trail from a place on."""
+    moment = EPOCH
+    with open_trail(trail) as stream:
+        stream.seek(place)
+        for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                return
+            entry = entry_of(line, trail.stem, moment)
+            moment = entry.timestamp
+            yield line, entry

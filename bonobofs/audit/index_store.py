@@ -1,0 +1,379 @@
+"""The tables of the index: what the trails hold, so that it can be searched and counted without reading them all.
+
+The index is derived. Nothing is in it that a trail does not say, so it is never migrated: tables of another version
+are dropped, and whoever fills them begins anew. With SQLite it is a file of its own, `index.db`, because SQLite has
+one writer at a time, and no lease or heartbeat may wait for the index.
+
+Every text is the inside of a JSON string in ASCII (`text_of`): the bytes of a file name need not be text, and not every
+database stores every character.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Index, Integer, MetaData, Table, Text, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.schema import Column
+from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.sql.selectable import ScalarSelect
+
+from bonobofs.audit.index_query import By, Count, Cursor, Found, Wanted, text_from, text_of
+from bonobofs.errors import StateError
+from bonobofs.state.database import Database
+from bonobofs.state.database_url import BEGIN, begin_sqlite, url
+
+VERSION: Final = 1
+"""Raised with every change of the tables: an index of another version is built anew."""
+
+_TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
+"""Compared byte by byte, so that what lies below a path is a range."""
+_BIG: Final = BigInteger().with_variant(Integer(), "sqlite")
+_ROWS_AT_ONCE: Final = 1000
+_ONE_CHARACTER: Final = (
+    r"(?:[^/\\]|\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u[0-9a-f]{4}|\\[^u])"  # a surrogate pair is one character
+)
+
+_MAKING: Final = 0x626F6E6F6278
+"""The advisory lock of PostgreSQL under which the tables are made."""
+_SQLITE: Final = (
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "busy_timeout = 30000",
+    "wal_autocheckpoint = 10000",  # each checkpoint waits for the disk
+    "cache_size = -65536",
+)
+
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+METADATA: Final = MetaData()
+
+SCHEMA: Final = Table(
+    "index_schema",
+    METADATA,
+    Column(
+        "version", Integer, primary_key=True, autoincrement=False, comment="VERSION of the code that made the tables."
+    ),
+    comment="One row.",
+)
+
+TRAILS: Final = Table(
+    "index_trails",
+    METADATA,
+    Column("id", Integer, primary_key=True, comment="What index_changes calls it."),
+    Column("session", _TEXT, nullable=False, unique=True, comment="UUID of the session whose trail it is."),
+    Column(
+        "home", _TEXT, nullable=False, comment="The state directory that keeps the trail; only its daemon reads it."
+    ),
+    Column("place", _BIG, nullable=False, comment="The durable cursor: bytes of the trail that are in the index."),
+    Column(
+        "mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; others: the trail was redone."
+    ),
+    Column("moment", _BIG, nullable=False, comment="Greatest `began` so far."),
+    comment="How far each trail has been read. Changed in the same transaction as the rows that were read.",
+)
+
+CHANGES: Final = Table(
+    "index_changes",
+    METADATA,
+    Column("id", _BIG, primary_key=True, comment="Grows with the place in the trail."),
+    Column("trail", Integer, nullable=False, comment="index_trails.id."),
+    Column("seq", _BIG, nullable=False, comment="The entry's own number; 0 where its line is no entry."),
+    Column("began", _BIG, nullable=False, comment="Microseconds since 1970, never less than in the line before."),
+    Column(
+        "ended", _BIG, nullable=False, comment="The later of the times of the entry and of its outcome, as they say it."
+    ),
+    Column("agent_id", _TEXT, nullable=False, comment="UUID of the agent: who it was."),
+    Column("agent", _TEXT, nullable=False, comment="Its label at that time, for people."),
+    Column(
+        "kind", _TEXT, nullable=False, comment="intent, alert, event; outcome: one that ends no intent, or a count."
+    ),
+    Column("operation", _TEXT, nullable=False, comment="As in the record."),
+    Column("path", _TEXT, nullable=False, comment="Below the root of the session's workspace."),
+    Column("other", _TEXT, nullable=False, comment="The other name of a rename, link or copy; else empty."),
+    Column("result", _TEXT, nullable=False, comment="What it came to: that of the outcome, where there is one."),
+    Column("code", _TEXT, nullable=False, comment="Of a refusal, else empty."),
+    Column("rule", _TEXT, nullable=False, comment="The rule that decided."),
+    Column(
+        "times", Integer, nullable=False, comment="How often: more than once where an entry counts repeated refusals."
+    ),
+    Column("line", _TEXT, nullable=False, comment="The line of the trail."),
+    Column("outcome", _TEXT, comment="The line of the outcome; null: none yet, or there is none to come."),
+    Index("index_changes_seq", "trail", "seq"),
+    Index("index_changes_began", "began"),
+    Index("index_changes_ended", "ended", "began"),
+    Index("index_changes_path", "path"),
+    comment="One row for each change: an intent with its outcome. What is neither stands by itself.",
+)
+_IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
+"""Refused or failed, in the words of the index over such changes: it serves only who says just this."""
+Index("index_changes_refused", CHANGES.c.began, sqlite_where=_IS_REFUSED, postgresql_where=_IS_REFUSED)
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """A database of the index's own in one file."""
+    where = sqlalchemy.URL.create("sqlite", database=str(path))
+    engine = sqlalchemy.create_engine(where, connect_args={"isolation_level": None})
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", begin_sqlite)
+    return engine
+
+
+def throw_away(home: Path, error: StateError) -> bool:
+    """Remove an index of the state directory's own which is damaged, as that error says; False: it says something else.
+
+    Whoever has it open meets the damage too, and opens the next one.
+    """
+    said = getattr(error.__cause__, "orig", None)
+    if url(home).get_backend_name() != "sqlite" or getattr(said, "sqlite_errorcode", None) not in _DAMAGED:
+        return False
+    for suffix in ("", "-wal", "-shm"):
+        (home / f"index.db{suffix}").unlink(missing_ok=True)
+    return True
+
+
+def open_tables(home: Path) -> IndexTables:
+    """The index that goes with a state directory: in its database, or beside it where that is SQLite. StateError."""
+    if url(home).get_backend_name() == "sqlite":
+        return IndexTables(sqlite_engine(home / "index.db"))
+    return IndexTables(Database(home).engine)
+
+
+class IndexTables:
+    """The tables in one database, and everything that is said to it about them."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Make the tables where they are missing; drop and make those of another version. StateError."""
+        self.engine: Final = engine
+        try:
+            self._prepare()
+        except BaseException:
+            engine.dispose()
+            raise
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def cursors(self, home: str) -> dict[str, Cursor]:
+        """How far each trail of a state directory has been read, by session."""
+        asked = select(TRAILS).where(TRAILS.c.home == text_of(home))
+        with _begun(self.engine) as connection:
+            return {
+                text_from(row.session): Cursor(row.id, text_from(row.session), row.place, row.mark, row.moment)
+                for row in connection.execute(asked)
+            }
+
+    def enter_trail(self, home: str, session: str) -> Cursor:
+        """A trail that is new to the index, or that another state directory had: read from its beginning."""
+        with _begun(self.engine) as connection:
+            self._forget(connection, session)
+            row = {"session": text_of(session), "home": text_of(home), "place": 0, "mark": "", "moment": 0}
+            made = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
+        return Cursor(made, session, 0, "", 0)
+
+    def forget_trail(self, session: str) -> None:
+        """Take out all that the index has of a trail."""
+        with _begun(self.engine) as connection:
+            self._forget(connection, session)
+
+    def advance(
+        self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Enter what was read from `place` on, and the cursor after it, in one transaction.
+
+        `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was entered
+        before; one that ends none stands by itself. StateError, and nothing is entered, where the trail has been read
+        on from there already: a state directory that was copied, for instance, shares its cursor with the copy.
+        """
+        with _begun(self.engine) as connection:
+            ends = self._ends(connection, cursor.trail, late)
+            added = [*rows, *(row for intent, row in late.items() if intent not in ends)]
+            if added:
+                connection.execute(insert(CHANGES), added)
+            if ends:
+                connection.execute(
+                    update(CHANGES)
+                    .where(CHANGES.c.id == bindparam("row"))
+                    .values(outcome=bindparam("its_line"), result=bindparam("its_result"), ended=bindparam("its_end")),
+                    list(ends.values()),
+                )
+            moved = update(TRAILS).where(TRAILS.c.id == cursor.trail, TRAILS.c.place == place)
+            after = {"place": cursor.place, "mark": cursor.mark, "moment": cursor.moment}
+            if not connection.execute(moved.values(after)).rowcount:
+                raise StateError(
+                    f"the trail of session {cursor.session} is read by another process too, which takes itself for "
+                    "this state directory; of a copy of one remove home.id"
+                )
+
+    def find(self, wanted: Wanted) -> Iterator[Found]:
+        """The changes that answer, by time; each trail keeps its own order."""
+        asked = (
+            select(CHANGES.c.line, CHANGES.c.outcome)
+            .where(*self._conditions(wanted))
+            .order_by(CHANGES.c.began, CHANGES.c.trail, CHANGES.c.id)
+        )
+        with (
+            _begun(self.engine) as connection,
+            connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(asked) as rows,
+        ):
+            for row in rows:
+                yield Found(row.line, row.outcome)
+
+    def count(self, wanted: Wanted, by: By, most: int | None = None) -> list[Count]:
+        """How many changes answer, by a value, the most frequent first. Alerts and events are no changes."""
+        label: ColumnElement[str] = sqlalchemy.literal("")
+        if by is By.AGENT:
+            value, label = CHANGES.c.agent_id, func.max(CHANGES.c.agent)
+        elif by is By.SESSION:
+            value = TRAILS.c.session
+        else:
+            value = CHANGES.c[by.value]
+        changes, times = func.count(), func.sum(CHANGES.c.times)
+        asked = (
+            select(value, changes, times, label)
+            .select_from(CHANGES.join(TRAILS, TRAILS.c.id == CHANGES.c.trail))
+            .where(CHANGES.c.kind.in_(("intent", "outcome")), *self._conditions(wanted))
+            .group_by(value)
+            .order_by(times.desc(), value)
+            .limit(most)
+        )
+        with _begun(self.engine) as connection:
+            return [Count(text_from(row[0]), row[1], row[2], text_from(row[3])) for row in connection.execute(asked)]
+
+    def _prepare(self) -> None:
+        with _begun(self.engine) as connection:
+            if _version(connection) == VERSION:
+                return
+        with _begun(self.engine, "BEGIN IMMEDIATE") as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+            known = _version(connection)
+            if known is not None and known > VERSION and connection.dialect.name == "postgresql":
+                # Hosts that share it would drop each other's tables for ever.
+                raise StateError(
+                    f"the index is of version {known}, from a newer bonobofs than this one, which reads {VERSION}; use "
+                    "the newer one"
+                )
+            if known != VERSION:
+                METADATA.drop_all(connection)
+                METADATA.create_all(connection)
+                connection.execute(insert(SCHEMA).values(version=VERSION))
+
+    def _forget(self, connection: Connection, session: str) -> None:
+        known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == text_of(session))).scalar()
+        if known is not None:
+            connection.execute(delete(CHANGES).where(CHANGES.c.trail == known))
+            connection.execute(delete(TRAILS).where(TRAILS.c.id == known))
+
+    def _ends(
+        self, connection: Connection, trail: int, late: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """Which row each late outcome ends, and what it makes of it."""
+        ends = {}
+        numbers = sorted(late)
+        for start in range(0, len(numbers), _ROWS_AT_ONCE):
+            waiting = select(CHANGES.c.seq, CHANGES.c.id, CHANGES.c.ended).where(
+                CHANGES.c.trail == trail,
+                CHANGES.c.seq.in_(numbers[start : start + _ROWS_AT_ONCE]),
+                CHANGES.c.kind == "intent",
+                CHANGES.c.result == "allowed",
+                CHANGES.c.outcome.is_(None),
+            )
+            for row in connection.execute(waiting):
+                end = late[row.seq]
+                ends[row.seq] = {
+                    "row": row.id,
+                    "its_line": end["line"],
+                    "its_result": end["result"],
+                    "its_end": max(row.ended, end["ended"]),
+                }
+        return ends
+
+    def _conditions(self, wanted: Wanted) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = []
+        if wanted.agent_id is not None:
+            found.append(CHANGES.c.agent_id == text_of(wanted.agent_id))
+        elif wanted.agent is not None:
+            name = text_of(wanted.agent)
+            found.append(or_(CHANGES.c.agent_id == name, CHANGES.c.agent == name))
+        if wanted.session is not None:
+            trail = select(TRAILS.c.id).where(TRAILS.c.session == text_of(wanted.session)).scalar_subquery()
+            found.append(CHANGES.c.trail == trail)
+        found += [
+            CHANGES.c[name] == text_of(value)
+            for name in ("operation", "rule", "result")
+            if (value := getattr(wanted, name)) is not None
+        ]
+        if wanted.result not in (None, "allowed"):
+            found.append(_IS_REFUSED)
+        if wanted.since is not None:
+            found += [CHANGES.c.ended >= wanted.since, CHANGES.c.began >= _first_since(wanted.since)]
+        if wanted.until is not None:
+            found.append(CHANGES.c.began <= wanted.until)
+        if wanted.path is not None:
+            pieces = _pieces(wanted.path)
+            if pieces:
+                found.append(or_(*(_matches(column, pieces) for column in (CHANGES.c.path, CHANGES.c.other))))
+        return found
+
+
+def _version(connection: Connection) -> int | None:
+    if not sqlalchemy.inspect(connection).has_table(SCHEMA.name):
+        return None
+    return connection.execute(select(SCHEMA.c.version)).scalar()
+
+
+@contextlib.contextmanager
+def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
+    """A transaction, whose failures are told as ours."""
+    try:
+        with engine.execution_options(**{BEGIN: begin}).begin() as connection:
+            yield connection
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        where = engine.url.render_as_string(hide_password=True)
+        raise StateError(
+            f"the index in {where} cannot be used: {reason}; what happened can still be read: bonobofs audit tail, and "
+            "an index that is damaged be made anew: bonobofs audit index --rebuild"
+        ) from error
+
+
+def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
+    """Readers beside a writer; a commit that power loss may undo whole, never in part: the trails are still there."""
+    cursor = connection.cursor()
+    for setting in _SQLITE:
+        cursor.execute(f"PRAGMA {setting}")
+    cursor.close()
+
+
+def _first_since(moment: int) -> ScalarSelect[int]:
+    """When the first change began that ended since a moment: from there on the order of time need be walked only.
+
+    It is found by the index on `ended`; the sum keeps SQLite from seeking it by the one on `began`.
+    """
+    return select(func.min(CHANGES.c.began + 0)).where(CHANGES.c.ended >= moment).scalar_subquery()
+
+
+def _pieces(asked: str) -> list[str]:
+    return re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", asked.removeprefix("./").strip("/"))
+
+
+def _matches(column: ColumnElement[str], pieces: list[str]) -> ColumnElement[bool]:
+    """A path with all below it, or what a pattern matches with all below that."""
+    across = f"(?:{_ONE_CHARACTER}|/)*"
+    forms = {"**/": f"(?:{across}/)?", "**": across, "*": f"{_ONE_CHARACTER}*", "?": _ONE_CHARACTER}
+    literal = text_of(pieces[0]) if pieces[0] not in forms else ""
+    if len(pieces) == 1 and literal:
+        # What comes after the slash in ASCII is 0: the range is all names that begin with the path and a slash.
+        return or_(column == literal, and_(column >= f"{literal}/", column < f"{literal}0"))
+    expression = "".join(forms.get(piece) or re.escape(text_of(piece)) for piece in pieces)
+    matches = column.regexp_match(f"^{expression}(?:/.*)?$")
+    if literal:
+        return and_(column >= literal, column < f"{literal}\x7f", matches)
+    return and_(column != "", matches) if column is CHANGES.c.other else matches

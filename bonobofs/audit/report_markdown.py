@@ -1,0 +1,202 @@
+"""A report in Markdown, to be pasted into a pull request.
+
+Whatever stands in a record, somebody else may have chosen: names of files, of agents, what failed and why. None of it
+can make a heading, a link or an image, call anybody, or leave its cell of a table; and the whole is no longer than a
+pull request takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.reader import shown
+
+EXAMPLES: Final = 5
+"""Agents that are named in the title, and paths with a refusal."""
+LONGEST: Final = 300
+"""Characters of a name; of a longer one the beginning and the end are shown."""
+
+_CALLS: Final = re.compile(r"[@#&]|://|www\.", re.IGNORECASE)
+"""What GitHub and its like make a link of, or send a message for, in spite of a backslash."""
+
+
+def written(document: dict[str, Any]) -> str:
+    """The report that `report.Report.document` gives, as Markdown."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    totals, more = document["totals"], document["more"]
+    agents = sorted({session["agent"] for session in document["sessions"]})
+    yield f"# What was done by {_listed([_code(agent) for agent in agents[:EXAMPLES]], len(agents)) or 'nobody'}"
+    yield ""
+    yield (
+        f"{_many(totals['paths'], 'path')} changed, {_many(totals['refused'], 'change')} refused, "
+        f"{totals['failed']} failed, {_many(totals['alerts'], 'alert')}."
+    )
+    if totals["out_of_band"]:
+        yield f"{_many(totals['out_of_band'], 'path')} changed behind the mount."
+    if totals["unreadable"]:
+        yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run `bonobofs audit verify`.**"
+    behind = totals["out_of_band"] - len(document["out_of_band"])
+    missing = {**more, "out_of_band": behind}
+    for name, section in _SECTIONS.items():
+        if document[name]:
+            yield from section.lines(document[name], missing.get(name, 0))
+
+
+class _Section(NamedTuple):
+    """A heading and what is below it, cut where it would be longer than a comment may be with the others."""
+
+    title: str
+    characters: int
+    tell: Callable[[dict[str, Any]], str]
+    """One item, as one line or several."""
+    what_to_do: str = ""
+    heading: tuple[str, ...] = ()
+    of_each: str = ""
+    """What the items are told under, each under its own, where there is more than one of it."""
+
+    def lines(self, items: list[dict[str, Any]], more: int) -> Iterator[str]:
+        yield from ("", f"## {self.title}", "")
+        if self.what_to_do:
+            yield from (self.what_to_do, "")
+        left = self.characters
+        groups = {item[self.of_each]: None for item in items} if self.of_each else {}
+        under: str | None = None
+        if len(groups) <= 1:
+            yield from self.heading
+        for number, item in enumerate(items):
+            told = self.tell(item)
+            left -= len(told) + 1
+            if left < 0 and number:
+                more += len(items) - number
+                break
+            if len(groups) > 1 and item[self.of_each] != under:
+                if under is not None:
+                    yield ""
+                under = item[self.of_each]
+                yield from (f"In {_code(under)}:", "", *self.heading)
+            yield told
+        if more:
+            yield from ("", f"And {more} more.")
+
+
+def _changed_line(item: dict[str, Any]) -> str:
+    what = f"renamed from {_cell(item['was'])}" if item["was"] else item["what"]
+    return f"| {_cell(item['path'])} | {what} | {item['changes']} | {item['bytes']} |"
+
+
+def _refused_line(item: dict[str, Any]) -> str:
+    lines = [
+        f"- **{_plain(item['code'])}**, rule {_code(item['rule'])}, {_times(item['times'])}: {_plain(item['reason'])}"
+    ]
+    named = [_code(path) for path in item["paths"][:EXAMPLES] if path]
+    left = len(item["paths"]) + item["more_paths"] - len(named)
+    if named:
+        lines.append(f"  - where: {', '.join(named)}{f' and {left} more' if left > 0 else ''}")
+    if item["instead"]:
+        lines.append(f"  - what to do: {_plain(item['instead'])}")
+    return "\n".join(lines)
+
+
+def _failed_line(item: dict[str, Any]) -> str:
+    return f"- {_plain(item['operation'])} {_code(item['path'])}, {_times(item['times'])}: {_plain(item['reason'])}"
+
+
+def _noticed_line(item: dict[str, Any]) -> str:
+    said = f": {_plain(item['reason'])}" if item["reason"] else ""
+    what = f"{_plain(item['operation'])} {_code(item['path'])}"
+    how = f" It {_plain(item['what'])}." if item.get("what") else ""
+    return f"- {_moment(item['timestamp'])}, {_code(item['agent'])}, {what}{said}{how}"
+
+
+def _behind_line(item: dict[str, Any]) -> str:
+    return f"- {_moment(item['timestamp'])}, {_code(item['path'])} {_plain(item['what'])}"
+
+
+def _session_line(item: dict[str, Any]) -> str:
+    role = f", role {_code(item['role'])}" if item["role"] else ""
+    source = f" on {_code(item['source'])}" if item["source"] else ""
+    times = f"{_moment(item['first'])} to {_moment(item['last'])}"
+    line = f"- {_code(item['agent'])}{role}{source}, {times}, session {_code(item['session'])}"
+    if item["seq"]:
+        line += f"\n  - its record has {item['seq']} entries, the last with the hash {_code(item['hash'])}"
+    return line
+
+
+_SECTIONS: Final = {
+    "changed": _Section(
+        "Changed",
+        20_000,
+        _changed_line,
+        heading=("| path | what | changes | bytes written |", "|---|---|---:|---:|"),
+        of_each="source",
+    ),
+    "refused": _Section("Refused", 16_000, _refused_line),
+    "failed": _Section(
+        "Failed",
+        4_000,
+        _failed_line,
+        "They were allowed, and nothing came of them: mend what is in the way.",
+    ),
+    "alerts": _Section("Alerts", 4_000, _noticed_line, "Somebody should look at each before this is merged."),
+    "out_of_band": _Section(
+        "Changed behind the mount",
+        4_000,
+        _behind_line,
+        "No rule judged these, and nobody is known for them: look at each.",
+    ),
+    "unfinished": _Section(
+        "Begun and not known to be ended",
+        4_000,
+        _noticed_line,
+        "They were made or not; `bonobofs audit verify` says what is there now.",
+    ),
+    "sessions": _Section("Sessions", 7_000, _session_line),
+}
+"""Together less than the 65,536 characters that a pull request takes."""
+
+
+def _cell(text: str) -> str:
+    """Text as a code span in a table."""
+    return _code(text).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Text as a code span: no Markdown, no link and nobody's name in it, whatever is in it."""
+    safe = shown(text)
+    if len(safe) > LONGEST:
+        safe = f"{safe[: LONGEST // 2]}…{safe[-LONGEST // 2 :]}"
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
+    # A space at both ends is taken off when the span is read, unless it holds spaces only.
+    pad = " " if "`" in safe or (safe[:1] == safe[-1:] == " " and safe.strip(" ")) else ""
+    return f"{fence}{pad}{safe}{pad}{fence}" if safe else "the root"
+
+
+def _plain(text: str) -> str:
+    """Text that is no Markdown, whatever is in it. What would call somebody, or lead somewhere, is a code span."""
+    safe = shown(text)
+    if len(safe) > LONGEST or _CALLS.search(safe):
+        return _code(text)
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>|!~" else character for character in safe)
+
+
+def _moment(text: str) -> str:
+    return f"{text[:19].replace('T', ' ')} UTC"
+
+
+def _listed(names: list[str], number: int) -> str:
+    if number > len(names):
+        names = [*names, f"{number - len(names)} more"]
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

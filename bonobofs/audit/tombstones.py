@@ -1,0 +1,108 @@
+"""The record of pruned trails: what was removed, up to which entry, by whom and why.
+
+`pruned.jsonl` in the state directory is a trail of its own, with `pruned.head` beside it: it is append-only and
+hash-chained, and `audit.verify` checks it like any other. It has no closing entry, because every pruning appends to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.entry import ZERO
+from bonobofs.audit.reader import last, read
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.errors import TrailError
+
+PRUNED: Final = "pruned"
+"""Name of the record, and what stands for a session in its entries."""
+PRUNE: Final = "prune"
+
+
+class Tombstone(NamedTuple):
+    """A trail that was pruned."""
+
+    session: str
+    agent: str
+    seq: int
+    """Number of its last entry, which is the number of its entries."""
+    hash: str
+    first: str
+    """When its first entry was made, ISO 8601; "" without entries."""
+    last: str
+    bytes: int
+    """What it held on the disk."""
+    why: str
+
+
+Tombstones = Callable[[], Mapping[str, Tombstone]]
+"""Reads the tombstones, by session, as they are at this moment."""
+
+
+def record_path(home: Path) -> Path:
+    return home / f"{PRUNED}.jsonl"
+
+
+def record_head(home: Path) -> Path:
+    return home / f"{PRUNED}.head"
+
+
+def tombstones(home: Path) -> dict[str, Tombstone]:
+    """Read the tombstones of a state directory, by session; a damaged one is left out. TrailError: unreadable."""
+    if not record_path(home).exists():
+        return {}
+    entries = (entry.details for entry in read(record_path(home)) if entry.operation == PRUNE)
+    return {found.session: found for details in entries if (found := _tombstone(details)) is not None}
+
+
+def _tombstone(details: dict[str, Any]) -> Tombstone | None:
+    try:
+        found = Tombstone(**details)
+    except TypeError:
+        return None
+    whole = all(isinstance(value, int if name in ("seq", "bytes") else str) for name, value in found._asdict().items())
+    return found if whole else None
+
+
+@contextmanager
+def appending(home: Path, agent: str) -> Iterator[Trail]:
+    """Open the record to append tombstones, for the length of a `with` block; the caller holds the retention lock.
+
+    The record is known to verify. What a crash left behind its last whole line is cut off. TrailError.
+    """
+    path, head, identity = record_path(home), record_head(home), Identity(PRUNED, agent, "")
+    if not path.exists() and not head.exists():
+        trail = Trail.create(path, head, identity)
+    else:
+        try:
+            trail = _resumed(path, head, identity)
+        except OSError as error:
+            raise TrailError(f"the record {path} cannot be opened: {error.strerror}") from error
+    try:
+        yield trail
+    finally:
+        trail.close(final=False)
+
+
+def _resumed(path: Path, head: Path, identity: Identity) -> Trail:
+    entries = last(path, 1)
+    seq, link = (entries[0].seq, entries[0].hash) if entries else (0, ZERO)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        size = data.rfind(b"\n") + 1
+        os.ftruncate(descriptor, size)
+        head_descriptor = os.open(head, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Trail(descriptor, head_descriptor, identity, path, (seq, link, size))
+
+
+def bury(trail: Trail, tombstone: Tombstone) -> None:
+    """Append a tombstone and bring it to the disk. TrailError: it is not known to be there, and nothing is removed."""
+    trail.event(PRUNE, tombstone._asdict())
+    trail.sync()

@@ -1,0 +1,117 @@
+"""What a change asks of bd, and how much of it is stored: of a new issue, and of the fields of one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bonobofs.beads.bd_commands import Flag, check_description, check_label, metadata_text
+from bonobofs.beads.issue import CLOSED, PARENT, BeadsIssue, NewIssue
+from bonobofs.errors import UsageError
+
+CALL: Final = "bonobofs_call"
+"""The key of an issue's metadata by which what one call has created is found, though bd never told its id."""
+MESSAGE: Final = "message"
+OPEN: Final = "open"
+
+Missing = list[str]
+"""Which parts of what was asked are not stored, in words."""
+
+
+class Creation:
+    """One issue to be created, under a mark of its own."""
+
+    def __init__(self, new: NewIssue, mark: str) -> None:
+        """UsageError: a label that bd would take apart, or a description that it would read from elsewhere."""
+        for label in new.labels:
+            check_label(label)
+        check_description(new.description)
+        self.new: Final = new
+        self._metadata: Final = {**new.metadata, CALL: mark}
+
+    def flags(self) -> list[Flag]:
+        new = self.new
+        return [
+            ("title", new.title),
+            # bd makes a message one that passes away, and a task that becomes a message one that stays.
+            ("type", "task" if new.issue_type == MESSAGE else new.issue_type),
+            ("priority", str(new.priority)),
+            *((name, value) for name, value in self._texts().items() if value),
+            *(("labels", label) for label in new.labels),
+            *((("parent", new.parent),) if new.parent else ()),
+            ("metadata", metadata_text(self._metadata)),
+        ]
+
+    def missing(self, made: BeadsIssue) -> Missing:
+        new = self.new
+        wanted = {"title": new.title, "priority": str(new.priority), "status": OPEN, **self._texts()}
+        return [
+            *(name for name, value in wanted.items() if not _is(made, name, value)),
+            *(() if made.issue_type == new.issue_type and not made.ephemeral else ("type",)),
+            *(f"label {label}" for label in new.labels if label not in made.labels),
+            *(("metadata",) if not _holds(made.metadata, self._metadata) else ()),
+            *(("parent",) if _parents(made) != ([new.parent] if new.parent else []) else ()),
+        ]
+
+    def _texts(self) -> dict[str, str]:
+        return {name: getattr(self.new, name) for name in ("description", "design", "acceptance", "notes", "assignee")}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Fields of an issue to be changed; None leaves one as it is, "" empties it."""
+
+    texts: Mapping[str, str | None]
+    """title, status, priority, assignee, description, design, acceptance, notes."""
+    metadata: Mapping[str, Any] | None = None
+    """All of it, with what was there before."""
+    add_labels: Sequence[str] = ()
+    remove_labels: Sequence[str] = ()
+    parent: str | None = None
+    _texts: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """UsageError: a label or a description as of a new issue, or a status by which an issue would be closed."""
+        if self.texts.get("status") == CLOSED:
+            raise UsageError("an issue is closed by closing it: an update would pass over what keeps it open")
+        for label in (*self.add_labels, *self.remove_labels):
+            check_label(label)
+        check_description(self.texts.get("description") or "")
+        object.__setattr__(self, "_texts", {name: value for name, value in self.texts.items() if value is not None})
+
+    def flags(self) -> list[Flag]:
+        return [
+            *self._texts.items(),
+            *(("add-label", label) for label in self.add_labels),
+            *(("remove-label", label) for label in self.remove_labels),
+            *(() if self.parent is None else (("parent", self.parent),)),
+            *(() if self.metadata is None else (("metadata", metadata_text(self.metadata)),)),
+        ]
+
+    def missing(self, now: BeadsIssue) -> Missing:
+        wanted = None if self.parent is None else [self.parent] if self.parent else []
+        return [
+            *(name for name, value in self._texts.items() if not _is(now, name, value)),
+            *(f"label {label}" for label in self.add_labels if label not in now.labels),
+            *(f"removal of label {label}" for label in self.remove_labels if label in now.labels),
+            *(("parent",) if wanted is not None and _parents(now) != wanted else ()),
+            *(("metadata",) if self.metadata is not None and not _holds(now.metadata, self.metadata) else ()),
+        ]
+
+
+def same(stored: str, asked: str) -> bool:
+    """Some versions of bd take the blanks around a text away."""
+    return stored == asked or stored.strip() == asked.strip()
+
+
+def _is(issue: BeadsIssue, name: str, value: str) -> bool:
+    return same(str(getattr(issue, name)), value)
+
+
+def _holds(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    return all(key in stored and stored[key] == value for key, value in asked.items())
+
+
+def _parents(issue: BeadsIssue) -> list[str]:
+    return [edge.on for edge in issue.edges if edge.kind == PARENT]

@@ -1,0 +1,264 @@
+"""What a command line of bd asks for: to be read by the real bd, or one or more calls of the gate.
+
+Everything is a fixed list. bd has some hundred commands, its read-only mode lets a good part of those write, and almost
+any flag may lead to another place, another name or past a rule; so what is not listed here is not answered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bonobofs.beads.bd_flags import Form, Parsed, Unanswered, form, joined, parse
+
+MANY: Final = 1000
+_WORD: Final = re.compile(r"[a-z][a-z-]*")
+_EVERYWHERE: Final = form(switches="json quiet:q verbose:v")
+"""Flags that every command takes: how it is answered, never what is done."""
+_TIMES: Final = "created-after created-before updated-after updated-before closed-after closed-before"
+_WHICH: Final = (
+    "assignee:a label:l label-any status:s type:t limit:n desc-contains notes-contains priority-min priority-max"
+    f" sort has-metadata-key metadata-field {_TIMES}"
+)
+_WITHOUT: Final = "no-assignee no-labels empty-description"
+
+READING: Final[Mapping[str, Form]] = {
+    "list": form(
+        f"{_WHICH} priority:p title title-contains exclude-label exclude-type label-pattern label-regex parent"
+        " spec mol-type defer-after defer-before due-after due-before format",
+        f"{_WITHOUT} all long pretty tree flat ready overdue deferred pinned no-pinned no-parent no-pager include-gates"
+        " include-infra include-templates reverse:r skip-labels",
+    ),
+    "show": form("as-of", "short long children refs thread include-comments include-dependents local-time", (1, MANY)),
+    "ready": form(
+        "assignee:a exclude-label exclude-type has-metadata-key label:l label-any limit:n metadata-field mol mol-type"
+        " parent priority:p sort:s type:t",
+        "explain gated include-deferred include-ephemeral plain pretty unassigned:u",
+    ),
+    "blocked": form("parent"),
+    "children": form("", "", (1, 1)),
+    "count": form(
+        f"assignee:a label:l label-any status:s type:t priority:p priority-min priority-max title title-contains"
+        f" desc-contains notes-contains {_TIMES}",
+        f"{_WITHOUT} by-assignee by-label by-priority by-status by-type",
+    ),
+    "search": form(f"{_WHICH} external-contains query", f"{_WITHOUT} long reverse:r", (0, MANY)),
+    "query": form("limit:n sort", "all:a long reverse:r parse-only", (1, 1)),
+    "stale": form("days:d limit:n status:s"),
+    "lint": form("type:t status:s", "", (0, MANY)),
+    "history": form("limit:n", "", (1, 1)),
+    "graph": form("", "all compact box dot", (0, 1)),
+    "status": form("", "all assigned no-activity"),
+    "statuses": form(),
+    "types": form(),
+    "state": form("", "", (2, 2)),
+    "info": form(),
+    "version": form(),
+    "where": form(),
+    "quickstart": form(),
+    "prime": form("", "full mcp"),
+    "help": form("", "", (0, MANY)),
+    "comments": form("", "local-time", (1, 1)),
+    "dep list": form("direction type:t", "", (1, MANY)),
+    "dep tree": form("direction max-depth:d status format", "reverse show-all-paths", (1, 1)),
+    "dep cycles": form(),
+    "label list": form("", "", (1, 1)),
+    "label list-all": form(),
+    "epic status": form("", "eligible-only"),
+    "gate list": form("limit:n", "all:a"),
+    "gate show": form("", "", (1, 1)),
+    "swarm list": form(),
+    "swarm status": form("", "", (1, 1)),
+}
+"""Commands that the real bd answers in its read-only mode, and the flags with which it does no more than read."""
+
+WRITING: Final[Mapping[str, Form]] = {
+    "create": form(
+        "title type:t priority:p description:d design acceptance notes assignee:a labels:l:label parent deps",
+        "silent",
+        (0, 1),
+    ),
+    "update": form(
+        "title type:t priority:p description:d design acceptance notes assignee:a status:s add-label remove-label"
+        " set-labels parent",
+        "claim",
+        (1, MANY),
+    ),
+    "close": form("reason:r", "", (1, MANY)),
+    "reopen": form("reason:r", "", (1, MANY)),
+    "dep": form("blocks:b", "", (1, 1)),
+    "dep add": form("type:t blocked-by depends-on", "", (1, 2)),
+    "dep remove": form("", "", (2, 2)),
+    "label add": form("", "", (2, MANY)),
+    "label remove": form("", "", (2, MANY)),
+    "comment": form("", "", (2, MANY)),
+    "comments add": form("", "", (2, 2)),
+}
+"""Commands that the gate answers."""
+
+_ALIASES: Final = {"new": "create", "done": "close", "view": "show", "dep rm": "dep remove"}
+_FAMILIES: Final = frozenset(name.split()[0] for name in (*READING, *WRITING) if " " in name)
+_FILES: Final = frozenset({"body-file", "design-file", "reason-file", "file", "graph", "stdin", "metadata", "output"})
+"""Flags by which bd reads or writes a file; they are refused with that as the reason."""
+
+
+class Reading(NamedTuple):
+    """For the real bd, which only reads: not what was said, but that written out anew, with nothing else in it."""
+
+    arguments: tuple[str, ...]
+    """All of it, the command first."""
+
+
+class Step(NamedTuple):
+    """One call of the gate."""
+
+    name: str
+    """create, update, close, reopen, tie, untie, label, comment."""
+    issue: str
+    arguments: Mapping[str, Any]
+
+
+class Asking(NamedTuple):
+    """For the gate: one call after the other, until one is refused."""
+
+    command: str
+    steps: tuple[Step, ...]
+    json: bool
+    silent: bool = False
+
+
+def understand(arguments: Sequence[str]) -> Reading | Asking:
+    """What a command line asks for. Unanswered: nothing that the gate answers."""
+    before, words = _leading(arguments)
+    if not words:
+        return Reading(("help",))
+    name, rest = _named(words)
+    if name not in READING and name not in WRITING:
+        raise Unanswered("command", f"This is about {ascii(name)[1:-1]}.")
+    if {"-h", "--help"} & {*before, *rest[: rest.index("--") if "--" in rest else None]}:
+        return Reading(("help", *name.split()))
+    if name == "help" and not all(_WORD.fullmatch(word) for word in rest):
+        raise Unanswered("form", "Help is there for commands.")
+    given = [*before, *rest]
+    if files := [argument for argument in given if argument.startswith("--") and _flag(argument) in _FILES]:
+        raise Unanswered("file", f"This is about --{_flag(files[0])}.")
+    parsed = parse(given, joined((_EVERYWHERE, {**READING, **WRITING}[name])))
+    if name in READING:
+        return Reading(_written_out(name, parsed))
+    return Asking(name, tuple(_STEPS[name](parsed)), "json" in parsed.switches, "silent" in parsed.switches)
+
+
+def _leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags that stand before the command, none of which has a value, and the rest."""
+    for at, argument in enumerate(arguments):
+        if not argument.startswith("-"):
+            return list(arguments[:at]), list(arguments[at:])
+        if argument in ("--version", "-V"):
+            return [], ["version"]
+        if argument not in {"--help", "-h"}:
+            parse([argument], _EVERYWHERE)
+    return list(arguments), []
+
+
+def _named(words: list[str]) -> tuple[str, list[str]]:
+    """The command, of one word or two, and what stands after it."""
+    if words[0] in _FAMILIES and len(words) > 1:
+        two = " ".join(words[:2])
+        two = _ALIASES.get(two, two)
+        if two in READING or two in WRITING:
+            return two, words[2:]
+        if words[0] not in READING and words[0] not in WRITING and not words[1].startswith("-"):
+            return two, words[2:]
+        # A family whose second word is none of its commands is bd's own command of one word, as `comments ID`.
+    return _ALIASES.get(words[0], words[0]), words[1:]
+
+
+def _written_out(name: str, parsed: Parsed) -> tuple[str, ...]:
+    flags = [f"--{flag}={value}" for flag, given in parsed.values.items() for value in given]
+    words = parsed.words if name == "help" else ("--", *parsed.words) if parsed.words else ()
+    return (*name.split(), *flags, *(f"--{switch}" for switch in sorted(parsed.switches)), *words)
+
+
+def _flag(argument: str) -> str:
+    return argument[2:].partition("=")[0]
+
+
+def _texts(parsed: Parsed, *names: str) -> dict[str, Any]:
+    return {name: parsed.last(name) for name in names if parsed.last(name) is not None}
+
+
+def _create(parsed: Parsed) -> list[Step]:
+    title = parsed.last("title")
+    if (title is None) != bool(parsed.words):
+        raise Unanswered("form", "It needs one title.")
+    fields = _texts(parsed, "description", "design", "acceptance", "notes", "assignee", "parent")
+    fields["title"] = parsed.words[0] if title is None else title
+    fields["type"] = parsed.last("type") or "task"
+    fields["priority"] = parsed.last("priority") or 2
+    return [Step("create", "", fields | _lists(parsed, labels="labels", deps="dependencies"))]
+
+
+def _update(parsed: Parsed) -> list[Step]:
+    fields = _texts(
+        parsed,
+        "title",
+        "type",
+        "priority",
+        "description",
+        "design",
+        "acceptance",
+        "notes",
+        "assignee",
+        "status",
+        "parent",
+    )
+    fields |= _lists(parsed, **{"add-label": "add_labels", "remove-label": "remove_labels", "set-labels": "labels"})
+    if "claim" in parsed.switches:
+        fields["claim"] = True
+    return [Step("update", issue, fields) for issue in parsed.words]
+
+
+def _lists(parsed: Parsed, **names: str) -> dict[str, Any]:
+    return {name: parsed.each(flag) for flag, name in names.items() if flag in parsed.values}
+
+
+def _ending(name: str) -> Any:
+    return lambda parsed: [Step(name, issue, {"reason": parsed.last("reason")}) for issue in parsed.words]
+
+
+def _tie(parsed: Parsed) -> list[Step]:
+    others = [*parsed.words[1:], *(parsed.values.get("blocked-by", ())), *(parsed.values.get("depends-on", ()))]
+    if len(others) != 1:
+        raise Unanswered("form", "It needs the issue, and one that it depends on.")
+    return [Step("tie", parsed.words[0], {"other": others[0], "type": parsed.last("type") or "blocks"})]
+
+
+def _block(parsed: Parsed) -> list[Step]:
+    blocked = parsed.last("blocks")
+    if blocked is None:
+        raise Unanswered("form", "It needs --blocks with the issue that is blocked.")
+    return [Step("tie", blocked, {"other": parsed.words[0], "type": "blocks"})]
+
+
+def _label(way: str) -> Any:
+    return lambda parsed: [Step("label", issue, {way: [parsed.words[-1]]}) for issue in parsed.words[:-1]]
+
+
+def _comment(parsed: Parsed) -> list[Step]:
+    return [Step("comment", parsed.words[0], {"text": " ".join(parsed.words[1:])})]
+
+
+_STEPS: Final[Mapping[str, Any]] = {
+    "create": _create,
+    "update": _update,
+    "close": _ending("close"),
+    "reopen": _ending("reopen"),
+    "dep": _block,
+    "dep add": _tie,
+    "dep remove": lambda parsed: [Step("untie", parsed.words[0], {"other": parsed.words[1]})],
+    "label add": _label("add"),
+    "label remove": _label("remove"),
+    "comment": _comment,
+    "comments add": _comment,
+}

@@ -1,0 +1,215 @@
+"""One call at the Beads gate, from who asks to how it ended, as one entry of the record.
+
+    with gate.call(Asked(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
+        call.judged(judge_close(call.issues, ...))
+        with call.session_turn, call.changing() as change:
+            call.turn.close_issue(id, change.leave)
+
+Whose the call is and what the role has is known before any bd runs. The issues are then ours alone until the call is
+over, and the session's turn is held for the change itself: nobody's files wait while others are busy with the issues.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.beads.bd_client import Turn
+from bonobofs.beads.bd_session import Beads
+from bonobofs.beads.issue import Issues
+from bonobofs.beads.issue_metadata import Who
+from bonobofs.beads.refusals import Fault
+from bonobofs.enforcement.enforcer import Admission, Caller, Part
+from bonobofs.errors import BeadsError, BonobofsError
+from bonobofs.files.failed_calls import enter_failure
+from bonobofs.files.results import GuardedSession, claiming, is_of_the_session, not_the_agent
+from bonobofs.policy.decision import Allowed, Decision, Denied
+from bonobofs.policy.issue_conventions import Conventions, conventions
+from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
+
+GUARD: Final = "beads"
+BEADS: Final = ".beads"
+"""Where bd keeps all that it stores."""
+NOWHERE: Final = WorkspacePath("")
+"""The path of every entry: issues are no files of the workspace."""
+_TOLD: Final = 200
+"""Characters of a text that the record has; of a longer one it has the size."""
+_MOST: Final = 20
+"""Members of a list, and fields, that it has."""
+
+_T = TypeVar("_T")
+
+
+class Asked(NamedTuple):
+    """What is asked of the gate."""
+
+    operation: Operation
+    tool: str
+    details: dict[str, Any]
+    also: tuple[Operation, ...] = ()
+    """Further operations that the role must have for it."""
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.tool, self.details)
+
+
+class Change:
+    """A change that is under way. What `note` is told is entered with its outcome."""
+
+    def __init__(self, leave: Allowed, admission: Admission) -> None:
+        self.leave: Final = leave
+        self._admission: Final = admission
+
+    def note(self, **details: Any) -> None:
+        self._admission.details = {**(self._admission.details or {}), **details}
+
+
+class Call:
+    """A call whose agent and role are known to be right, while the issues are ours alone."""
+
+    def __init__(self, session: GuardedSession, asked: Asked, turn: Turn) -> None:
+        self._session: Final = session
+        self._asked: Final = asked
+        self.turn: Final = turn
+        self.is_entered = False
+
+    @property
+    def issues(self) -> Issues:
+        """All issues, before the change."""
+        return self.turn.everything()
+
+    def judged(self, verdict: _T | Fault) -> _T:
+        """The verdict, if it is no fault. Refused, once entered, where it is one."""
+        if isinstance(verdict, Fault):
+            self.is_entered = True
+            with self._session.turn:
+                raise self._session.guard.refuse(
+                    denied(verdict, self._asked.operation), self._asked.caller, guard=GUARD
+                )
+        return verdict
+
+    def answer(self) -> Decision:
+        """Enter that the change would be allowed, and give by what. Refused, once entered, where it no longer is."""
+        request = _request(self._asked.operation)
+        self.is_entered = True
+        with self._session.turn:
+            self._session.guard.note(request, caller=self._asked.caller, guard=GUARD)
+            return self._session.guard.decide(request)
+
+    @property
+    def session_turn(self) -> AbstractContextManager[object]:
+        """Held around `changing`: an interrupted generator would hold it until its traceback is freed."""
+        return self._session.turn
+
+    @contextmanager
+    def changing(self) -> Iterator[Change]:
+        """Leave for the change, which the block makes; how the block ends is the outcome."""
+        request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
+        self.is_entered = True
+        admission = self._session.guard.admit(
+            request,
+            NO_FACTS,
+            *map(Part, more),
+            caller=self._asked.caller,
+            details={TOUCHES: [f"{BEADS}/"]},
+            guard=GUARD,
+        )
+        with admission as leave:
+            change = Change(leave, admission)
+            try:
+                yield change
+            except BonobofsError as error:
+                change.note(**_told_of(error))
+                raise
+
+
+class Gate:
+    """The issues of one workspace, for the agent of one session. May be used by several threads."""
+
+    def __init__(self, session: GuardedSession, beads: Beads) -> None:
+        self._session: Final = session
+        self._beads: Final = beads
+
+    @property
+    def who(self) -> Who:
+        agent = self._session.guard.agent
+        return Who(agent.label, agent.id)
+
+    @property
+    def known(self) -> Conventions:
+        """What the policy in force says that issues are like."""
+        return conventions(self._session.guard.policy.document)
+
+    @contextmanager
+    def call(self, asked: Asked, agent: str, fault: Fault | None = None) -> Iterator[Call]:
+        """Have the issues for one call by the agent that is named.
+
+        Refused, once entered, for another agent than the session's, for what the role lacks, and for the fault, which
+        is wrong with what is asked whatever the issues are. Whatever else goes wrong before the change is entered with
+        result `error`, and raised.
+        """
+        self._enter(asked, agent, fault)
+        call: Call | None = None
+        try:
+            with self._beads.turn() as turn:
+                call = Call(self._session, asked, turn)
+                yield call
+        except Exception as error:
+            if call is None or not call.is_entered:
+                request = _request(asked.operation)
+                enter_failure(self._session, request, error, asked.caller, guard=GUARD, details=_told_of(error))
+            raise
+
+    def _enter(self, asked: Asked, agent: str, fault: Fault | None) -> None:
+        guard = self._session.guard
+        if not is_of_the_session(agent, guard.agent):
+            with self._session.turn:
+                raise guard.refuse(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
+        for operation in (asked.operation, *asked.also):
+            decision = guard.decide(_request(operation))
+            if isinstance(decision, Denied):
+                with self._session.turn:
+                    raise guard.refuse(decision, asked.caller, guard=GUARD)
+        if fault is not None:
+            with self._session.turn:
+                raise guard.refuse(denied(fault, asked.operation), asked.caller, guard=GUARD)
+
+
+def denied(fault: Fault, operation: Operation) -> Denied:
+    """A fault as the refusal of what was asked."""
+    about = fault.about if len(fault.about) <= _TOLD else f"{fault.about[:_TOLD]}…"
+    return Denied(*fault.refusal, NOWHERE, operation, about=about)
+
+
+def shown(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for, as the record has it: bounded, whatever somebody gives."""
+    told = {_short(name): _shown(value) for name, value in itertools.islice(given.items(), _MOST) if value is not None}
+    return told if len(given) <= _MOST else {**told, "fields": len(given)}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _TOLD else {"characters": len(value)}
+    if isinstance(value, list | tuple):
+        few = [_shown(each) for each in value[:_MOST] if isinstance(each, str)]
+        return few if len(few) == len(value) else {"members": len(value), "first": few}
+    return value if value is None or (isinstance(value, int) and -1 << 63 <= value < 1 << 63) else type(value).__name__
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _TOLD else f"{name[:_TOLD]}…"
+
+
+def _request(operation: Operation) -> Request:
+    return Request(operation, NOWHERE)
+
+
+def _told_of(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, BeadsError):
+        return {"error": type(error).__name__}
+    parts = {"done": [*error.done], "missing": [*error.missing]} if error.done or error.missing else {}
+    return {"error": str(error), "carried_out": error.carried_out, **parts}

@@ -1,0 +1,196 @@
+"""What the `git` of a session asks before and after a command: the role's list, and the published files it takes in."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from bonobofs.companion.session_context import CalledSession, Taken
+from bonobofs.enforcement.enforcer import Caller
+from bonobofs.errors import GitError, UsageError
+from bonobofs.policy import messages
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.description import callable_words
+from bonobofs.policy.grant_families import EVERY, FAMILIES, GIT
+from bonobofs.policy.isolation import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
+from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.state.home import session_directory
+
+Arguments = dict[str, Any]
+
+GONE: Final = 0
+KEPT: Final = 1
+"""Modes of `fuse.grants`."""
+_SYMLINK: Final = 0o120000
+_MOST_SHOWN: Final = 20
+_LONGEST_SHOWN: Final = 200
+"""How many words of a command line or paths an entry has, and how many characters of each."""
+_MOST_FILES: Final = 100_000
+_OPERATIONS: Final = {
+    **{word: Operation(word) for word in GIT if word in list(Operation)},
+    "branch": Operation.CREATE_BRANCH,
+    "checkout": Operation.CHECKOUT_BRANCH,
+    "switch": Operation.CHECKOUT_BRANCH,
+}
+"""The operation under which a refusal of a subcommand is recorded."""
+_ISOLATION: Final = "A worker changes nothing from outside its worktree.", "Go into the worktree, and run it there."
+
+
+def _check(arguments: Arguments, /, **kinds: type) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(arguments.get(name), kind):
+            raise UsageError(f"the call needs {name}, a {kind.__name__}")
+    if unknown := arguments.keys() - kinds.keys():
+        raise UsageError(f"the call takes no {', '.join(sorted(unknown))}")
+
+
+def _begin(session: CalledSession, arguments: Arguments) -> Any:
+    """CLEO's order: the isolation, then the role's list."""
+    _check(arguments, subcommand=str, arguments=list, directory=str, remote=bool)
+    root = session.who.mountpoint or session.who.source
+    subcommand, caller = arguments["subcommand"], _caller(arguments)
+    standing = {ISOLATION_ENV_KEYS[0]: root, ISOLATION_ENV_KEYS[1]: session.who.role}
+    operation = _OPERATIONS.get(subcommand, Operation.CALL)
+    if evaluate_isolation_boundary(subcommand, env=standing, cwd=arguments["directory"]) is not None:
+        denied = Denied(Code.OUTSIDE, "git.isolation", *_ISOLATION, WorkspacePath(""), operation)
+        raise session.guard.refuse(denied, caller, guard="git")
+    policy = session.guard.policy
+    own = callable_words(policy, session.who.role)["git"]
+    if subcommand not in own and (EVERY not in own or arguments["remote"]):
+        others = sorted(role for role in policy.roles if subcommand in callable_words(policy, role)["git"])
+        # Another word is a program on the PATH of the agent: the sentence stays one of a few.
+        named = subcommand if subcommand in FAMILIES["git"] else "subcommands of others"
+        refusal = messages.role_lacks(session.who.role, "git", named, own, others)
+        raise session.guard.refuse(Denied(*refusal, WorkspacePath(""), operation), caller, guard="git")
+    return {"root": root, "reads_content": policy.judges_content}
+
+
+def _preflight(session: CalledSession, arguments: Arguments) -> Any:
+    """Grant the refused paths among `files` ([path, mode, blob id, size, first bytes]) that are published; its number.
+
+    0 where the mount refuses none of them. Refused where it refuses one that is not published. The grant also ends
+    with the descriptor that comes with the call: the end of a pipe whose other end the caller holds.
+    """
+    descriptors = arguments.pop("descriptors", ())
+    _check(arguments, subcommand=str, arguments=list, commit=str, head=str, files=list)
+    caller, files = _caller(arguments), _files(arguments["files"])
+    denied = _refusals(session, files)
+    if not denied:
+        return {"grant": 0}
+    number, head = 0, arguments["head"]
+    wanted = []
+    for path, (denial, made) in denied.items():
+        if denial.code in (Code.LEASED, Code.OUTSIDE, Code.UNRECORDED):
+            raise session.guard.refuse(denial, caller)
+        mode, oid = files[path][:2]
+        kept = denial.code is Code.KEEP and mode != GONE and not made
+        wanted.append([path, KEPT if kept else mode, oid])
+    commands = session.commands
+    known = {path: commands.replaced.get(path) for path in denied}
+    returns = {path: told[1] for path, told in known.items() if told and told[0] == arguments["commit"]}
+    directory = session_directory(session.home, session.who.session)
+    stage = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        answer = session.git_worker.call("prepare", [stage], files=wanted, returns=returns)
+        if "refused" not in answer:
+            raise GitError(f"published files cannot be read: {answer.get('line')}", kind="unreadable")
+        if answer["refused"]:
+            raise _explained(session, denied, answer["refused"], caller)
+        number = session.guard.grant(stage, answer["at"], answer["size"])
+    finally:
+        os.close(stage)
+    command = [arguments["subcommand"], *arguments["arguments"]][:_MOST_SHOWN]
+    commands.open[number] = Taken(arguments["commit"], head, command, answer["before"])
+    for descriptor in descriptors[:1]:
+        watch = threading.Thread(target=_watch, args=(session, number, os.dup(descriptor)), daemon=True)
+        watch.start()
+    return {"grant": number}
+
+
+def _watch(session: CalledSession, number: int, descriptor: int) -> None:
+    """End the grant when the caller is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    poll.poll()
+    os.close(descriptor)
+    with suppress(OSError):
+        finish(session, number)
+
+
+def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
+    """What the call names, by path. UsageError."""
+    if len(plain) > _MOST_FILES:
+        raise UsageError(f"a command takes in at most {_MOST_FILES} files; take them in by several commands")
+    kinds = (str, int, str, int, str)
+    for each in plain:
+        if not isinstance(each, list) or len(each) != 5 or not all(map(isinstance, each, kinds)):
+            raise UsageError("files are lists of path, mode, blob id, size and first bytes")
+    return {path: (mode, oid, size, head) for path, mode, oid, size, head in plain}
+
+
+def _refusals(session: CalledSession, files: dict[str, tuple[int, str, int, str]]) -> dict[str, tuple[Denied, bool]]:
+    """By path, what the mount refuses of the changes; True: already to make the file, not only to remove it."""
+    questions: list[tuple[Request, Facts]] = []
+    for path, (mode, _, size, head) in files.items():
+        place = WorkspacePath(path)
+        if mode == _SYMLINK:
+            questions.append((Request(Operation.SYMLINK, place, Kind.SYMLINK), Facts(target=head)))
+        elif mode != GONE:
+            facts = Facts(size=size, mode=mode & 0o777, head=head.encode("latin-1", "replace"))
+            questions.append((Request(Operation.CREATE_FILE, place), facts))
+        questions.append((Request(Operation.DELETE_FILE, place), Facts(leaves=True, in_source=True)))
+    refused: dict[str, tuple[Denied, bool]] = {}
+    for number, denial in sorted(session.guard.decide_each(questions).items()):
+        request = questions[number][0]
+        refused.setdefault(request.path, (denial, request.operation is not Operation.DELETE_FILE))
+    return refused
+
+
+def _explained(
+    session: CalledSession, denied: dict[str, tuple[Denied, bool]], refused: dict[str, str], caller: Caller
+) -> Exception:
+    """The refusal of the first path, which names all."""
+    first = next(iter(refused))
+    shown = "; ".join(f"{path}: {why}" for path, why in list(refused.items())[:_MOST_SHOWN])
+    more = f"; and {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
+    return session.guard.refuse(denied[first][0]._replace(about=f"The command would change {shown}{more}."), caller)
+
+
+def _finish(session: CalledSession, arguments: Arguments) -> Any:
+    """End a grant, and enter what the command has taken in."""
+    _check(arguments, grant=int)
+    return {"taken": finish(session, arguments["grant"])}
+
+
+def finish(session: CalledSession, number: int) -> int:
+    """End the grant of that number, if there is one; how many paths the command has taken in."""
+    command = session.commands.open.pop(number, None)
+    if command is None:
+        return 0
+    taken = session.guard.withdraw(number)
+    for path in taken:
+        session.commands.replaced[path] = command.head, list(command.before[path])
+    if taken:
+        details = {"commit": command.commit, "command": command.command, "files": len(taken)}
+        session.guard.event("checkout", {**details, "paths": taken[:_MOST_SHOWN]})
+    return len(taken)
+
+
+def _caller(arguments: Arguments) -> Caller:
+    """What was asked for, for the record: as much of it as tells what it was."""
+    shown = [arguments["subcommand"], *arguments["arguments"][:_MOST_SHOWN]]
+    details: dict[str, Any] = {"command": [str(word)[:_LONGEST_SHOWN] for word in shown]}
+    with suppress(KeyError):
+        details["directory"] = arguments["directory"][:_LONGEST_SHOWN]
+    return Caller("git", details)
+
+
+GIT_COMMANDS: Final[dict[str, Callable[[CalledSession, Arguments], Any]]] = {
+    "git.begin": _begin,
+    "git.preflight": _preflight,
+    "git.finish": _finish,
+}

@@ -1,0 +1,1 @@
+"""The enforcement point: each change is authorized and recorded here before it is made."""

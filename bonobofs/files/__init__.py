@@ -1,0 +1,1 @@
+"""The Python API for files: `FileGuard` and `FileTools`."""

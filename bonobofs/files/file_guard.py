@@ -1,0 +1,273 @@
+r"""Writing and deleting files for Python callers, through the same door as the mount.
+
+    with open_session("project", agent="alice") as session:
+        guard = FileGuard(session)
+        written = guard.write_file("aidlc-docs/plan.md", "# The plan\n", agent="alice")
+
+Which path is judged: a caller's path is followed through the symlinks that stay in the workspace, as the kernel follows
+them in a mount, and judged where it really lies. A symlink that leads out is refused as OUTSIDE, like `..` and NUL,
+with an alert. `delete_file` removes a symlink itself.
+
+How a denial is told: `write_file` and `delete_file` give a `ValidationResult` that is false, `guarded_write_file` and
+`guarded_delete_file` raise `Refused`, a PermissionError. Errors that are no denial (FileExistsError, a full disk) are
+entered with result `error` and raised by both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NoReturn
+
+from bonobofs.audit import temp_cleanup
+from bonobofs.audit.entry import BY
+from bonobofs.enforcement.enforcer import Caller, Door, unrecorded
+from bonobofs.errors import TrailError, UsageError
+from bonobofs.files.atomic_write import MODE, put
+from bonobofs.files.failed_calls import recorded
+from bonobofs.files.resource import Closing
+from bonobofs.files.results import (
+    GuardedSession,
+    ValidationResult,
+    claiming,
+    is_of_the_session,
+    led_out,
+    not_the_agent,
+    told,
+)
+from bonobofs.files.workspace import Place, Workspace
+from bonobofs.policy.decision import Code, Denied, Refused
+from bonobofs.policy.engine import allowed_directories
+from bonobofs.policy.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+
+PathLike = str | os.PathLike[str]
+
+_LEAVES: Final = Facts(leaves=True)
+_OF_A_NAME: Final = frozenset(
+    {
+        Operation.DELETE_FILE,
+        Operation.RENAME,
+        Operation.LINK,
+        Operation.SYMLINK,
+        Operation.MKDIR,
+        Operation.RMDIR,
+        Operation.MKNOD,
+    }
+)
+"""Operations for which a symlink is the thing itself; the others follow it."""
+_OF_CONTENT: Final = frozenset({Operation.WRITE_FILE, Operation.CREATE_FILE})
+_MADE: Final = {
+    Operation.WRITE_FILE: Kind.FILE,
+    Operation.CREATE_FILE: Kind.FILE,
+    Operation.MKDIR: Kind.DIRECTORY,
+    Operation.RMDIR: Kind.DIRECTORY,
+    Operation.SYMLINK: Kind.SYMLINK,
+    Operation.MKNOD: Kind.DEVICE,
+}
+
+
+@recorded(
+    "file",
+    validate_path=Operation.CALL,
+    write_file=Operation.WRITE_FILE,
+    delete_file=Operation.DELETE_FILE,
+    list_allowed_directories=Operation.CALL,
+)
+class FileGuard(Closing):
+    """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
+
+    def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
+        """Stand on an open session. `tool`: the role must have the tools by which it is asked, too."""
+        self._plain: Final = Facts(tool=tool)
+        self._session: Final = session
+        self.audit: Final = session.log
+        self._guard: Final[Door] = session.guard
+        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+        # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
+        # session's, so that whoever holds it knows that no change is under way.
+        self._turn: Final = session.turn
+
+    def close(self) -> None:
+        """Let go of the workspace's directory, which else is held as long as this guard; the session goes on."""
+        with self._turn:
+            self._workspace.close()
+
+    def validate_path(self, path: PathLike, operation: str = Operation.WRITE_FILE) -> ValidationResult:
+        """Whether the agent may change this path so, as far as it can be told without the content.
+
+        `operation` is a word of `Operation`, such as write_file or delete_file; UsageError for another. A denial is
+        entered in the record, as that of the change would be. Nothing is changed.
+        """
+        asked = operation_of(operation)
+        caller = Caller("validate_path")
+        with self._turn:
+            named = self._workspace.named(path)
+            request = Request(asked, named, _MADE.get(asked, Kind.FILE))
+            try:
+                place = self._locate(request, NO_FACTS, caller)
+            except Refused as refused:
+                return told(refused.decision)
+            except OSError:
+                return self._answer(caller, [(request, NO_FACTS)])
+            with place:
+                directories = [(Request(Operation.MKDIR, above, Kind.DIRECTORY), NO_FACTS) for above in place.missing]
+                return self._answer(caller, [_question(asked, place), *directories])
+
+    def write_file(
+        self, path: PathLike, content: str, agent: str, *, overwrite: bool = False
+    ) -> Path | ValidationResult:
+        """Write a whole file, UTF-8, and give its absolute path; on denial the ValidationResult.
+
+        The file appears or changes at once, and is on the disk when this returns. Directories above it are made as
+        needed. `path` is relative to the workspace or absolute in it; `agent` is the session's agent, by label or
+        UUID. FileExistsError: it is there and `overwrite` is false. OSError, UnicodeEncodeError: nothing was changed.
+        """
+        try:
+            return self.guarded_write_file(path, content, agent, overwrite=overwrite)
+        except Refused as refused:
+            return told(refused.decision)
+
+    def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
+        """`write_file`, with Refused (a PermissionError) on denial."""
+        caller = Caller("write_file", {"overwrite": overwrite})
+        with self._turn:
+            named = self._entered(path, agent, Operation.WRITE_FILE, caller)
+            request = Request(Operation.WRITE_FILE, named)
+            try:
+                data = str.encode(content, "utf-8")
+                caller = Caller("write_file", {"overwrite": overwrite, "size": len(data)})
+                place = self._locate(request, self._plain, caller)
+            except Refused:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is entered and raised
+                self._fail(request, self._plain, caller, error)
+            with place:
+                self._write(place, data, caller, overwrite=overwrite)
+                return self._workspace.root / place.path
+
+    def delete_file(self, path: PathLike, agent: str) -> ValidationResult | None:
+        """Remove a file, or a symlink itself; on denial the ValidationResult.
+
+        `path` and `agent` as for `write_file`. FileNotFoundError, IsADirectoryError, OSError: nothing was removed.
+        """
+        try:
+            self.guarded_delete_file(path, agent)
+        except Refused as refused:
+            return told(refused.decision)
+        return None
+
+    def guarded_delete_file(self, path: PathLike, agent: str) -> None:
+        """`delete_file`, with Refused (a PermissionError) on denial."""
+        caller = Caller("delete_file")
+        with self._turn:
+            named = self._entered(path, agent, Operation.DELETE_FILE, caller)
+            request = Request(Operation.DELETE_FILE, named)
+            try:
+                place = self._locate(request, _LEAVES, caller)
+            except Refused:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is entered and raised
+                self._fail(request, _LEAVES, caller, error)
+            with place:
+                request = Request(Operation.DELETE_FILE, place.path, place.kind)
+                with self._guard.admit(request, _LEAVES, caller=caller) as leave:
+                    place.unlink(leave)
+
+    def list_allowed_directories(self) -> list[str]:
+        """Where the agent may write, and what: strings like `aidlc-docs/ (.md, 1 MB)`."""
+        return allowed_directories(self._guard.policy, self._guard.agent.role)
+
+    def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
+        """The path as it was named, if the agent is who it says it is."""
+        named = self._workspace.named(path)
+        if not is_of_the_session(agent, self._guard.agent):
+            raise self._guard.refuse(not_the_agent(named, operation), claiming(caller, agent))
+        return named
+
+    def _locate(self, request: Request, facts: Facts, caller: Caller) -> Place:
+        """Where the named path really lies. Refused, once entered, when that is outside; OSError is not entered."""
+        decision = self._guard.decide(request, facts)
+        if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
+            # No path at all: nothing is looked up under it.
+            raise self._guard.refuse(decision, caller)
+        place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
+        if place is not None:
+            return place
+        raise self._guard.refuse(led_out(request.path, request.operation), caller)
+
+    def _fail(self, request: Request, facts: Facts, caller: Caller, error: Exception) -> NoReturn:
+        """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
+        admission = self._guard.admit(request, facts, caller=caller)
+        with admission:
+            if not isinstance(error, OSError):
+                admission.details = {"error": type(error).__name__}
+            raise error
+
+    def _write(self, place: Place, data: bytes, caller: Caller, *, overwrite: bool) -> None:
+        request = Request(Operation.WRITE_FILE, place.path)
+        facts = self._plain._replace(
+            size=len(data),
+            size_before=place.found.st_size if place.found is not None else 0,
+            mode=MODE if place.found is None else -1,
+            head=data[:HEAD_BYTES],
+        )
+        directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
+        # All is judged before anything is made: no directory is left by a file that is then refused.
+        for asked, known in [(request, facts), *((each, NO_FACTS) for each in directories)]:
+            decision = self._guard.decide(asked, known)
+            if isinstance(decision, Denied):
+                raise self._guard.refuse(decision, caller)
+        for each in directories:
+            with self._guard.admit(each, caller=Caller(caller.tool)) as leave:
+                place.make_directory(leave)
+        temporary = temp_cleanup.stray_name()
+        admission = self._guard.admit(
+            request,
+            facts,
+            caller=caller,
+            details={BY: temporary},
+            size=len(data),
+            action="create" if place.found is None else "modify",
+        )
+        with admission as leave:
+            put(place, data, temporary, overwrite=overwrite, ready=lambda: self._sync(request, caller), leave=leave)
+            admission.written = len(data)
+            admission.details = {"size": len(data)}
+
+    def _sync(self, request: Request, caller: Caller) -> None:
+        """Bring the record to the disk before what it tells of."""
+        try:
+            self._guard.sync()
+        except TrailError as error:
+            raise self._guard.refuse(unrecorded(request), caller) from error
+
+    def _answer(self, caller: Caller, questions: list[tuple[Request, Facts]]) -> ValidationResult:
+        """What is said of the first that is denied, which is entered, else of the first."""
+        decisions = [self._guard.decide(request, facts) for request, facts in questions]
+        for decision in decisions:
+            if isinstance(decision, Denied):
+                return told(self._guard.refuse(decision, caller).decision)
+        return told(decisions[0])
+
+
+def operation_of(word: str) -> Operation:
+    """The operation that a word names. UsageError."""
+    try:
+        return Operation(word)
+    except ValueError:
+        known = ", ".join(Operation)
+        raise UsageError(f"there is no operation {word!r}; use one of {known}") from None
+
+
+def _question(operation: Operation, place: Place) -> tuple[Request, Facts]:
+    """What would be asked of the door, the content aside."""
+    kind = _MADE.get(operation, place.kind)
+    found = place.found
+    facts = Facts(
+        mode=MODE if operation in _OF_CONTENT and found is None else -1,
+        leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and found is not None),
+        # Writing gives the name to a new file; every other change of what a file is shows under all its names.
+        foreign_names=found.st_nlink - 1 if found is not None and operation not in _OF_CONTENT else 0,
+        privileged=os.geteuid() == 0,
+    )
+    return Request(operation, place.path, kind), facts

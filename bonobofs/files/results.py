@@ -1,0 +1,108 @@
+"""What all guards for Python callers have in common: the session they stand on, and how they answer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.enforcement.enforcer import Caller, Door
+from bonobofs.policy.decision import Allowed, Code, Decision, Denied
+from bonobofs.policy.request import Agent, Operation, WorkspacePath
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """What the policy says of one change. It is true where the change is allowed."""
+
+    allowed: bool
+    reason: str = ""
+    """One sentence, constant for its rule; "" where it is allowed."""
+    code: Code | None = None
+    rule: str = ""
+    """Name of the rule that decided."""
+    instead: str = ""
+    """What to do instead."""
+    about: str = ""
+    """The particulars, for people."""
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class _Recorded(Protocol):
+    @property
+    def source(self) -> str: ...
+
+
+class Log(Protocol):
+    """What a guard's caller reads of the session's record."""
+
+    def recent(self, limit: int = 50) -> list[AuditEntry]: ...
+    def filter_by_agent(self, agent: str) -> list[AuditEntry]: ...
+
+
+class GuardedSession(Protocol):
+    """What a guard needs of a session; `bonobofs.session.python_session` gives one."""
+
+    @property
+    def session(self) -> _Recorded: ...
+    @property
+    def guard(self) -> Door: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def home(self) -> Path:
+        """The state directory."""
+
+    @property
+    def place(self) -> str:
+        """Where the source is opened: its path, or another way to it where that leads elsewhere by now."""
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """Held for each change, from its intent to its outcome; left, all of it is in the record."""
+
+
+def told(decision: Decision) -> ValidationResult:
+    """A decision, as the guards give it."""
+    if isinstance(decision, Allowed):
+        return ValidationResult(True, rule=decision.rule)
+    about = decision.about if decision.holding is None else str(decision.holding)
+    return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, about)
+
+
+def is_of_the_session(agent: str, own: Agent) -> bool:
+    """Whether a caller names the session's own agent, by label or UUID."""
+    return agent in (own.label, own.id)
+
+
+def not_the_agent(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a caller who names somebody else."""
+    return Denied(
+        Code.IDENTITY,
+        "identity",
+        "The agent that is named is not the agent of this session.",
+        "Name the session's own agent, or open a session for the other one.",
+        path,
+        operation,
+    )
+
+
+def led_out(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a path on which a symlink leads out."""
+    return Denied(
+        Code.OUTSIDE,
+        "outside",
+        "A symlink on the way to this path leads out of the workspace.",
+        "Name a file that lies in the workspace itself.",
+        path,
+        operation,
+    )
+
+
+def claiming(caller: Caller, agent: str) -> Caller:
+    """The caller, with the name that was claimed beside what was asked."""
+    return caller._replace(details={**caller.details, "claimed": str(agent)})

@@ -1,0 +1,105 @@
+"""Searching files for an expression, within bounds of time and memory that no expression and no file can break."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from bonobofs.errors import UsageError
+from bonobofs.files import search_child
+
+MOST: Final = 1000
+"""Matches that are given."""
+LONGEST_FILE: Final = 10_000_000
+"""Bytes; a larger file is not searched."""
+LONGEST_LINE: Final = 500
+"""Characters of a line that are given."""
+LONGEST_QUERY: Final = 1000
+_MEMORY: Final = 1 << 30
+
+# Read once, while nobody else works here: it is not loaded again from where it may have been changed by then.
+_PROGRAM: Final = Path(search_child.__file__).read_text(encoding="utf-8")
+
+
+class Match(NamedTuple):
+    """One line that matches."""
+
+    path: str
+    """From the workspace's root."""
+    line: int
+    """Counted from 1."""
+    text: str
+    """The line; of a long one the part in which the match begins."""
+
+
+class Searched(NamedTuple):
+    """What was found in files."""
+
+    matches: list[Match]
+    searched: int
+    """Files that were read; -1 where the search was ended before."""
+    skipped: int
+    """Files that are binary, too large, or could not be read."""
+    more: bool
+    """There are more matches than are given."""
+    in_time: bool
+    """Everything was searched. Else it was ended: it took too long, or too much memory."""
+
+
+def search(root: int, query: str, paths: Sequence[str], deadline: float) -> Searched:
+    """Search regular files below the directory `root` line by line, until `deadline` (of the monotonic clock).
+
+    UsageError: the query is no expression of Python's `re`.
+    """
+    if not query or len(query) > LONGEST_QUERY or "\n" in query:
+        raise UsageError(f"a query is one line of 1 to {LONGEST_QUERY} characters")
+    left = max(0.1, deadline - monotonic())
+    asked = {
+        "root": root,
+        "query": query,
+        "most": MOST,
+        "longest_file": LONGEST_FILE,
+        "longest_line": LONGEST_LINE,
+        "seconds": int(left) + 1,
+        "memory": _MEMORY,
+    }
+    names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(root,),
+        cwd="/",
+        env={"LC_ALL": "C.UTF-8"},
+    ) as process:
+        try:
+            said, _ = process.communicate(json.dumps(asked).encode() + b"\n" + names, timeout=left)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return _told(said)
+
+
+def _told(said: bytes) -> Searched:
+    matches: list[Match] = []
+    for line in said.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        document: Any = json.loads(line)
+        if isinstance(document, list):
+            matches.append(Match(*document))
+        elif "error" in document:
+            raise UsageError(f"the query is no regular expression: {document['error']}")
+        else:
+            return Searched(matches, document["searched"], document["skipped"], document["more"], in_time=True)
+    return Searched(matches, -1, 0, more=False, in_time=False)

@@ -1,0 +1,265 @@
+"""Names in the workspace, reached beneath its root and nowhere else.
+
+A caller's path is made real first: openat2(RESOLVE_BENEATH) follows its symlinks and stops at the one that would lead
+out. Then the directory that the real path names is opened anew with no symlink allowed in it, and held: whoever swaps a
+directory for a symlink in between gets an error, never another place. What is judged is the real path, and what is
+changed is a name in the held directory, which is compared with the path once more just before the change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from bonobofs.policy.decision import Allowed
+from bonobofs.policy.isolation import boundary_of, enforce_absolute_path_boundary
+from bonobofs.policy.request import Kind, WorkspacePath
+
+MAKER: Final[ContextVar[Callable[[], AbstractContextManager[object]]]] = ContextVar("MAKER", default=nullcontext)
+"""Entered while a file or directory is made: it lets the thread act as the user to whom that belongs."""
+
+_OPENAT2: Final = 437
+_NO_XDEV: Final = 0x01
+_NO_SYMLINKS: Final = 0x04
+_BENEATH: Final = 0x08
+_TRIES: Final = 128
+"""How often the kernel is asked again where it could not tell whether a `..` led out, as something was renamed."""
+_syscall: Final = ctypes.CDLL(None, use_errno=True).syscall
+
+KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+}
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def _open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve | _BENEATH)
+    code = errno.EAGAIN
+    for _ in range(_TRIES):
+        descriptor = _syscall(_OPENAT2, directory, os.fsencode(path or "."), ctypes.byref(how), ctypes.sizeof(how))
+        if descriptor >= 0:
+            return int(descriptor)
+        code = ctypes.get_errno()
+        if code != errno.EAGAIN:
+            break
+    raise OSError(code, os.strerror(code), path)
+
+
+def _moved(path: str) -> OSError:
+    """Somebody changed the way to `path` while it was looked at."""
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+
+class Workspace:
+    """A directory by its descriptor, which is closed with the last reference to this, if not before."""
+
+    def __init__(self, root: Path, place: str = "") -> None:
+        """Open the directory; `root` is absolute and without symlinks. `place` is where it lies, if not there."""
+        self.root: Final = root
+        self._boundary: Final = boundary_of(str(root))
+        self.descriptor = os.open(place or root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._close: Final = weakref.finalize(self, os.close, self.descriptor)
+
+    def close(self) -> None:
+        """Let go of the directory; whatever is asked afterwards is EBADF."""
+        self.descriptor = -1  # the number may soon be another file's
+        self._close()
+
+    def named(self, path: str | os.PathLike[str]) -> WorkspacePath:
+        """The path below the root, as it was named; one that is absolute and elsewhere keeps its leading slash."""
+        pure = PurePosixPath(path)
+        if not pure.is_absolute():
+            return WorkspacePath(_text(pure))
+        pure = PurePosixPath("/", *pure.parts[1:])
+        for candidate in (pure, _without_symlinks(pure)):
+            outside = enforce_absolute_path_boundary(str(candidate), self._boundary)
+            if outside is None and candidate.is_relative_to(self.root):
+                return WorkspacePath(_text(candidate.relative_to(self.root)))
+        return WorkspacePath(str(pure))
+
+    def locate(self, path: WorkspacePath, *, follow: bool) -> Place | None:
+        """Where a name really lies, its directory held open; None where a symlink leads out of the workspace.
+
+        `follow` says whether a symlink that is the last component is followed. OSError, as the way there has it.
+        """
+        try:
+            real = self._real(path, follow=follow)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return None
+            raise
+        if real.rest:
+            parent, missing, name = real.path, real.rest[:-1], real.rest[-1]
+        else:
+            parent, _, name = real.path.rpartition("/")
+            missing = ()
+        directory = self.open_directory(parent)
+        try:
+            # The text of a descriptor's path is what it was when read: see that it still leads to the same.
+            known = os.fstat(directory) if real.rest else _lstat(directory, name or ".")
+            if known is None or not os.path.samestat(known, real.status):
+                raise _moved(path)
+            found = None if missing else _lstat(directory, name) if name else known
+            return Place(self, directory, parent, missing, name, found)
+        except BaseException:
+            os.close(directory)
+            raise
+
+    def _real(self, path: str, *, follow: bool) -> _Real:
+        parts = path.split("/")
+        for depth in range(len(parts) if follow else len(parts) - 1, -1, -1):
+            try:
+                descriptor = _open_beneath(self.descriptor, "/".join(parts[:depth]), os.O_PATH, 0)
+            except FileNotFoundError:
+                continue
+            try:
+                return _Real(self._text(descriptor), os.fstat(descriptor), tuple(parts[depth:]))
+            finally:
+                os.close(descriptor)
+        raise _moved(path)
+
+    def _text(self, descriptor: int) -> str:
+        root = os.readlink(f"/proc/self/fd/{self.descriptor}").rstrip("/")
+        there = os.readlink(f"/proc/self/fd/{descriptor}")
+        if there == root:
+            return ""
+        if not there.startswith(f"{root}/"):
+            raise _moved(there)
+        return there[len(root) + 1 :]
+
+    def open_directory(self, path: str) -> int:
+        """A directory at exactly this path, no symlink on the way and no other file system, for its caller to close."""
+        return _open_beneath(self.descriptor, path, os.O_RDONLY | os.O_DIRECTORY, _NO_SYMLINKS | _NO_XDEV)
+
+
+class _Real(NamedTuple):
+    """What of a path is there, without symlinks, what it is, and the components that are not there."""
+
+    path: str
+    status: os.stat_result
+    rest: tuple[str, ...]
+
+
+class Place:
+    """A name in a directory that is held open until the end of a `with` block."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        directory: int,
+        parent: str,
+        missing: tuple[str, ...],
+        name: str,
+        found: os.stat_result | None,
+    ) -> None:
+        self.directory = directory
+        self.name: Final = name
+        self.found: Final = found
+        """What the name was when it was located; None: nothing was there."""
+        self._workspace: Final = workspace
+        self._parent = parent
+        self._missing = missing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.directory)
+
+    @property
+    def path(self) -> WorkspacePath:
+        return WorkspacePath("/".join(filter(None, (self._parent, *self._missing, self.name))))
+
+    @property
+    def kind(self) -> Kind:
+        """What the name leads to; a regular file where nothing is there."""
+        return Kind.FILE if self.found is None else KINDS.get(stat.S_IFMT(self.found.st_mode), Kind.DEVICE)
+
+    @property
+    def missing(self) -> list[WorkspacePath]:
+        """The directories above that are not there, the uppermost first."""
+        ends = range(1, len(self._missing) + 1)
+        return [WorkspacePath("/".join(filter(None, (self._parent, *self._missing[:end])))) for end in ends]
+
+    def open_file(self) -> int:
+        """The file, open for reading, for its caller to close; ESTALE where it is another by now, or no regular one."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = _open_beneath(self.directory, self.name, flags, _NO_SYMLINKS | _NO_XDEV)
+        now = os.fstat(descriptor)
+        if self.found is None or not os.path.samestat(now, self.found) or not stat.S_ISREG(now.st_mode):
+            os.close(descriptor)
+            raise _moved(self.path)
+        return descriptor
+
+    def make_directory(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+        """Make the uppermost missing directory and hold it instead. One that is there by now serves too."""
+        name, *rest = self._missing
+        self.check()
+        made = True
+        try:
+            with MAKER.get()():
+                os.mkdir(name, dir_fd=self.directory)
+        except FileExistsError:
+            made = False
+        above, path = self.directory, f"{self._parent}/{name}" if self._parent else name
+        below = _open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY, _NO_SYMLINKS | _NO_XDEV)
+        self.directory, self._parent, self._missing = below, path, tuple(rest)
+        try:
+            if made:
+                os.fsync(above)
+        finally:
+            os.close(above)
+
+    def unlink(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+        """Remove the name, which is no directory's."""
+        if self.found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+        self.check()
+        os.unlink(self.name, dir_fd=self.directory)
+
+    def check(self) -> None:
+        """See that the held directory still is where its path says; OSError when it was moved."""
+        descriptor = self._workspace.open_directory(self._parent)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), os.fstat(self.directory)):
+                raise _moved(self._parent)
+        finally:
+            os.close(descriptor)
+
+
+def _text(pure: PurePosixPath) -> str:
+    return "" if not pure.parts else str(pure)
+
+
+def _without_symlinks(pure: PurePosixPath) -> PurePosixPath:
+    """The same name by the real path of its directory, for callers who know the workspace by a symlink."""
+    try:
+        # By its words `..` is judged, and refused; looking would take it for what the symlinks make of it.
+        return pure if ".." in pure.parts else PurePosixPath(os.path.realpath(pure.parent), pure.name)
+    except ValueError:
+        return pure  # NUL, or no name that could be: for the policy to refuse
+
+
+def _lstat(directory: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,245 @@
+"""Requests that change attributes: size, mode, owner, times, extended attributes, ACLs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Any, Final
+
+from bonobofs.enforcement.enforcer import Part
+from bonobofs.errors import ProtocolError
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.overlay import NAME
+from bonobofs.fuse.write_ops import Content
+from bonobofs.policy.decision import Allowed, Apart
+from bonobofs.policy.request import Facts, Kind, Operation, Request
+from bonobofs.system import syscalls
+
+_ACL: Final = b"system.posix_acl_access"
+_OURS: Final = b"user.bonobofs."
+_SIGN: Final = 1 << 63
+# Plain numbers: three changes of attributes follow every file that an archive brings, and an IntFlag costs ten times
+# as much to test.
+_SIZE: Final = int(p.Set.SIZE)
+_MODE: Final = int(p.Set.MODE)
+_UID: Final = int(p.Set.UID)
+_GID: Final = int(p.Set.GID)
+_OWNER: Final = _UID | _GID
+_ATIME: Final = int(p.Set.ATIME)
+_MTIME: Final = int(p.Set.MTIME)
+_TIMES: Final = _ATIME | _MTIME
+_ATIME_NOW: Final = int(p.Set.ATIME_NOW)
+_MTIME_NOW: Final = int(p.Set.MTIME_NOW)
+_KILL_SUIDGID: Final = int(p.Set.KILL_SUIDGID)
+_OPERATIONS: Final = {
+    _SIZE: Operation.TRUNCATE,
+    _MODE: Operation.SET_MODE,
+    _UID: Operation.SET_OWNER,
+    _GID: Operation.SET_OWNER,
+    _OWNER: Operation.SET_OWNER,
+}
+
+
+class Attributes(Content):
+    """Handlers that change what is said of a file."""
+
+    def _changing_attributes(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.SETATTR: self._or_in_scratch(self._setattr),
+            o.SETXATTR: self._or_in_scratch(self._setxattr),
+            o.REMOVEXATTR: self._or_in_scratch(self._removexattr),
+        }
+
+    def _setattr(self, header: Header, body: memoryview) -> Reply:
+        fields = p.SETATTR_IN.unpack_from(body)
+        valid: int = fields[0]
+        known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._nodes.get(header.node_id)
+        if known is not None and known.layer.place:
+            return self._freshened(known)
+        node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
+        st = node.layer.stat(node, changing=True)
+        self._see(node, st)
+        parts = self._attribute_parts(node, st, valid, fields)
+        if parts:
+            first, *rest = parts
+            if valid & _SIZE and node.apart is Apart.SCRATCH:
+                self._check_room(header, first.request, node.ino, fields[3])
+            details = _told(valid, fields)
+            with self._guard.admit(
+                first.request, first.facts, *rest, caller=self._caller(header), details=details, apart=node.apart
+            ) as leave:
+                self._set_attributes(header, node, st, valid, fields, leave)
+            st = node.layer.status(node)
+            self._did_attributes(node, st)
+            if valid & _SIZE:
+                self._resized(node, first.request.path)
+        return self._attr_times + self._attr(node, st)
+
+    def _freshened(self, node: Node) -> Reply:
+        """Answer git, which gives the time of now to an object of the source that it would have stored again.
+
+        Nothing is changed or recorded. Git believes that it has done so for a pack, whose objects `git gc` keeps for
+        two weeks when no ref reaches them. EROFS for any other file: git stores the object in the session.
+        """
+        if not node.name.endswith(b".pack"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return bytes(p.ATTR_OUT.size) + self._attr(node, node.layer.stat(node))
+
+    def _did_attributes(self, node: Node, st: os.stat_result) -> None:
+        node.told = told_by(st)
+        if node.is_dir and not node.apart:
+            self._lately.note_attributes(st)
+
+    def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
+        path, kind = self._inodes.path(node), kind_of(st.st_mode)
+        apart = node.apart
+        here = self._here(node)
+        asked: list[tuple[Operation, Facts]] = []
+        if valid & _SIZE:
+            asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
+        if valid & _OWNER:
+            asked.append((Operation.SET_OWNER, here))
+        if valid & _MODE:
+            facts = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
+            asked.append((Operation.SET_MODE, facts))
+        if valid & _TIMES and not valid & _SIZE:
+            asked.append((Operation.SET_TIMES, here))
+        if kind is not Kind.FILE:
+            return [Part(Request(operation, path, kind), facts, apart) for operation, facts in asked]
+        return [
+            Part(Request(operation, path, kind), self._with_links(node, st, operation, facts), apart)
+            for operation, facts in asked
+        ]
+
+    def _set_attributes(
+        self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], leave: Allowed
+    ) -> None:
+        backing = node.layer
+        if valid & _SIZE:
+            backing.truncate(node, fields[3], leave)
+            if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
+                self._kill_set_ids(header, node, node.fd, st, leave)
+        if valid & _OWNER:
+            uid = fields[13] if valid & _UID else -1
+            backing.set_owner(node, uid, fields[14] if valid & _GID else -1, leave)
+        if valid & _MODE:
+            backing.hold_before_mode(node, fields[11])
+            backing.set_mode(node, fields[11] & 0o7777, leave)
+        if valid & _TIMES and not valid & _SIZE:
+            access = _time(valid, _ATIME, _ATIME_NOW, fields[5], fields[8])
+            backing.set_times(node, access, _time(valid, _MTIME, _MTIME_NOW, fields[6], fields[9]), leave)
+
+    def _setxattr(self, header: Header, body: memoryview) -> Reply:
+        size, flags, extra, _ = p.SETXATTR_IN.unpack_from(body)
+        (name,) = p.strings(body[p.SETXATTR_IN.size :], 1)
+        start = p.SETXATTR_IN.size + len(name) + 1
+        value = bytes(body[start : start + size])
+        if len(value) != size:
+            raise ProtocolError("SETXATTR is shorter than it says")
+        node = self._changed(header, Operation.SET_XATTR)
+        path = self._inodes.path(node)
+        if name.startswith(_OURS):
+            self._refuse_virtual(header, Operation.SET_XATTR, path)
+        st = node.layer.stat(node, changing=True)
+        kind = kind_of(st.st_mode)
+        operation, mode = Operation.SET_XATTR, -1
+        if name == _ACL and kind is Kind.FILE:
+            operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
+        facts = self._here(node)._replace(mode=mode)
+        request = Request(operation, path, kind)
+        growth = node.layer.xattr_growth(node, name, len(value))
+        self._check_xattr_room(header, node, request, growth)
+        if kind is Kind.FILE:
+            facts = self._with_links(node, st, operation, facts)
+        node.fresh = False
+        self._see(node, st)
+        with self._guard.admit(
+            request,
+            facts,
+            caller=self._caller(header),
+            details={"name": os.fsdecode(name)},
+            apart=node.apart,
+        ) as leave:
+            node.layer.set_xattr(node, name, value, flags, leave)
+            if extra & p.SETXATTR_ACL_KILL_SGID:
+                mode = stat.S_IMODE(node.layer.stat(node).st_mode)
+                node.layer.set_mode(node, mode & ~stat.S_ISGID, leave)
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, path, attributes=growth)
+        self._did_attributes(node, node.layer.stat(node))
+        return NOTHING
+
+    def _check_xattr_room(self, header: Header, node: Node, request: Request, growth: int) -> None:
+        """Raise ENOSPC, EFBIG where there is no room for extended attributes that grow by so many bytes."""
+        if growth <= 0:
+            return
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, more=growth)
+        if header.uid or node.apart:
+            self._check_space(header, node, request, max(growth, NAME))
+
+    def _removexattr(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        node = self._changed(header, Operation.REMOVE_XATTR)
+        path = self._inodes.path(node)
+        if name.startswith(_OURS):
+            self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
+        st = node.layer.stat(node, changing=True)
+        kind = kind_of(st.st_mode)
+        facts = self._here(node)
+        if kind is Kind.FILE:
+            facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
+        request = Request(Operation.REMOVE_XATTR, path, kind)
+        self._see(node, st)
+        growth = node.layer.xattr_growth(node, name, -len(name))
+        with self._guard.admit(
+            request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
+        ) as leave:
+            node.layer.remove_xattr(node, name, leave)
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, path, attributes=growth)
+        self._did_attributes(node, node.layer.stat(node))
+        return NOTHING
+
+
+def _told(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
+    """What is set, for the record."""
+    details: dict[str, Any] = {}
+    if valid & _SIZE:
+        details["size"] = fields[3]
+    if valid & _UID:
+        details["owner"] = fields[13]
+    if valid & _GID:
+        details["group"] = fields[14]
+    if valid & _MODE:
+        details["mode"] = f"{fields[11] & 0o7777:04o}"
+    return details
+
+
+def _time(valid: int, given: int, now: int, seconds: int, nanoseconds: int) -> tuple[int, int]:
+    if valid & now:
+        return 0, syscalls.UTIME_NOW
+    if not valid & given:
+        return 0, syscalls.UTIME_OMIT
+    return (seconds - (1 << 64) if seconds >= _SIGN else seconds), nanoseconds
+
+
+_ACL_OWNER: Final = 0x01
+_ACL_GROUP: Final = 0x04
+_ACL_MASK: Final = 0x10
+_ACL_OTHER: Final = 0x20
+
+
+def _mode_of_acl(value: bytes, mode: int) -> int:
+    """The permission bits that a file has once this ACL is set: the mask stands where the group's would."""
+    bits: dict[int, int] = {}
+    for at in range(4, len(value) - 7, 8):
+        tag, allowed = int.from_bytes(value[at : at + 2], "little"), int.from_bytes(value[at + 2 : at + 4], "little")
+        bits[tag] = allowed & 7
+    group = bits.get(_ACL_MASK, bits.get(_ACL_GROUP, mode >> 3 & 7))
+    return (mode & 0o7000) | bits.get(_ACL_OWNER, mode >> 6 & 7) << 6 | group << 3 | bits.get(_ACL_OTHER, mode & 7)

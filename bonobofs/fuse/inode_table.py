@@ -1,0 +1,308 @@
+"""The nodes that the kernel knows, and where each lies in the source.
+
+A node is what lies below as (device, file handle): an inode number that is used again is another node. The device is
+the source's for every node, so the table is keyed by the inode number. The handle is read when a node is first shown
+and compared whenever it is opened, and a node whose number has another handle is cut off. Node ids are never reused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from bonobofs.fuse.abi import ROOT_ID
+from bonobofs.policy.request import Kind, WorkspacePath
+
+if TYPE_CHECKING:
+    from bonobofs.enforcement.enforcer import Run
+    from bonobofs.fuse.layer import Backing
+
+KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+    stat.S_IFCHR: Kind.DEVICE,
+    stat.S_IFBLK: Kind.DEVICE,
+}
+
+
+def kind_of(mode: int) -> Kind:
+    """The kind of what has this `st_mode`."""
+    return KINDS.get(mode & 0o170000, Kind.FILE)
+
+
+class Node:
+    """One inode of the source that the kernel holds a reference to.
+
+    `fd` is -1 or an open descriptor, good for `access` (os.R_OK | os.W_OK); `held` keeps it out of the cache's reach
+    until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
+    reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
+    `fresh` is a file made through this mount that has been given no attribute since.
+    `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are, and `layer` what
+    reaches them there; `ino` is its inode number, moved to a range of the layer's own.
+    `handle` is its file handle (`system.file_handle`); empty: not known, and compared with none.
+    `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
+    """
+
+    __slots__ = (
+        "access",
+        "apart",
+        "checked",
+        "covered",
+        "doubted",
+        "fd",
+        "fresh",
+        "handle",
+        "held",
+        "id",
+        "ino",
+        "is_dir",
+        "kind",
+        "layer",
+        "lookups",
+        "name",
+        "parent",
+        "path",
+        "path_epoch",
+        "pin",
+        "position",
+        "run",
+        "told",
+        "used",
+    )
+
+    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> None:
+        self.id = node_id
+        self.layer = layer
+        self.apart = layer.apart
+        self.ino = ino
+        self.parent = parent
+        self.name = name
+        self.kind = kind
+        self.is_dir = kind is Kind.DIRECTORY
+        self.lookups = 0
+        self.fd = -1
+        self.pin = -1
+        self.access = 0
+        self.held = False
+        self.fresh = False
+        self.doubted = False
+        self.covered = False
+        self.handle = b""
+        self.path: WorkspacePath | None = None
+        self.path_epoch = -1
+        self.position = 0
+        self.used = 0
+        self.checked = 0.0
+        self.run: Run | None = None
+        self.told = -1
+
+
+class Inodes:
+    """The table of nodes, by node id and by inode number."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Node] = {}
+        self._by_ino: dict[int, Node] = {}
+        self._next_id = ROOT_ID + 1
+        self._layers = 0
+        self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
+        self.moved: Callable[[Node, bytes], None] = lambda _parent, _name: None
+        """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
+        self._epoch = 0
+
+    @property
+    def root(self) -> Node:
+        """The node of the mount's root."""
+        return self.by_id[ROOT_ID]
+
+    def add_layer(self) -> int:
+        """What to add to the inode numbers of one more layer. The first layer is the source, which keeps its own."""
+        self._layers += 1
+        return self._layers - 1 << 64
+
+    def top(self, number: int, layer: Backing) -> Node:
+        """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
+        if ROOT_ID in self.by_id:
+            return self.adopt(number, Kind.DIRECTORY, layer.place, layer)
+        node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, layer)
+        node.lookups = 1
+        self.by_id[ROOT_ID] = self._by_ino[number] = node
+        return node
+
+    def find(self, number: int) -> Node | None:
+        """The node that the kernel knows by this number."""
+        return self._by_ino.get(number)
+
+    def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for `name` in `parent`, which `st` was just read from, with one more reference by the kernel.
+
+        An inode number that is known under another name, of a file that has only one, was moved behind the mount or
+        used again; which of the two cannot be told, and in doubt it is another node.
+        """
+        number = st.st_ino + parent.layer.numbers
+        node = self._by_ino.get(number)
+        if node is None:
+            node = self._new(number, parent, name, kind_of(st.st_mode), parent.layer)
+        elif node.parent is None and (node.pin >= 0 or node.held):
+            node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
+        elif node.parent is not parent or node.name != name:
+            if node.is_dir or st.st_nlink < 2:
+                node = self._replace(node, parent, name, st)
+            elif node.doubted or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
+                node.parent, node.name = parent, name  # the name it went by leads elsewhere, or cannot be followed
+                node.doubted = False
+        elif node.kind is not kind_of(st.st_mode):
+            node = self._replace(node, parent, name, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            self.note_link(node.ino, parent, name)
+        node.lookups += 1
+        return node
+
+    def reference_covered(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for a directory of another file system, mounted there below: a node, but not by its number."""
+        key = (1 << 128) | (st.st_dev << 64) | st.st_ino
+        node = self._by_ino.get(key)
+        if node is None:
+            node = self._new(key, parent, name, Kind.DIRECTORY, parent.layer)
+            node.covered = True
+        node.parent, node.name = parent, name
+        node.lookups += 1
+        return node
+
+    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> Node:
+        node = Node(self._next_id, ino, parent, name, kind, layer)
+        self._next_id += 1
+        self.by_id[node.id] = node
+        self._by_ino[ino] = node
+        return node
+
+    def adopt(self, number: int, kind: Kind, path: WorkspacePath, layer: Backing) -> Node:
+        """A node that has no name below, for what is shown at `path`; one reference is the caller's own."""
+        node = self._new(number, None, b"", kind, layer)
+        node.path = path
+        node.lookups = 1
+        return node
+
+    def renumber(self, node: Node, number: int, layer: Backing) -> None:
+        """The node goes on as another inode, of this layer."""
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        node.ino = number
+        node.handle = b""
+        node.told = -1
+        node.layer = layer
+        node.apart = layer.apart
+        self._by_ino[number] = node
+
+    def succeed(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node for `name`, which `reference` took for `old`: its number is used by another file now."""
+        old.lookups -= 1
+        node = self._replace(old, parent, name, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            self.note_link(node.ino, parent, name)
+        node.lookups += 1
+        return node
+
+    def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        if old.parent is not None:
+            self.moved(old.parent, old.name)
+        self.cut_off(old)
+        return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.layer)
+
+    def cut_off(self, node: Node) -> None:
+        """Nothing in the source is this node any more; the kernel may still hold it, by its id."""
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        self._linked.pop(node.ino, None)
+        self.orphan(node)
+
+    def orphan(self, node: Node) -> None:
+        """The last name that is known of the node is gone; `path` still tells where it lay."""
+        node.path = self.path(node)
+        node.parent = None
+        node.told = -1
+
+    def forget(self, node_id: int, count: int) -> Node | None:
+        """Give back `count` references; the node, if these were the last, so that its descriptor can be closed."""
+        node = self.by_id.get(node_id)
+        if node is None or node_id == ROOT_ID:
+            return None
+        node.lookups -= count
+        if node.lookups > 0:
+            return None
+        del self.by_id[node_id]
+        if self._by_ino.get(node.ino) is node:
+            del self._by_ino[node.ino]
+        return node
+
+    def path(self, node: Node) -> WorkspacePath:
+        """Where the node lies; for an orphan, where it lay last."""
+        if node.path_epoch == self._epoch and node.path is not None:
+            return node.path
+        above: list[Node] = []
+        at = node
+        while at.parent is not None and (at.path_epoch != self._epoch or at.path is None):
+            above.append(at)
+            at = at.parent
+        path = at.path or ""
+        for below in reversed(above):
+            name = below.name.decode("utf-8", "surrogateescape")
+            path = f"{path}/{name}" if path else name
+            if below.is_dir:
+                below.path = WorkspacePath(path)
+                below.path_epoch = self._epoch
+        return WorkspacePath(path)
+
+    def join(self, parent: Node, name: bytes) -> WorkspacePath:
+        """The path of `name` in `parent`."""
+        above = self.path(parent)
+        text = name.decode("utf-8", "surrogateescape")
+        return WorkspacePath(f"{above}/{text}" if above else text)
+
+    def rename(self, node: Node, parent: Node, name: bytes) -> None:
+        """The node now lies under `name` in `parent`."""
+        if node.parent is not None:
+            self.drop_link(node.ino, node.parent, node.name)
+        node.parent = parent
+        node.name = name
+        if node.ino in self._linked:
+            self._linked[node.ino][parent.ino, name] = parent
+        if node.is_dir:
+            self._epoch += 1
+
+    def note_link(self, ino: int, parent: Node, name: bytes) -> None:
+        """A file with several names has this one. Kept after FORGET, or a known file would become unknown."""
+        self._linked.setdefault(ino, {})[parent.ino, name] = parent
+
+    def drop_link(self, ino: int, parent: Node, name: bytes) -> None:
+        """The file with several names has lost this one."""
+        links = self._linked.get(ino)
+        if links is not None:
+            links.pop((parent.ino, name), None)
+            if not links:
+                del self._linked[ino]
+
+    def links(self, ino: int) -> tuple[tuple[Node, bytes], ...]:
+        """The names that are known of a file with several."""
+        known = self._linked.get(ino)
+        if known is None:
+            return ()
+        # A directory that was forgotten and looked up again is another node, and the one that follows its renames.
+        return tuple((self._by_ino.get(above, parent), name) for (above, name), parent in known.items())
+
+    def descends(self, node: Node, ancestor: Node) -> bool:
+        """Whether `node` is `ancestor` or lies below it."""
+        at: Node | None = node
+        while at is not None:
+            if at is ancestor:
+                return True
+            at = at.parent
+        return False
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.by_id.values())

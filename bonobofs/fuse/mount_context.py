@@ -1,0 +1,425 @@
+"""What every handler needs: nodes, facts about what lies below, who is calling, and the parts of the mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Final, NamedTuple, NoReturn
+
+from bonobofs.enforcement.enforcer import Caller, Guard
+from bonobofs.fuse import abi as p
+from bonobofs.fuse import virtual_dir
+from bonobofs.fuse.append_lock import Turns
+from bonobofs.fuse.external_changes import UNTOLD, Noticing, once_moved, told_by
+from bonobofs.fuse.fd_cache import stale
+from bonobofs.fuse.git_grants import Grants
+from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.overlay import Scratch
+from bonobofs.fuse.session_git_dir import Repository
+from bonobofs.fuse.slices import Busy, Steps
+from bonobofs.fuse.splice import Stretch
+from bonobofs.fuse.temp_table import Held, is_below
+from bonobofs.policy.decision import Allowed, Apart, Code, Denied
+from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Facts, Operation, Request, WorkspacePath
+
+LONG: Final = 86_400
+"""Seconds for which the kernel may believe names and attributes while the source is watched."""
+SHORT: Final = 1
+"""The same while it is not."""
+NEVER: Final = 0
+"""The same while the kernel does not take what it is told."""
+NOTHING: Final = b""
+LEAVES: Final = Facts(leaves=True, in_source=True)
+_FAN_OUT: Final = 2
+"""Bytes in the name of a directory of loose objects."""
+MOST_NAMES: Final = 1000
+"""Names of one file that are looked at for one request, which takes 15 us each. A file with more cannot be changed."""
+SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
+
+Reply = bytes | tuple[bytes, memoryview] | Stretch | Steps
+
+
+class Header(NamedTuple):
+    """Who asks, and about which node."""
+
+    node_id: int
+    uid: int
+    gid: int
+    pid: int
+    extensions: int
+
+
+Handler = Callable[[Header, memoryview], Reply]
+
+
+class Notices(NamedTuple):
+    """What the kernel can be told of its own accord; all only queue."""
+
+    inode: Callable[[int, int, int], None]
+    """Node id, offset, length: forget attributes, and pages from the offset on (none where it is negative)."""
+    entry: Callable[[int, bytes], None]
+    """Node id of the directory, name: look it up again."""
+    prune: Callable[[list[int], list[tuple[int, bytes]]], None]
+    """Node ids, and the names of the same nodes: forget those that nobody has open."""
+    names: Callable[[], bool]
+    """Look every name up again. False: the kernel is too old to be told so."""
+    then: Callable[[Callable[[bool], None]], None]
+    """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
+
+
+class Crossing(OSError):  # noqa: N818 - no fault: the caller can copy instead
+    """EXDEV, with the rule, the reason and the advice."""
+
+    def __init__(self, words: tuple[str, str, str]) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.words = words
+
+
+class Core:
+    """The parts of one mount, and what its families of handlers share."""
+
+    def __init__(
+        self,
+        inodes: Inodes,
+        backing: Backing,
+        held: Held,
+        scratch: Scratch,
+        guard: Guard,
+        files: virtual_dir.Virtual,
+        notices: Notices,
+    ) -> None:
+        self._inodes: Final = inodes
+        self._backing: Final = backing
+        self._held: Final = held
+        self._scratch: Final = scratch
+        self._guard: Final = guard
+        self._virtual: Final = files
+        self._notices: Final = notices
+        self.noticing: Final = Noticing(inodes, backing, notices)
+        self.grants: Final = Grants()
+        self._lately: Final = self.noticing.lately
+        self._nodes: Final = inodes.by_id
+        self._callers: dict[tuple[int, int], Caller] = {}
+        self._trees: Final[list[WorkspacePath]] = []
+        """What is being judged for a move, in slices: nothing below may change, and none of it may move, until then."""
+        self.turns: Turns | None = None
+        """Those of the servers that show the same source."""
+        self.repository: Repository | None = None
+        """The session's own `.git`."""
+        self.is_needed: Callable[[str], bool] = lambda _: False
+        """Whether a change that is made beside the mount relies on this directory to stay where it is."""
+        self.believe(LONG)
+
+    def believe(self, seconds: int) -> None:
+        """For how long the kernel may believe what it is told from now on."""
+        self._entry_times = (seconds, seconds, 0, 0)
+        self._no_entry = p.ENTRY_OUT.pack(0, 0, *self._entry_times) + bytes(p.ATTR.size)
+        self._attr_times = p.ATTR_OUT.pack(seconds, 0, 0)
+
+    def _node(self, node_id: int) -> Node:
+        node = self._nodes.get(node_id)
+        if node is None:
+            raise stale()
+        if node.parent is not None and node.parent.lookups <= 0:
+            node.layer.anchor(node)
+        return node
+
+    def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
+        """The node that a request is about to change: the header's, or another of the same request."""
+        node_id = node_id or header.node_id
+        if node_id >= virtual_dir.FIRST_ID:
+            self._refuse_virtual(header, operation, self._virtual.path(node_id))
+        node = self._node(node_id)
+        if self.repository is not None and self.repository.shared:
+            self._check_repository(header, operation, node, b"")
+            if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.layer.stat(node)):
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        # A file with several names may have one below.
+        if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
+            raise Busy
+        return node
+
+    def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
+        """Raise Refused for what the source has in `.git`: the policy admits changes of the session's own alone."""
+        if node.apart or node.parent is None:
+            return
+        path = self._inodes.path(node)
+        if path == ".git" or path.startswith(".git/"):
+            path = self._inodes.join(node, name) if name else path
+            (refusal, *_) = self._guard.policy.protect.find(path.split("/"))
+            raise self._guard.refuse(Denied(*refusal, path, operation), self._caller(header))
+
+    def _is_judged(self, path: str) -> bool:
+        return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
+
+    def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
+        """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
+        denied = Denied(
+            Code.PROTECTED,
+            "bonobofs",
+            "What bonobofs shows in the mount cannot be changed.",
+            "Read it, and write elsewhere.",
+            WorkspacePath(path),
+            operation,
+        )
+        self._guard.refuse(denied, self._caller(header))
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def _caller(self, header: Header) -> Caller:
+        known = self._callers.get((header.pid, header.uid))
+        if known is None:
+            try:
+                with open(f"/proc/{header.pid}/comm", "rb") as comm:
+                    tool = comm.read().rstrip(b"\n").decode("utf-8", "surrogateescape")
+            except OSError:
+                tool = ""  # ended, or in a pid namespace that is not seen from here
+            known = Caller(tool, {"pid": header.pid, "uid": header.uid})
+            self._callers[(header.pid, header.uid)] = known
+        return known
+
+    def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
+        """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
+        layer = parent.layer
+        if layer.place:
+            # A directory of loose objects is on the way to each of them. Other names may go at any moment, in a gc.
+            return p.believed_for(SHORT if len(name) == _FAN_OUT else NEVER, self._known_entry(parent, name, st))
+        return self._known_entry(parent, name, st, made=made)
+
+    def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
+        layer = parent.layer
+        if st.st_dev != layer.device or layer.is_covered(parent, name):
+            return self._covered_entry(parent, name, st)
+        node = self._inodes.reference(parent, name, st)
+        told = st.st_size << 62 | st.st_ctime_ns
+        if node.told != told:
+            if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not made:
+                self.noticing.unheard_of(node, parent, name, st)
+            node = self._in_this_life(node, parent, name, st)
+            self._see(node, st)
+        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
+
+    def _in_this_life(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+        """The node, its handle noted; another one where its number was freed and is used by another file."""
+        if node.fd >= 0 or node.pin >= 0:
+            return node
+        layer = parent.layer
+        handle = layer.handle(layer.directory(parent), name)
+        if node.handle and node.handle != handle:
+            node = self._inodes.succeed(node, parent, name, st)
+        node.handle = handle
+        return node
+
+    def _is_hidden(self, parent: Node, name: bytes) -> bool:
+        """Whether git has removed the name and is about to make it again."""
+        return bool(self.grants.hidden) and self._inodes.join(parent, name) in self.grants.hidden
+
+    def _see(self, node: Node, st: os.stat_result) -> None:
+        """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
+        told = st.st_size << 62 | st.st_ctime_ns
+        if node.told != told:
+            if node.told not in (UNTOLD, once_moved(st)) and not node.apart:
+                self.noticing.differs(node, st)
+            node.told = told
+
+    def _did(self, node: Node) -> None:
+        """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
+        try:
+            node.told = told_by(node.layer.status(node))
+        except OSError:
+            node.told = UNTOLD
+
+    def _did_name(self, parent: Node, name: bytes, ino: int) -> None:
+        """The mount has made a name lead to this inode number, or to nothing: 0."""
+        self._lately.note(parent.ino, name, ino)
+        if self.grants.hidden and ino:
+            self.grants.hidden.discard(self._inodes.join(parent, name))
+        parent.told = UNTOLD  # the kernel forgets a directory's attributes when it changes names in it
+
+    def _attr(self, node: Node, st: os.stat_result) -> bytes:
+        """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
+        if node.layer.place:
+            return p.readable(p.pack_attr(st))
+        if node.id == p.ROOT_ID and self.repository is not None:
+            return self.repository.root_attr(self._dressed_attr(node, st), st)
+        return self._dressed_attr(node, st)
+
+    def _dressed_attr(self, node: Node, st: os.stat_result) -> bytes:
+        if self._held.directories and (names := self._held.names(node)):
+            return p.with_links(p.pack_attr(st), st.st_nlink + names)
+        if node.is_dir and self._scratch.directories and (dressed := self._dressed(node)) is not node:
+            return p.with_number(p.pack_attr(dressed.layer.stat(dressed)), st.st_ino)
+        return p.pack_attr(st)
+
+    def _dressed(self, node: Node) -> Node:
+        """The node that has the attributes of this one: of a directory of the source, it may be its counterpart."""
+        beside = self._scratch.beside(node) if node.is_dir else None
+        return beside.upper if beside is not None and beside.dressed else node
+
+    def _forget_node(self, node_id: int, count: int) -> None:
+        """Give back references to a node, which ends with the last of them."""
+        node = self._inodes.forget(node_id, count)
+        if node is not None:
+            if node.run is not None:
+                self._guard.settle(node.id)
+            if node.parent is not None and not node.apart:
+                self._lately.note_told(node.ino, node.told)
+            node.layer.release(node)
+
+    def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
+        """Something else is mounted there below: a directory is shown empty, a file not at all."""
+        if not stat.S_ISDIR(st.st_mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        node = self._inodes.reference_covered(parent, name, st)
+        return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
+
+    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, facts: Facts = EXISTS) -> Facts:
+        """`facts`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
+
+        One inode may lie under two rules: what is changed under one name is judged under each.
+        """
+        if st.st_nlink < 2 and (node.parent is not None or node.apart):
+            return facts
+        if st.st_nlink > MOST_NAMES:
+            return facts._replace(foreign_names=st.st_nlink)
+        good = 0
+        for parent, name in self._inodes.links(node.ino):
+            try:
+                leads = node.layer.leads(parent, name, node)
+            except OSError:
+                leads = False
+            if not leads:
+                self._inodes.drop_link(node.ino, parent, name)
+            else:
+                verdict = self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts)
+                if isinstance(verdict, Allowed):
+                    # A name that is scratch promises that the source stays as it is, which this change would not keep.
+                    good += node.apart is not Apart.NO or not verdict.apart
+                else:
+                    # Under its own name it is refused as what it is, and says who keeps it.
+                    good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
+        return facts._replace(foreign_names=st.st_nlink - good)
+
+    def _here(self, node: Node) -> Facts:
+        """Where the node lies, which is all that is known of it."""
+        if node.apart is Apart.TEMPORARY:
+            return HELD
+        return NO_FACTS if node.apart else EXISTS
+
+    def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:
+        """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
+        if stat.S_ISLNK(st.st_mode):
+            return Facts(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
+        if not stat.S_ISREG(st.st_mode):
+            return NO_FACTS
+        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
+        if st.st_size and self._needs_head(request, facts, st):
+            facts = facts._replace(head=self._backing.head_of_entry(directory, name))
+        return facts
+
+    def _needs_head(self, request: Request, facts: Facts, st: os.stat_result) -> bool:
+        """Whether the verdict hangs on the first bytes. Only then are they read: not every file can be."""
+        if not self._guard.policy.judges_content:
+            return False
+        if st.st_nlink > 1:
+            return True  # its other names may lie under another rule
+        verdict = self._guard.decide(request, facts)
+        return isinstance(verdict, Allowed) and verdict.judges_content
+
+    def _changing(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
+        """The directory in which a name is about to change, and its descriptor, looked at just now."""
+        p.checked_name(name)
+        if header.node_id >= virtual_dir.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual_dir.NAME):
+            above = self._virtual.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
+            self._refuse_virtual(header, operation, above + os.fsdecode(name))
+        parent = self._node(header.node_id)
+        if parent.covered:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        if self.repository is not None and self.repository.shared:
+            self._check_repository(header, operation, parent, name)
+        if parent.parent is None and parent is not self._inodes.root and not parent.layer.place:
+            raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
+        if self._trees:
+            path = self._inodes.join(parent, name)
+            if self._is_judged(path) or any(is_below(tree, path) for tree in self._trees):
+                raise Busy
+        return parent, parent.layer.directory(parent, changing=True)
+
+    def _made_mode(self, directory: int, mode: int, umask: int) -> int:
+        """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
+        if mode & umask & 0o111:
+            try:
+                os.getxattr(directory, "system.posix_acl_default")
+            except OSError as error:
+                if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                    return mode & ~umask
+            return mode
+        return mode & ~umask
+
+    def _groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
+        """The caller's groups: CREATE_SUPP_GROUP names only that of the directory, and an ACL may name another."""
+        named = p.supplementary_groups(body, header.extensions) if header.extensions else ()
+        if header.uid == 0 or not self._backing.privileged:
+            return named
+        try:
+            with open(f"/proc/{header.pid}/status", "rb") as status:
+                line = next(line for line in status if line.startswith(b"Groups:"))
+        except (OSError, StopIteration):
+            return named
+        return tuple(sorted({*named, *map(int, line.split()[1:])}))
+
+    def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
+        self._backing.act_as(header.uid, header.gid, groups, umask)
+
+    def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
+        """The node of a name that is about to go, held for those who have it open."""
+        node = self._settled(parent, st) if st.st_dev == parent.layer.device else None
+        if node is not None and node.parent is parent and node.name == name:
+            node.layer.pin(node, directory, name)
+        return node
+
+    def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
+        """Make a name go, and if it does not, let go of what was held because it would."""
+        try:
+            effect()
+        except OSError:
+            if node is not None:
+                node.layer.unpin(node)
+            raise
+
+    def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
+        """A name is gone: the node goes by another of its names that is known, or by none."""
+        self._inodes.drop_link(st.st_ino + parent.layer.numbers, parent, name)
+        self._did_name(parent, name, 0)
+        if node is None:
+            return
+        if node.parent is parent and node.name == name:
+            self._unnamed(node, st)
+        if st.st_nlink > 1 and not node.is_dir:
+            node.told = once_moved(st)
+
+    def _unnamed(self, node: Node, st: os.stat_result) -> None:
+        """The name that the node went by is gone."""
+        for other_parent, other_name in self._inodes.links(node.ino):
+            self._inodes.rename(node, other_parent, other_name)
+            self._inodes.note_link(node.ino, other_parent, other_name)
+            node.layer.unpin(node)
+            return
+        if st.st_nlink > 1 and not node.is_dir:
+            self._inodes.orphan(node)
+        else:
+            self._inodes.cut_off(node)
+
+    def _settled(self, parent: Node, st: os.stat_result) -> Node | None:
+        """The node of what is about to move, its run of writes settled under the old name."""
+        node = self._inodes.find(st.st_ino + parent.layer.numbers)
+        if node is not None:
+            self._see(node, st)
+        if node is not None and node.run is not None:
+            self._guard.settle(node.id)
+            node.run = None
+        elif stat.S_ISDIR(st.st_mode):
+            self._guard.end_runs()  # what is open below is judged by its new path
+        return node

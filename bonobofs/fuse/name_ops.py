@@ -1,0 +1,284 @@
+"""Requests that change names: what appears, what goes, what moves. Both ends are judged, and all below a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from bonobofs.audit.entry import REPLACES
+from bonobofs.enforcement.enforcer import Elsewhere, Part
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.external_changes import once_moved
+from bonobofs.fuse.granted_files import GrantedFiles
+from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.mount_context import LEAVES, NOTHING, Crossing, Handler, Header, Reply
+from bonobofs.fuse.slices import Steps, finished
+from bonobofs.fuse.temp_files import End
+from bonobofs.policy.decision import Apart, Code, Denied
+from bonobofs.policy.messages import ELSEWHERE
+from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.system import syscalls
+
+
+class Names(GrantedFiles):
+    """Handlers that change directories."""
+
+    def _changing_names(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.MKDIR: self._mkdir,
+            o.MKNOD: self._mknod,
+            o.SYMLINK: self._symlink,
+            o.LINK: self._link,
+            o.UNLINK: self._unlink,
+            o.RMDIR: self._rmdir,
+            o.RENAME: self._rename_plain,
+            o.RENAME2: self._rename_flags,
+        }
+
+    def _made(self, parent: Node, directory: int, name: bytes) -> bytes:
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        self._did_name(parent, name, st.st_ino)
+        return self._entry(parent, name, st, made=True)
+
+    def _mkdir(self, header: Header, body: memoryview) -> Reply:
+        mode, umask = p.MKDIR_IN.unpack_from(body)
+        (name,) = p.strings(body[p.MKDIR_IN.size :], 1)
+        parent, directory = self._changing(header, Operation.MKDIR, name)
+        request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
+        groups = self._groups(header, body)
+        with self._admission(header, request) as leave:
+            home, directory = self._home(header, request, parent, directory, leave)
+            try:
+                self._act_as(header, groups, umask)
+                home.layer.mkdir(directory, name, mode & 0o7777, leave)
+            finally:
+                self._backing.act_as_self()
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
+
+    def _mknod(self, header: Header, body: memoryview) -> Reply:
+        mode, device, umask, _ = p.MKNOD_IN.unpack_from(body)
+        (name,) = p.strings(body[p.MKNOD_IN.size :], 1)
+        kind = kind_of(mode)
+        operation = Operation.CREATE_FILE if kind is Kind.FILE else Operation.MKNOD
+        parent, directory = self._changing(header, operation, name)
+        request = Request(operation, self._inodes.join(parent, name), kind)
+        facts = Facts(privileged=self._backing.privileged)
+        if kind is Kind.FILE:
+            facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
+            self._check_temporary_room(header, request, facts)
+        groups = self._groups(header, body)
+        with self._guard.admit(request, facts, caller=self._caller(header), apart=None) as leave:
+            home, directory = self._home(header, request, parent, directory, leave)
+            try:
+                self._act_as(header, groups, umask)
+                if leave.apart is Apart.TEMPORARY:
+                    return self._held_entry(self._hold_file(parent, directory, name, mode & 0o7777, leave))
+                home.layer.mknod(directory, name, mode, p.unpack_rdev(device), leave)
+            finally:
+                self._backing.act_as_self()
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
+
+    def _symlink(self, header: Header, body: memoryview) -> Reply:
+        name, target = p.strings(body, 2)
+        parent, directory = self._changing(header, Operation.SYMLINK, name)
+        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        text = os.fsdecode(target)
+        facts = Facts(target=text)
+        groups = self._groups(header, body)
+        if self._take_in_symlink(header, parent, name, target, groups):
+            return self._made(parent, directory, name)
+        self._check_temporary_room(header, request, facts)
+        with self._guard.admit(
+            request, facts, caller=self._caller(header), details={"target": text}, apart=None
+        ) as leave:
+            home, directory = self._home(header, request, parent, directory, leave)
+            if leave.apart is Apart.TEMPORARY:
+                return self._held_entry(self._hold_symlink(header, parent, directory, name, target, leave))
+            try:
+                self._act_as(header, groups, 0)
+                home.layer.symlink(directory, name, target, leave)
+            finally:
+                self._backing.act_as_self()
+            self._appeared(parent, home, name)
+        return self._made(home, directory, name)
+
+    def _link(self, header: Header, body: memoryview) -> Reply:
+        (old_id,) = p.LINK_IN.unpack_from(body)
+        (name,) = p.strings(body[p.LINK_IN.size :], 1)
+        parent, directory = self._changing(header, Operation.LINK, name)
+        node = self._changed(header, Operation.LINK, old_id)
+        try:
+            if node.apart is Apart.TEMPORARY:
+                return self._link_held(header, node, parent, directory, name)
+            return self._link_or_raise(header, node, parent, directory, name)
+        except OSError as error:
+            self._show_crossing(header, Operation.LINK, self._inodes.join(parent, name), error)
+            raise
+
+    def _link_or_raise(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+        try:
+            return self._link_node(header, node, parent, directory, name)
+        except Elsewhere:
+            if self._raise(header, node) is None:
+                raise
+            return self._link_node(header, node, parent, directory, name)
+
+    def _link_node(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+        st = node.layer.stat(node, changing=True)
+        self._see(node, st)
+        if node.parent is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        kind = kind_of(st.st_mode)
+        old = Request(Operation.LINK, self._inodes.path(node), kind)
+        new = Request(Operation.LINK, self._inodes.join(parent, name), kind)
+        facts = self._appearing(node.layer.directory(node.parent), node.name, st, new)
+        admission = self._guard.admit(
+            new,
+            facts,
+            Part(old, facts, node.apart),
+            caller=self._caller(header),
+            details={"from": old.path},
+            apart=node.apart,
+        )
+        with admission as leave:
+            home, directory = self._home(header, new, parent, directory, leave)
+            node.layer.link(node, directory, name, leave)
+            self._appeared(parent, home, name)
+        node.told = once_moved(st)
+        self._inodes.note_link(node.ino, node.parent, node.name)
+        self._inodes.note_link(node.ino, home, name)
+        return self._made(home, directory, name)
+
+    def _unlink(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        parent, directory = self._changing(header, Operation.DELETE_FILE, name)
+        if held := self._held_at(parent, name):
+            self._unlink_held(header, parent, name, held)
+            return NOTHING
+        where, directory = self._where(parent, directory, name)
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
+        if self._is_hidden(parent, name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if self.grants.files and where is parent and self.grants.hides(request.path, st):
+            return NOTHING
+        with self._admission(header, request, LEAVES, st) as leave:
+            remove = self._removal(where, leave, where.layer.unlink)
+            node = self._leaving(where, directory, name, st)
+            self._or_stays(node, lambda: remove(directory, name, leave))
+        self._left(node, where, name, st)
+        self._vanished(parent, name, leave)
+        return NOTHING
+
+    def _rmdir(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        parent, directory = self._changing(header, Operation.RMDIR, name)
+        where, directory = self._where(parent, directory, name)
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
+        if not where.apart and self._stays_full(request, directory, name):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        with self._admission(header, request, LEAVES) as leave:
+            self._check_shown_empty(where, directory, name, request.path, leave)
+            remove = self._removal(where, leave, where.layer.rmdir)
+            node = self._leaving(where, directory, name, st)
+            self._or_stays(node, lambda: remove(directory, name, leave))
+            self._scratch.discard(request.path, leave)
+        self._left(node, where, name, st)
+        self._vanished(parent, name, leave)
+        return NOTHING
+
+    def _stays_full(self, request: Request, directory: int, name: bytes) -> bool:
+        """Whether a directory that no rule names has something in it. Git tries to remove it after each file in it."""
+        verdict = self._guard.decide(request, LEAVES)
+        return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._backing.has_names(directory, name)
+
+    def _rename_plain(self, header: Header, body: memoryview) -> Reply:
+        (target_id,) = p.RENAME_IN.unpack_from(body)
+        return self._rename(header, target_id, 0, body[p.RENAME_IN.size :])
+
+    def _rename_flags(self, header: Header, body: memoryview) -> Reply:
+        target_id, flags, _ = p.RENAME2_IN.unpack_from(body)
+        return self._rename(header, target_id, flags, body[p.RENAME2_IN.size :])
+
+    def _rename(self, header: Header, target_id: int, flags: int, body: memoryview) -> Reply:
+        old, new = p.strings(body, 2)
+        if flags & ~(syscalls.RENAME_NOREPLACE | syscalls.RENAME_EXCHANGE):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        source = self._end(header, old)
+        target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
+        steps = self._rename_ends(header, source, target, flags)
+        ends = (source, target) if flags & syscalls.RENAME_EXCHANGE else (source,)
+        if any(end.st is not None and kind_of(end.st.st_mode) is Kind.DIRECTORY for end in ends):
+            return steps
+        return finished(steps)
+
+    def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        try:
+            if self._held.directories and self._rename_held(header, source, target, flags):
+                return NOTHING
+            if source.st is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return (yield from self._rename_above_or_below(header, source, target, flags))
+        except OSError as error:
+            self._show_crossing(header, Operation.RENAME, source.path, error)
+            raise
+
+    def _show_crossing(self, header: Header, operation: Operation, path: WorkspacePath, error: OSError) -> None:
+        """Show in `denials.jsonl` why a rename or link fails with EXDEV."""
+        if error.errno == errno.EXDEV:
+            words = error.words if isinstance(error, Crossing) else ELSEWHERE
+            self._guard.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
+
+    def _rename_above_or_below(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        if not (source.parent.apart or target.parent.apart):
+            turn = self._backing.turn
+            try:
+                return (yield from self._rename_in_source(header, source, target, flags))
+            except Elsewhere:
+                if turn != self._backing.turn:
+                    source, target = self._end_again(header, source), self._end_again(header, target)
+        return (yield from self._rename_in_scratch(header, source, target, flags))
+
+    def _rename_in_source(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+        if exchange:
+            self._check_none_beside(source.path, target.path)
+        source, target = yield from self._judge_move(header, source, target, exchange=exchange)
+        st, over = source.st, target.st
+        assert st is not None
+        same = over is not None and (over.st_ino, over.st_dev) == (st.st_ino, st.st_dev)
+        request = Request(Operation.RENAME, source.path, kind_of(st.st_mode))
+        parts = self._ends(source, target, exchange=exchange)
+        if exchange:
+            self._check_none_beside(source.path, target.path)
+        self._check_not_needed(source.path, st)
+        if exchange and over is not None:
+            self._check_not_needed(target.path, over)
+        details: dict[str, object] = {"to": target.path}
+        if exchange:
+            details["exchange"] = True
+        elif over is not None and not same:
+            details[REPLACES] = True
+        with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
+            moved, other = self._settled(source.parent, st), None
+            if over is not None and exchange:
+                other = self._settled(target.parent, over)
+            elif over is not None and not same:
+                self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
+                other = self._leaving(target.parent, target.directory, target.name, over)
+            ends = source.directory, source.name, target.directory, target.name
+            self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
+        if not same:
+            self._renamed(source, st, moved, target, target, other, exchange=exchange)
+            self._held_moved(source, target, exchange=exchange)
+            self._scratch_moved(source, target, leave, exchange=exchange)
+        return NOTHING
+
+    def _check_not_needed(self, path: str, st: os.stat_result) -> None:
+        """EBUSY for a directory into which a change is being made that was judged by where it lies."""
+        if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_needed(path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))

@@ -1,0 +1,317 @@
+"""What is asked of held names: made, linked, moved, removed, and brought into the source where the rules admit them.
+
+The bytes of a held file are judged when it gets a name in the source, as a file that is made there whole. From then on
+the node goes by that name, so that who has it open from before is judged by it too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from bonobofs.audit.entry import BY, INODE
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.enforcement.enforcer import Part
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.fd_cache import R, W, stale
+from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.mount_context import Core, Crossing, Header, Reply
+from bonobofs.fuse.overlay import NAME
+from bonobofs.policy import messages
+from bonobofs.policy.decision import Allowed, Apart, Denied
+from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.system import syscalls
+
+_GOES: Final = Facts(leaves=True, held=True)
+"""A held name goes away."""
+_SYMLINKS: Final = 2 << 128
+"""Added to the inode number of a held symlink, which is not the source's."""
+
+
+class End(NamedTuple):
+    """One end of a rename: the directory, the name in it, and what lies there.
+
+    `shown` is the directory in which the caller sees the name; it lies in `parent`, there or beside it.
+    """
+
+    shown: Node
+    parent: Node
+    directory: int
+    name: bytes
+    path: WorkspacePath
+    st: os.stat_result | None
+
+
+class Holding(Core):
+    """What the handlers of names and content do where a name is held, or would be."""
+
+    def _held_at(self, parent: Node, name: bytes) -> Node | None:
+        """The node that is held under this name."""
+        return self._held.find(self._inodes.path(parent), name) if self._held.directories else None
+
+    def _held_entry(self, node: Node) -> bytes:
+        """`fuse_entry_out` for a held name, with one more reference."""
+        node.lookups += 1
+        attr = self._attr(node, self._backing.stat(node))
+        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
+
+    # -- made
+
+    def _check_temporary_room(self, header: Header, request: Request, facts: Facts) -> None:
+        """Raises Refused where the file would be temporary and no descriptor is left for it. Called before `admit`."""
+        if (self._held.is_full or self._backing.is_crowded) and _held(self._guard.decide(request, facts)):
+            raise self._guard.refuse(
+                Denied(*messages.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
+            )
+
+    def _check_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
+        """Raise Refused where the disk of the state directory has no space for so many bytes and inodes."""
+        denied = self._scratch.room.refusal(request, size, names)
+        if denied is not None:
+            raise self._guard.refuse(denied, self._caller(header))
+
+    def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> Node:
+        """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
+        above = self._free(parent, directory, name)
+        fd = self._backing.create_nameless(directory, mode, leave)
+        node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._backing)
+        self._backing.hold_nameless(node, fd, R | W)
+        node.apart = Apart.TEMPORARY
+        self._held.add(above, name, node)
+        return node
+
+    def _hold_symlink(
+        self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, leave: Allowed
+    ) -> Node:
+        above = self._free(parent, directory, name)
+        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        self._check_disk(header, request, NAME, 1)  # it lies in the session's directory
+        fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), leave)
+        node = self._inodes.adopt(
+            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing
+        )
+        self._backing.hold_nameless(node, fd, 0)
+        node.apart = Apart.TEMPORARY
+        self._held.add(above, name, node)
+        return node
+
+    def _free(self, parent: Node, directory: int, name: bytes) -> WorkspacePath:
+        """The path of the directory, in which the name is nobody's."""
+        above = self._inodes.path(parent)
+        try:
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            if self._held.find(above, name) is None:
+                return above
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    # -- removed
+
+    def _unlink_held(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
+        request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), node.kind)
+        with self._guard.admit(request, _GOES, caller=self._caller(header), apart=Apart.TEMPORARY):
+            self._settle_run(node)
+            self._drop_held(parent, name)
+
+    def _drop_held(self, parent: Node, name: bytes) -> None:
+        """The name is held no more: who has the file open goes on, and nobody else finds it."""
+        node = self._held.drop(self._inodes.path(parent), name)
+        if not self._held.names(node):
+            self._forget_node(node.id, 1)
+
+    def _settle_run(self, node: Node) -> None:
+        if node.run is not None:
+            self._guard.settle(node.id)
+            node.run = None
+
+    # -- linked
+
+    def _link_held(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+        self._check_in_source(parent)
+        st = self._backing.stat(node)
+        path = self._inodes.path(node)
+        if not self._held.names(node):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
+        taken = self._held_at(parent, name) is not None
+        facts = self._appearing_held(node, st, request, in_source=False)._replace(held=taken)
+        verdict = self._guard.decide(request, facts)
+        apart = Apart.TEMPORARY if _held(verdict) else Apart.NO
+        old = Part(Request(Operation.LINK, path, node.kind), HELD, Apart.TEMPORARY)
+        admission = self._guard.admit(
+            request, facts, old, caller=self._caller(header), details={"from": path}, apart=apart
+        )
+        with admission as leave:
+            if apart:
+                self._held.add(self._free(parent, directory, name), name, node)
+            elif node.kind is Kind.SYMLINK:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            else:
+                self._settle_run(node)
+                self._backing.enter(node, directory, name, b"", leave)
+                self._named(node, parent, name)
+                self._did_name(parent, name, node.ino)
+                self._did(node)
+        return self._held_entry(node)
+
+    def _check_in_source(self, directory: Node) -> None:
+        """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
+        if directory.apart:
+            raise Crossing(messages.OF_HELD)
+
+    def _named(self, node: Node, parent: Node, name: bytes) -> None:
+        """The held file lies in the source now, under this name."""
+        if node.apart is Apart.NO:
+            assert node.parent is not None
+            self._inodes.note_link(node.ino, node.parent, node.name)
+            self._inodes.note_link(node.ino, parent, name)
+            return
+        node.apart = Apart.NO
+        self._inodes.rename(node, parent, name)
+        self._backing.keep_named(node)
+
+    # -- moved
+
+    def _rename_held(self, header: Header, source: End, target: End, flags: int) -> bool:
+        """Make a rename from a held name; False where it is none, and the source's own are to be moved."""
+        moving, over = self._held_at(source.parent, source.name), self._held_at(target.parent, target.name)
+        taken = over is not None or target.st is not None
+        if moving is None and over is None:
+            return False
+        if flags & syscalls.RENAME_NOREPLACE and taken:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if flags & syscalls.RENAME_EXCHANGE and (moving is None or over is None):
+            raise Crossing(messages.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if moving is None:
+            return False
+        if moving is over:
+            return True
+        self._check_in_source(target.parent)
+        self._settle_run(moving)
+        st = self._backing.stat(moving)
+        request = Request(Operation.RENAME, target.path, moving.kind)
+        facts = self._appearing_held(moving, st, request, in_source=over is None and target.st is not None)
+        facts = facts._replace(held=over is not None)
+        if _held(self._guard.decide(request, facts)):
+            exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+            self._rename_among_held(header, moving, source, target, Part(request, facts, Apart.TEMPORARY), exchange)
+        else:
+            self._enter(header, moving, source, target, request, facts)
+        return True
+
+    def _rename_among_held(
+        self, header: Header, node: Node, source: End, target: End, appears: Part, exchange: bool
+    ) -> None:
+        old = Request(Operation.RENAME, source.path, node.kind)
+        details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
+        with self._guard.admit(
+            old, _GOES, appears, caller=self._caller(header), details=details, apart=Apart.TEMPORARY
+        ):
+            above, below = self._inodes.path(source.parent), self._inodes.path(target.parent)
+            over = self._held_at(target.parent, target.name)
+            if exchange and over is not None:
+                self._settle_run(over)
+                self._held.exchange(above, source.name, below, target.name)
+                return
+            if over is not None:
+                self._settle_run(over)
+                self._drop_held(target.parent, target.name)
+            self._held.add(below, target.name, node)
+            self._held.drop(above, source.name)
+
+    def _enter(self, header: Header, node: Node, source: End, target: End, request: Request, facts: Facts) -> None:
+        """Bring what is held into the source, in one step; killed at any point, there is the old file or the new one.
+
+        What is stated of the change goes by the target's path: it is that which changes in the source.
+        """
+        over = target.st
+        if over is not None and (over.st_dev, over.st_ino) == (self._backing.device, node.ino):
+            self._drop_held(source.parent, source.name)
+            return
+        parts = [Part(Request(Operation.RENAME, source.path, node.kind), _GOES, Apart.TEMPORARY)]
+        if over is not None:
+            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), EXISTS))
+        details: dict[str, object] = {"from": source.path}
+        by = stray_name() if over is not None or node.kind is Kind.SYMLINK else ""
+        if by:
+            details[BY] = by
+            if node.kind is Kind.FILE:
+                details[INODE] = node.ino
+        with self._guard.admit(
+            request,
+            facts,
+            *parts,
+            caller=self._caller(header),
+            details=details,
+            action="create" if over is None else "modify",
+        ) as leave:
+            other = self._giving_place(target, over) if over is not None else None
+            ends = target.directory, target.name, by.encode()
+            self._or_stays(other, lambda: self._come_in(node, *ends, leave))
+        if over is not None:
+            self._left(other, target.parent, target.name, over)
+        if node.kind is Kind.SYMLINK:
+            self._replaced_symlink(node, target)
+        else:
+            self._named(node, target.parent, target.name)
+        self._did_name(target.parent, target.name, node.ino)
+        if by:
+            self._lately.note(target.parent.ino, by.encode(), 0)
+        self._did(node)
+        self._drop_held(source.parent, source.name)
+
+    def _giving_place(self, target: End, over: os.stat_result) -> Node | None:
+        try:
+            return self._leaving(target.parent, target.directory, target.name, over)
+        except FileNotFoundError as error:
+            raise stale() from error  # somebody has just removed it: as below
+
+    def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
+        try:
+            self._backing.enter(node, directory, name, by, leave)
+        except FileExistsError as error:
+            raise stale() from error  # somebody has just made the name: the kernel looks again, and asks again
+
+    def _replaced_symlink(self, node: Node, target: End) -> None:
+        """A symlink cannot be moved in: the one in the source is another, and the node goes on as that one."""
+        st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
+        self._backing.release(node)  # what it is open by leads to the one that was held
+        self._inodes.renumber(node, st.st_ino, self._backing)
+        self._inodes.rename(node, target.parent, target.name)
+        self._notices.inode(node.id, -1, 0)
+
+    def _held_moved(self, source: End, target: End, *, exchange: bool) -> None:
+        """Something of the source has moved: what is held below goes along, and a name that was held gives way."""
+        if self._held.directories:
+            if self._held_at(target.parent, target.name) is not None:
+                self._drop_held(target.parent, target.name)
+            self._held.move(source.path, target.path, exchange=exchange)
+
+    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part]:
+        """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
+        for old, node in list(self._held.below(origin.path)):
+            request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
+            facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
+            yield Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY)
+            yield Part(request, facts, Apart.TEMPORARY)
+
+    def _check_none_held(self, path: WorkspacePath) -> None:
+        """A directory with held names in it is not empty."""
+        if self._held.directories and next(self._held.below(path), None) is not None:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    def _appearing_held(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Facts:
+        """Facts of something held that gets the name of `request`. `in_source`: the source has that name already."""
+        if node.kind is Kind.SYMLINK:
+            return Facts(target=os.fsdecode(self._backing.readlink(node)), in_source=in_source)
+        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
+        if st.st_size and self._needs_head(request, facts, st):
+            facts = facts._replace(head=os.pread(self._backing.file(node, R), HEAD_BYTES, 0))
+        return facts
+
+
+def _held(verdict: object) -> bool:
+    return isinstance(verdict, Allowed) and verdict.apart is Apart.TEMPORARY

@@ -1,0 +1,325 @@
+"""Requests that change content: runs of writes, files that are made, space that is given or taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final, NoReturn
+
+from bonobofs.enforcement.enforcer import Elsewhere, Run
+from bonobofs.errors import ProtocolError
+from bonobofs.fuse import abi as p
+from bonobofs.fuse import virtual_dir
+from bonobofs.fuse.append_lock import may_be_half
+from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.fd_cache import R, W, stale
+from bonobofs.fuse.granted_files import INLINE, OPENED, GrantedFiles
+from bonobofs.fuse.inode_table import Node
+from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.slices import finished
+from bonobofs.policy.decision import Allowed, Apart
+from bonobofs.policy.request import HEAD_BYTES, Facts, Operation, Request
+from bonobofs.system import syscalls
+
+_CREATING: Final = 0
+"""Key of the run whose file has no node yet."""
+_MOST_COPIED: Final = 2 << 20
+"""Bytes that one COPY_FILE_RANGE copies, so that others wait 10 ms and not a second: the caller asks for the rest."""
+
+
+class Content(GrantedFiles):
+    """Handlers that change what files hold."""
+
+    def _changing_content(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.WRITE: self._write,
+            o.CREATE: self._create,
+            o.FALLOCATE: self._or_in_scratch(self._fallocate),
+            o.COPY_FILE_RANGE: self._copy_file_range,
+            o.COPY_FILE_RANGE_64: self._copy_file_range_64,
+        }
+
+    def _write(self, header: Header, body: memoryview) -> Reply:
+        _, offset, size, write_flags, _, flags, _ = p.WRITE_IN.unpack_from(body)
+        data = body[p.WRITE_IN.size : p.WRITE_IN.size + size]
+        if len(data) != size:
+            raise ProtocolError("WRITE is shorter than it says")
+        node = self._changed(header, Operation.WRITE_FILE)
+        fd = node.layer.file(node, W)
+        appends = flags & os.O_APPEND
+        if appends and self.turns is not None and not node.apart:
+            self.turns.begin(node.ino, half=may_be_half(offset, size))
+        st = os.fstat(fd)
+        self._see(node, st)
+        # The kernel appends at the size it knows; another program may have appended meanwhile.
+        at = st.st_size if appends else offset
+        if self.grants.files and self._brings_nothing(node, fd, at, data):
+            return p.WRITE_OUT.pack(size, 0)
+        try:
+            run = self._running(header, node, fd, st, at, data, write_flags)
+        except Elsewhere:
+            if self._raise(header, node) is None:
+                raise
+            return self._write(header, body)  # of the layer by now
+        # The kernel writes the pages of a mapping in no caller's name.
+        needed = _allocated(st, at, size) if header.uid or node.apart or write_flags & p.WRITE_CACHE else 0
+        written = self._put(header, node, fd, data, -1 if appends else at, needed, run)
+        self._count(run, node, written, max(st.st_size, at + written))
+        if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
+            self._kill_set_ids(header, node, fd, st, run.leave)
+        if appends and self.turns is not None and not node.apart:
+            self.turns.end()
+        after = os.fstat(fd)
+        if at != offset or after.st_size != run.size:
+            self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
+        node.told = after.st_size << 62 | after.st_ctime_ns
+        return p.WRITE_OUT.pack(written, 0)
+
+    def _put(self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, run: Run) -> int:
+        """Write at an offset, or at the end where that is -1, which allocates `needed` bytes; bytes written."""
+        try:
+            self._check_space(header, node, run.request, needed)
+            return node.layer.append(fd, data, run.leave) if at < 0 else node.layer.write(fd, data, at, run.leave)
+        except BaseException as error:
+            self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
+            raise
+
+    def _count(self, run: Run, node: Node, written: int, size: int) -> None:
+        run.count += 1
+        run.written += written
+        run.size = size
+        run.last = self._backing.now
+        if node.apart is Apart.SCRATCH:
+            self._scratch.sizes.note(node.ino, run.request.path, size)
+
+    def _running(
+        self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
+    ) -> Run:
+        """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
+        run = node.run
+        if (
+            run is not None
+            and self._guard.is_current(run)
+            and st.st_size <= run.limit
+            and at + len(data) <= run.limit
+            and st.st_nlink == 1
+            # A write sets both times to one value; a link, a removal or a rename by somebody else sets only this one.
+            and st.st_ctime_ns == st.st_mtime_ns
+            and (at >= HEAD_BYTES or not run.leave.judges_content)
+        ):
+            return run
+        try:
+            return self._judged_run(header, node, fd, at, data)
+        except OSError:
+            if write_flags & p.WRITE_CACHE:
+                self._notices.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
+            raise
+
+    def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> Run:
+        node.layer.confirm(node)
+        st = os.fstat(fd)
+        if st.st_nlink == 0 and node.parent is not None:
+            self._gone(node)
+        request = Request(Operation.WRITE_FILE, self._inodes.path(node))
+        facts = self._here(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
+        if offset < HEAD_BYTES and self._needs_head(request, facts, st):
+            head = node.layer.head(node) if st.st_size else b""
+            facts = facts._replace(head=_overlaid(head, offset, data))
+        facts = self._with_links(node, st, Operation.WRITE_FILE, facts)
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, node.ino, facts.size)
+        run = node.run
+        if run is not None and self._guard.is_current(run):
+            verdict = self._guard.decide(request, facts)
+            if isinstance(verdict, Allowed) and verdict.apart is node.apart:
+                run.extend(verdict)
+                return self._bounded(run, node, facts.size)
+        node.run = self._guard.begin(
+            node.id, request, facts, self._backing.now, caller=self._caller(header), apart=node.apart
+        )
+        return self._bounded(node.run, node, facts.size)
+
+    def _bounded(self, run: Run, node: Node, size: int) -> Run:
+        """The run, which goes no further than there is known to be room for it."""
+        if node.apart is Apart.SCRATCH and self._scratch.sizes.bounds(run.request.path):
+            run.limit = size
+        return run
+
+    def _gone(self, node: Node) -> NoReturn:
+        """The file was removed or replaced behind the mount while the kernel believed its name."""
+        node.layer.lost(node)
+        self._inodes.cut_off(node)
+        raise stale()
+
+    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, leave: Allowed) -> None:
+        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
+
+        Set-group-id without group execution stays for a member of the group.
+        """
+        killed = stat.S_ISUID
+        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
+            killed |= stat.S_ISGID
+        if st.st_mode & killed:
+            node.layer.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
+            self._notices.inode(node.id, -1, 0)
+
+    def _fallocate(self, header: Header, body: memoryview) -> Reply:
+        _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
+        node = self._changed(header, Operation.ALLOCATE)
+        fd = node.layer.file(node, W)
+        node.layer.confirm(node)
+        st = os.fstat(fd)
+        self._see(node, st)
+        # What is kept beyond the end counts too: it takes the space of a larger file.
+        after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
+        request = Request(Operation.ALLOCATE, self._inodes.path(node))
+        facts = self._here(node)._replace(size=after, size_before=st.st_size)
+        zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE)
+        if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
+            head = _overlaid(node.layer.head(node), offset, bytes(min(length, HEAD_BYTES)))
+            facts = facts._replace(head=head)
+        facts = self._with_links(node, st, Operation.ALLOCATE, facts)
+        if node.apart is Apart.SCRATCH:
+            self._check_room(header, request, node.ino, after)
+            if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
+        with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
+            if (header.uid or node.apart) and not mode & syscalls.FALLOC_PUNCH_HOLE:
+                self._check_space(header, node, request, _allocated(st, offset, length))
+            node.layer.allocate(fd, mode, offset, length, leave)
+            self._resized(node, request.path)
+            if header.uid and st.st_mode & SET_IDS:
+                self._kill_set_ids(header, node, fd, st, leave)
+        node.told = told_by(os.fstat(fd))
+        return NOTHING
+
+    def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
+        return p.WRITE_OUT.pack(self._copy(header, body), 0)
+
+    def _copy_file_range_64(self, header: Header, body: memoryview) -> Reply:
+        return p.COPY_OUT.pack(self._copy(header, body))
+
+    def _copy(self, header: Header, body: memoryview) -> int:
+        try:
+            return self._copy_to(header, body)
+        except Elsewhere:
+            if self._raise(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
+                raise
+            return self._copy_to(header, body)
+
+    def _copy_to(self, header: Header, body: memoryview) -> int:
+        _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
+        length = min(length, _MOST_COPIED)
+        target = self._changed(header, Operation.COPY_RANGE, target_id)
+        if header.node_id >= virtual_dir.FIRST_ID:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
+        source = self._node(header.node_id)
+        target_fd = target.layer.file(target, R | W if source is target else W)
+        source_fd = target_fd if source is target else source.layer.file(source, R)
+        target.layer.confirm(target)
+        st = os.fstat(target_fd)
+        self._see(target, st)
+        length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
+        request = Request(Operation.COPY_RANGE, self._inodes.path(target))
+        facts = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
+        if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
+            brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
+            head = target.layer.head(target) if st.st_size else b""
+            facts = facts._replace(head=_overlaid(head, target_offset, brought))
+        facts = self._with_links(target, st, Operation.COPY_RANGE, facts)
+        if target.apart is Apart.SCRATCH:
+            self._check_room(header, request, target.ino, facts.size)
+        admission = self._guard.admit(
+            request,
+            facts,
+            caller=self._caller(header),
+            details={"from": self._inodes.path(source)},
+            size=length,
+            apart=target.apart,
+        )
+        with admission as leave:
+            if header.uid or target.apart:
+                self._check_space(header, target, request, _allocated(st, target_offset, length))
+            copied = target.layer.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
+            admission.written = copied
+            self._resized(target, request.path)
+            if header.uid and st.st_mode & SET_IDS:
+                self._kill_set_ids(header, target, target_fd, st, leave)
+        target.told = told_by(os.fstat(target_fd))
+        return copied
+
+    def _create(self, header: Header, body: memoryview) -> Reply:
+        flags, mode, umask, _ = p.CREATE_IN.unpack_from(body)
+        (name,) = p.strings(body[p.CREATE_IN.size :], 1)
+        parent, directory = self._changing(header, Operation.CREATE_FILE, name)
+        mode &= 0o7777
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
+        groups = self._groups(header, body)
+        grant = self._grant_at(parent, name)
+        if grant is not None and stat.S_ISREG(grant.mode):
+            steps = self._take_in_file(header, grant, parent, name, umask, groups)
+            return finished(steps) if grant.size <= INLINE else steps
+        self._check_temporary_room(header, request, facts)
+        run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
+        try:
+            home, directory = self._home(header, request, parent, directory, run.leave)
+            self._act_as(header, groups, umask)
+            node, reply = self._make_file(home, directory, name, mode, run.leave)
+        except BaseException as error:
+            self._guard.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
+            if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
+                # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
+                # and judged as one that exists.
+                raise stale() from error
+            raise
+        finally:
+            self._backing.act_as_self()
+        self._appeared(parent, home, name)
+        self._guard.rekey(_CREATING, node.id)
+        node.run = self._bounded(run, node, 0)
+        node.fresh = True
+        return reply + OPENED
+
+    def _make_file(self, home: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
+        """Make a file where the verdict says; its node, with a reference, and its entry."""
+        if leave.apart is Apart.TEMPORARY:
+            held = self._hold_file(home, directory, name, mode, leave)
+            return held, self._held_entry(held)
+        layer = home.layer
+        fd = self._replace_kept(home, directory, name, mode, leave) if self.grants.hidden else -1
+        fd = layer.create(directory, name, mode, leave) if fd < 0 else fd
+        st = os.fstat(fd)
+        reply = self._entry(home, name, st, made=True)
+        node = self._inodes.find(st.st_ino + layer.numbers)
+        assert node is not None
+        layer.keep_created(node, fd, mode)
+        self._did_name(home, name, st.st_ino)
+        return node, reply
+
+
+def is_member(header: Header, gid: int) -> bool:
+    """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
+    if header.gid == gid:
+        return True
+    try:
+        with open(f"/proc/{header.pid}/status", "rb") as status:
+            groups = next(line for line in status if line.startswith(b"Groups:"))
+    except (OSError, StopIteration):
+        return False
+    return str(gid).encode() in groups.split()
+
+
+def _allocated(st: os.stat_result, offset: int, length: int) -> int:
+    """Return how many bytes a change of `length` bytes at `offset` may allocate; a file with holes may fill them."""
+    has = st.st_blocks * 512
+    return min(length, offset + length - has) if has >= st.st_size else length
+
+
+def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:
+    """The first HEAD_BYTES of a file after `data` is written at `offset` (below HEAD_BYTES)."""
+    after = bytearray(head.ljust(offset, b"\0"))
+    after[offset : offset + len(data)] = bytes(data[:HEAD_BYTES])
+    return bytes(after[:HEAD_BYTES])

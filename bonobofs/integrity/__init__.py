@@ -1,1 +1,0 @@
-"""Keeping watch over a source: what changes in it, whoever changes it."""

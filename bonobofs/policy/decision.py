@@ -1,0 +1,184 @@
+"""What the engine answers, and the schema in which every decision is shown."""
+
+from __future__ import annotations
+
+import enum
+import errno
+from typing import Any, ClassVar, Final, NamedTuple
+
+from bonobofs.policy.request import Operation, WorkspacePath, at_hand
+
+
+@at_hand
+class Code(enum.StrEnum):
+    """Why a change is refused. The words are an interface; contracts and SECURITY.md list them."""
+
+    OUTSIDE = "OUTSIDE"
+    DEVICE = "DEVICE"
+    HARDLINK = "HARDLINK"
+    PROTECTED = "PROTECTED"
+    ROLE = "ROLE"
+    HIDDEN = "HIDDEN"
+    SUFFIX = "SUFFIX"
+    EXECUTABLE = "EXECUTABLE"
+    KEEP = "KEEP"
+    DEFAULT = "DEFAULT"
+    SIZE = "SIZE"
+    SPACE = "SPACE"
+    LEASED = "LEASED"
+    ASK = "ASK"
+    IDENTITY = "IDENTITY"
+    GIT = "GIT"
+    BEADS = "BEADS"
+    UNRECORDED = "UNRECORDED"
+    ELSEWHERE = "ELSEWHERE"
+
+
+@at_hand
+class Apart(enum.StrEnum):
+    """Where the bytes of an allowed change go, if not into the source."""
+
+    NO = ""
+    SCRATCH = "scratch"
+    """Into the session's scratch layer; the path is one of `[[scratch]]`."""
+    TEMPORARY = "temporary"
+    """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
+
+
+KEPT_APART: Final[dict[Apart, tuple[str, str]]] = {
+    Apart.SCRATCH: (
+        "Scratch files live in the session's scratch layer; they never reach the workspace and end with the session.",
+        "Write where a rule admits it what is to stay.",
+    ),
+    Apart.TEMPORARY: (
+        "A file of this name is held in the mount; it reaches the workspace under the name that it is renamed or linked"
+        " to, if the rules admit that, and else ends with the session.",
+        "Rename it onto the name that is meant, or write to that at once.",
+    ),
+}
+"""What becomes of a change that is allowed and kept apart, and what to do for it to stay."""
+REPOSITORY_RULE: Final = "repository"
+OF_REPOSITORY: Final = (
+    "`.git` is the repository of this session. The source takes over what is published: a branch, commit by commit.",
+    "Commit on a branch of your own; a commit is published at once, or git says why it is not.",
+)
+
+ERRNO: Final[dict[Code, int]] = {
+    Code.OUTSIDE: errno.EPERM,
+    Code.DEVICE: errno.EPERM,
+    Code.HARDLINK: errno.EPERM,
+    Code.PROTECTED: errno.EROFS,
+    Code.ROLE: errno.EACCES,
+    Code.HIDDEN: errno.EACCES,
+    Code.SUFFIX: errno.EACCES,
+    Code.EXECUTABLE: errno.EACCES,
+    Code.KEEP: errno.EACCES,
+    Code.DEFAULT: errno.EACCES,
+    Code.SIZE: errno.EFBIG,
+    Code.SPACE: errno.ENOSPC,
+    Code.LEASED: errno.EACCES,
+    Code.ASK: errno.EACCES,
+    Code.IDENTITY: errno.EACCES,
+    Code.GIT: errno.EACCES,
+    Code.BEADS: errno.EACCES,
+    Code.UNRECORDED: errno.EIO,
+    Code.ELSEWHERE: errno.EXDEV,
+}
+
+
+class Allowed(NamedTuple):
+    """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it.
+
+    One that a process was given can be told to another of the same session (`policy.told`).
+    """
+
+    rule: str
+    """Name of the rule that admitted it."""
+    max_size: int | None = None
+    """The largest size in bytes to which this verdict extends; None: any."""
+    judges_content: bool = False
+    """The rule forbids executable content: a change of the first bytes must be judged anew."""
+    apart: Apart = Apart.NO
+    """Anything but NO: the change must not touch the source. Such a verdict speaks for paths inside a mount alone."""
+
+
+class Holding(NamedTuple):
+    """Somebody's hold on a path."""
+
+    holder: str
+    """Label of the agent who acquired it."""
+    chain: str | None
+    """The chain that holds it; None: the agent does."""
+    until: str
+    """When it ends, ISO 8601."""
+    holder_id: str | None = None
+    """UUID of that agent, for the record; None: known to Agent Mail only."""
+
+    def __str__(self) -> str:
+        by = self.holder if self.chain is None else f"{self.holder} for chain {self.chain}"
+        return f"It is held by {by} until {self.until}."
+
+
+class Denied(NamedTuple):
+    """A refusal: the rule that made it, a stable code, one constant sentence, and what to do instead."""
+
+    code: Code
+    rule: str
+    reason: str
+    instead: str
+    path: WorkspacePath
+    operation: Operation
+    holding: Holding | None = None
+    """Whose lease it is, where that is the reason."""
+    about: str = ""
+    """A sentence with the particulars, for people and records: which issue, which branch."""
+
+    @property
+    def errno(self) -> int:
+        return ERRNO[self.code]
+
+
+Decision = Allowed | Denied
+
+
+def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
+    """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
+    if isinstance(decision, Denied):
+        holder, chain, until, _ = decision.holding or (None, None, None, None)
+        holding = {} if holder is None else {"holder": holder, "chain": chain, "until": until}
+        about = {"about": decision.about} if decision.about else {}
+        return {
+            "allowed": False,
+            "code": decision.code.value,
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "instead": decision.instead,
+            "path": decision.path,
+            "operation": decision.operation.value,
+            **holding,
+            **about,
+        }
+    reason, instead = KEPT_APART.get(decision.apart, (None, None))
+    if decision.rule == REPOSITORY_RULE:
+        reason, instead = OF_REPOSITORY
+    return {
+        "allowed": True,
+        "code": None,
+        "rule": decision.rule,
+        "reason": reason,
+        "instead": instead,
+        "path": path,
+        "operation": operation.value,
+    }
+
+
+class Refused(PermissionError):  # noqa: N818 - it is what the seeds call a denial, not a fault
+    """A change that the policy does not admit. `errno` follows from the code; `decision` says the rest."""
+
+    exit_code: ClassVar[int] = 77
+
+    def __init__(self, decision: Denied) -> None:
+        held = "" if decision.holding is None else str(decision.holding)
+        told = filter(None, (decision.reason, decision.about, held, decision.instead))
+        super().__init__(decision.errno, " ".join(told), decision.path)
+        self.decision = decision

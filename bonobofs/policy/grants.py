@@ -1,0 +1,64 @@
+"""Which operation takes which word of a role's lists `tools`, `git` and `beads`.
+
+An operation of a gate is no change of one path: it is judged by the role alone, and the files that it brings along are
+judged one by one as its parts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from bonobofs.policy.grant_families import EVERY, TOOLS
+from bonobofs.policy.request import Operation
+
+
+class Call(NamedTuple):
+    """Which list an operation is looked up in, and the words there of which one is enough; none: no role has it."""
+
+    family: str
+    words: tuple[str, ...]
+
+
+WRITING: Final = Operation.WRITE_FILE
+"""The one tool that is a change of a path too. It is asked for as a tool by `Facts.tool`."""
+
+OF_A_GATE: Final[dict[Operation, Call]] = {
+    Operation.READ_FILE: Call("tools", ("read_file",)),
+    Operation.LIST_FILES: Call("tools", ("list_files",)),
+    Operation.SEARCH_FILES: Call("tools", ("search_files",)),
+    Operation.ADD: Call("git", ("add",)),
+    Operation.COMMIT: Call("git", ("commit",)),
+    Operation.RM: Call("git", ("rm",)),
+    Operation.MV: Call("git", ("mv",)),
+    Operation.RESTORE: Call("git", ("restore",)),
+    Operation.CREATE_BRANCH: Call("git", ("branch",)),
+    Operation.DELETE_BRANCH: Call("git", ("branch",)),
+    Operation.CHECKOUT_BRANCH: Call("git", ("checkout", "switch")),
+    Operation.MERGE: Call("git", ("merge",)),
+    Operation.STASH: Call("git", ("stash",)),
+    Operation.RESET: Call("git", ("reset",)),
+    Operation.TAG: Call("git", ("tag",)),
+    Operation.CREATE_WORKTREE: Call("git", ()),
+    Operation.REMOVE_WORKTREE: Call("git", ()),
+    Operation.PUBLISH: Call("git", ("commit", "branch", "merge", "reset", "tag")),
+    Operation.CREATE_ISSUE: Call("beads", ("create",)),
+    Operation.CREATE_EPIC: Call("beads", ("epic",)),
+    Operation.UPDATE_ISSUE: Call("beads", ("update",)),
+    Operation.CLOSE_ISSUE: Call("beads", ("close",)),
+    Operation.REOPEN_ISSUE: Call("beads", ("reopen",)),
+    Operation.ADD_DEPENDENCY: Call("beads", ("dep",)),
+    Operation.REMOVE_DEPENDENCY: Call("beads", ("dep",)),
+    Operation.LABEL_ISSUE: Call("beads", ("label",)),
+    Operation.COMMENT_ISSUE: Call("beads", ("comment",)),
+    Operation.CALL: Call("socket", ()),
+}
+"""Operations that no rule for paths speaks of."""
+
+CALLS: Final[dict[Operation, Call]] = {**OF_A_GATE, WRITING: Call("tools", ("write_file",))}
+
+BUILT_IN: Final = {
+    "tools": TOOLS,
+    "git": (EVERY,),
+    "beads": ("create", "update", "close", "dep", "label", "comment"),
+}
+"""What the role has that exists though the policy does not define it."""

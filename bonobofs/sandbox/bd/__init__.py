@@ -1,1 +1,0 @@
-"""bd's command line, as the gate of a session answers it."""

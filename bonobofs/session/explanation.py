@@ -1,0 +1,317 @@
+"""`why`: what the engine would say of a change, asked without making it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.ipc.client import SOCKET_VARIABLE, call
+from bonobofs.policy import messages
+from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied, as_document
+from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.policy.request import HEAD_BYTES, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.session.lease_service import known
+from bonobofs.session.registration import choose_policy
+from bonobofs.session.session_list import around, lies_in, statuses
+from bonobofs.session.socket_lookup import callable_around, check_served
+from bonobofs.session.tracked_paths import of_session
+from bonobofs.state import scratch_dir
+from bonobofs.state.home import read_document, session_directory
+from bonobofs.state.sessions import Session
+from bonobofs.system import mounts
+
+WHY: Final = "user.bonobofs.why"
+
+_OF_CONTENT: Final = frozenset(
+    {Operation.WRITE_FILE, Operation.TRUNCATE, Operation.ALLOCATE, Operation.COPY_RANGE, Operation.CREATE_FILE}
+)
+_THROUGH_SYMLINKS: Final = _OF_CONTENT | {Operation.SET_MODE}
+_KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+}
+_MADE: Final = {
+    Operation.MKDIR: Kind.DIRECTORY,
+    Operation.RMDIR: Kind.DIRECTORY,
+    Operation.SYMLINK: Kind.SYMLINK,
+    Operation.MKNOD: Kind.DEVICE,
+}
+_PLAIN_FILE: Final = 0o644
+
+
+Decide = Callable[[Request, Facts], Decision]
+
+
+class _Place(NamedTuple):
+    """A workspace, and who decides about it."""
+
+    root: Path
+    decide: Decide
+    mounted: bool
+
+
+def ask(
+    home: Path,
+    path: str,
+    *,
+    operation: Operation | None = None,
+    to: str | None = None,
+    size: int | None = None,
+    role: str | None = None,
+    workspace: Path | None = None,
+) -> dict[str, Any]:
+    """The decision on a change of `path`, in the schema of decisions. `size` is in bytes, after the change.
+
+    `to` is the new name of a rename or link. Both names are judged, and of a directory all below it.
+
+    Without a workspace, a path is one of the mount, or of the source of a session, that it lies in, else of the working
+    directory. The session's own policy and role hold in it, elsewhere the policy that `mount` would choose. An
+    operation that is not named is the one that writing there takes. UsageError, PolicyError, StateError.
+    """
+    base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
+    # By the words alone: looking would lead into a mount, and `..` is judged as it stands.
+    named = Path(os.path.normpath(base / path))
+    check_served(home, named)
+    if role is None and ".." not in path.split("/"):
+        answer = _ask_the_session(home, named, (os.path.join(base, path), operation, _absolute(base, to), size))
+        if answer is not None:
+            return answer
+    foreign = _foreign_mount(home, named)
+    if foreign is not None:
+        return _ask_the_mount(named, foreign, plain=not (operation or to or size or role))
+    if role is None and workspace is None and SOCKET_VARIABLE in os.environ and around(home, named) is None:
+        here: dict[str, Any] = call(None, "why", path=path, operation=operation, to=to, size=size)
+        return here
+    place = _place(home, named, base if workspace is not None else None, role)
+    return _ask(place, base, path, operation, to, size)
+
+
+def ask_in(
+    root: Path, path: str, operation: Operation | None, to: str | None, size: int | None, decide: Decide
+) -> dict[str, Any]:
+    """The decision on a change of `path`, from the root of the mount or absolute, as `decide` has it."""
+    return _ask(_Place(root, decide, mounted=True), root, path, operation, to, size)
+
+
+def _absolute(base: Path, path: str | None) -> str | None:
+    return None if path is None else os.path.join(base, path)
+
+
+def _ask_the_session(
+    home: Path, named: Path, asked: tuple[str, Operation | None, str | None, int | None]
+) -> dict[str, Any] | None:
+    """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
+    session = callable_around(home, named)
+    if session is None or str(session.mountpoint) == session.source:
+        return None
+    path, operation, to, size = asked
+    try:
+        answer: dict[str, Any] = call(session.directory, "why", path=path, operation=operation, to=to, size=size)
+    except (BonobofsError, OSError):
+        return None  # what is known of it here has to do
+    return answer
+
+
+def _ask(
+    place: _Place, base: Path, path: str, operation: Operation | None, to: str | None, size: int | None
+) -> dict[str, Any]:
+    if to is not None and operation not in (Operation.RENAME, Operation.LINK):
+        raise UsageError("--to names the new path of a rename or link; add --op rename or --op link")
+    relative, found = _locate(place.root, base, path, operation)
+    chosen = operation or _usual(path, found)
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
+    kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
+    facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
+    facts = facts._replace(in_source=_in_source(place, relative, found))
+    decision = place.decide(Request(chosen, WorkspacePath(relative), kind), facts)
+    if chosen is Operation.RENAME or to is not None:
+        target = None if to is None else _locate(place.root, base, to, chosen)[0]
+        decision = _judge_move(place, (relative, kind, found), chosen, target, decision)
+    return as_document(decision, relative, chosen)
+
+
+def _judge_move(
+    place: _Place,
+    origin: tuple[str, Kind, os.stat_result | None],
+    operation: Operation,
+    target: str | None,
+    leaving: Decision,
+) -> Decision:
+    """The first refusal of what leaves the old path and appears at the new one, for all below a directory too."""
+    relative, kind, found = origin
+    below = _below(place.root / relative) if found is not None and kind is Kind.DIRECTORY else ()
+    decisions = [leaving]
+    for path, each, st in (("", kind, found), *below):
+        old, new = relative + path, None if target is None else target + path
+        if path and operation is Operation.RENAME:
+            decisions.append(place.decide(Request(operation, WorkspacePath(old), each), Facts(leaves=True)))
+        if new is not None:
+            decisions.append(
+                place.decide(Request(operation, WorkspacePath(new), each), _appearing(place.root / old, each, st))
+            )
+    denied = next((one for one in decisions if isinstance(one, Denied)), None)
+    if denied is not None:
+        return denied
+    layers = {one.apart for one in decisions if isinstance(one, Allowed)}
+    return leaving if Apart.SCRATCH not in layers or len(layers) == 1 else _crosses(relative, operation)
+
+
+def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
+    """What lies below a directory: `/` and the path from there, its kind, and what lstat says."""
+    for top, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = os.path.join(top, name)
+            st = _lstat(Path(path))
+            if st is not None:
+                yield path[len(str(directory)) :], _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE), st
+
+
+def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Facts:
+    if kind is Kind.SYMLINK and found is not None:
+        return Facts(target=os.readlink(path), in_source=True)
+    if kind is not Kind.FILE or found is None:
+        return Facts(in_source=found is not None)
+    return Facts(size=found.st_size, mode=stat.S_IMODE(found.st_mode), head=_head(path), in_source=True)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a regular file; none if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, HEAD_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _crosses(path: str, operation: Operation) -> Decision:
+    """The answer to a rename or link between scratch and the rest of the workspace."""
+    return Denied(Code.ELSEWHERE, *messages.ELSEWHERE, WorkspacePath(path), operation)
+
+
+def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Place:
+    session, root, mounted = _session_of(home, workspace or named)
+    if session is not None:
+        policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
+        bound = policy.bound_by(known(home, session)).with_tracked(of_session(home, session.session))
+        if mounted and scratch_dir.shows_repository(session_directory(home, session.session)):
+            bound = bound.with_repository()
+        return _Place(workspace or root, _by(bound, role or session.role), mounted)
+    root = workspace or Path.cwd()
+    chosen = choose_policy(home, None, root)
+    return _Place(root, _by(chosen.compiled, role or chosen.document.default_role), mounted=False)
+
+
+def _by(policy: Policy, role: str) -> Decide:
+    return partial(decide, policy, Agent("", "", role))
+
+
+def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
+    """The serving session whose mount, or else whose source, a path lies in; that directory; and which it is."""
+    one = around(home, path)
+    if one is None:
+        return None, path, False
+    session = one.session
+    mounted = session.mountpoint is not None and lies_in(path, session.mountpoint)
+    return session, Path(session.mountpoint if mounted and session.mountpoint else session.source), mounted
+
+
+def _locate(root: Path, base: Path, path: str, operation: Operation | None) -> tuple[str, os.stat_result | None]:
+    """The workspace path that a name leads to, as the kernel would find it, and what is there."""
+    if ".." in path.split("/"):
+        return path, None
+    name = base / path
+    resolved = Path(os.path.realpath(name.parent), name.name)
+    found = _lstat(resolved)
+    if found is not None and stat.S_ISLNK(found.st_mode) and (operation is None or operation in _THROUGH_SYMLINKS):
+        resolved = Path(os.path.realpath(resolved))
+        found = _lstat(resolved)
+    relative = os.path.relpath(resolved, os.path.realpath(root))
+    return "" if relative == "." else relative, found
+
+
+def _usual(path: str, found: os.stat_result | None) -> Operation:
+    if path.endswith("/") or (found is not None and stat.S_ISDIR(found.st_mode)):
+        return Operation.MKDIR
+    return Operation.CREATE_FILE if found is None else Operation.WRITE_FILE
+
+
+def _facts(place: _Place, relative: str, operation: Operation, size: int | None, found: os.stat_result | None) -> Facts:
+    before = found.st_size if found is not None else 0
+    after = size if size is not None else before
+    return Facts(
+        size=after if operation in _OF_CONTENT else -1,
+        size_before=before,
+        mode=_PLAIN_FILE if operation is Operation.CREATE_FILE and found is None else -1,
+        leaves=operation is Operation.RENAME and found is not None,
+        foreign_names=_foreign_names(place, relative, found),
+        privileged=os.geteuid() == 0,
+    )
+
+
+def _in_source(place: _Place, relative: str, found: os.stat_result | None) -> bool:
+    """Whether the source has the name; in a mount it may also be held there, which the mount itself can tell."""
+    if found is None:
+        return False
+    return not place.mounted or _asked(place.root / relative).get("rule") != Apart.TEMPORARY
+
+
+def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -> int:
+    """The names of a file beyond this one; none where the mount, which knows the others, says that they are allowed."""
+    if found is None or found.st_nlink < 2:
+        return 0
+    if not place.mounted:
+        return found.st_nlink - 1
+    answer = _asked(place.root / relative)
+    # Of all its names the mount speaks of the one that it saw last.
+    by_another_name = answer.get("code") == Code.LEASED and answer.get("path") != relative
+    return found.st_nlink - 1 if by_another_name or answer.get("code") == Code.HARDLINK else 0
+
+
+def _foreign_mount(home: Path, named: Path) -> mounts.Mount | None:
+    """The mount that a path lies in, where it is not one of this state directory."""
+    around = mounts.over(named)
+    if around is None:
+        return None
+    known = {one.session.mountpoint for one in statuses(home)}
+    return None if str(around.mountpoint) in known else around
+
+
+def _ask_the_mount(named: Path, around: mounts.Mount, *, plain: bool) -> dict[str, Any]:
+    answer = _asked(named) if plain else {}
+    if not answer:
+        raise UsageError(
+            f"{around.mountpoint} is mounted from another state directory, or its session cannot be read (see bonobofs "
+            "status), so only what exists can be asked about, without options; what may be written is in "
+            f"{around.mountpoint}/.bonobofs/policy.md"
+        )
+    return answer
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    """The mount's own answer; empty where it gives none."""
+    try:
+        answer = json.loads(os.getxattr(path, WHY))
+    except (OSError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _lstat(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None

@@ -1,0 +1,236 @@
+"""Leases from the command line: whose they are, what they cover, and when they bind everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
+from bonobofs.policy.choragen import Lock
+from bonobofs.policy.lease_set import UNKNOWN, Leases, compile_leases
+from bonobofs.policy.overlap import patterns_meet
+from bonobofs.policy.pattern import parse
+from bonobofs.session.registration import default_agent
+from bonobofs.state import agent_registry, leases
+from bonobofs.state.agent_registry import check_label
+from bonobofs.state.database import Database
+from bonobofs.state.heartbeats import Present
+from bonobofs.state.lease_follower import plain
+from bonobofs.state.leases import DAY, Granted, Holder, Lease, Wanted
+from bonobofs.state.sessions import Session, lives, load_all
+
+__all__ = [
+    "DAY",
+    "Holder",
+    "Terms",
+    "Whose",
+    "acquire",
+    "as_document",
+    "extend",
+    "import_locks",
+    "known",
+    "list_leases",
+    "release",
+    "workspace_around",
+]
+
+
+class Whose(NamedTuple):
+    """Who holds a lease, as it is named: the chain, else the agent, else the user's own."""
+
+    agent: str | None = None
+    chain: str | None = None
+
+
+class Terms(NamedTuple):
+    """On what terms a lease is asked for."""
+
+    shared: bool = False
+    seconds: float = DAY
+    reason: str = ""
+    workspace: Path | None = None
+
+
+def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms) -> Lease:
+    """Acquire a lease and return when it binds every live session; an agent that is new is registered.
+
+    UsageError, ForbiddenError, StateError. Where it is interrupted while it waits, or the database goes away then, the
+    lease is granted all the same, and the message says so.
+    """
+    for pattern in patterns:
+        try:
+            parse(pattern)
+        except PolicyError as error:
+            raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
+    with Database.open(home) as database:
+        if not isinstance(whose, Holder):
+            agent_registry.register(database, _label(whose))
+        workspace = None if terms.workspace is None else _source(home, terms.workspace)
+        holder = _holder(database, whose)
+        wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
+        granted = leases.acquire(database, wanted, patterns_meet)
+        return _followed(database, granted, "granted")
+
+
+def workspace_around(home: Path, directory: Path) -> Path:
+    """Return the source of the session whose mount or source a directory lies in, the innermost one. UsageError."""
+    roots = {
+        Path(root): Path(one.source)
+        for one in load_all(home)
+        for root in (one.source, one.mountpoint if lives(one) else None)
+        if root is not None
+    }
+    for place in (directory, *directory.parents):
+        if place in roots:
+            return roots[place]
+    raise UsageError(f"{directory} lies in no workspace that was mounted before; name one: --workspace DIR")
+
+
+def _followed(database: Database, granted: Granted, done: str) -> Lease:
+    """Return the lease once every live session follows the change."""
+    waited_for: list[Present] = []
+
+    def keep(present: list[Present]) -> None:
+        waited_for[:] = present
+
+    try:
+        leases.wait(database, granted.generation, told=keep)
+    except (StateError, KeyboardInterrupt) as error:
+        those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
+        stands = (
+            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not known'}; "
+            "bonobofs status shows which of them do not know the leases"
+        )
+        if isinstance(error, KeyboardInterrupt):
+            raise InterruptedWaitError(stands) from None
+        raise StateError(f"{error}; {stands}") from error
+    return granted.lease
+
+
+def _source(home: Path, named: Path) -> str:
+    """The source that is meant by a directory: a mountpoint stands for what is mounted there.
+
+    UsageError for a directory inside of one: patterns begin at the source's root.
+    """
+    for session in load_all(home):
+        if lives(session):
+            roots = {Path(root) for root in (session.source, session.mountpoint) if root is not None}
+            if named in roots:
+                return session.source
+            if not roots.isdisjoint(named.parents):
+                raise UsageError(
+                    f"{named} lies inside {session.source}; name that, with patterns that begin there, such as "
+                    f"{named.relative_to(next(iter(roots.intersection(named.parents))))}/**"
+                )
+    return str(named)
+
+
+def extend(home: Path, whose: Whose | Holder, lease: str | None, seconds: float) -> Lease:
+    """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own.
+
+    Like `acquire`, it returns when every live session follows the change.
+    """
+
+    def change(database: Database, one: str, by: Holder | None) -> Granted:
+        return leases.extend(database, one, seconds, by=by)
+
+    return _change(home, whose, lease, change, "extended")
+
+
+def release(home: Path, whose: Whose | Holder, lease: str | None) -> Lease:
+    """End a lease: the one that is named, by the operator, else the holder's own.
+
+    Like `acquire`, it returns when every live session follows the change.
+    """
+
+    def change(database: Database, one: str, by: Holder | None) -> Granted:
+        return leases.release(database, one, by=by)
+
+    return _change(home, whose, lease, change, "released")
+
+
+def list_leases(home: Path) -> list[Lease]:
+    """The leases that count now, the oldest first."""
+    with Database.open(home) as database:
+        return leases.list_leases(database)
+
+
+def known(home: Path, session: Session) -> Leases:
+    """The leases as they bind a session; UNKNOWN where they cannot be read."""
+    key = Holder(session.agent, session.agent_id, session.chain).key
+    try:
+        with Database.open(home) as database:
+            found = leases.list_leases(database)
+    except StateError:
+        return UNKNOWN
+    return compile_leases(plain(one, key) for one in found if one.workspace in (None, session.source))
+
+
+def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
+    """Acquire what was locked elsewhere, each by its chain; gives the leases, and why others could not be kept."""
+    made, lost = [], []
+    before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
+    for lock in locks:
+        terms = Terms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
+        try:
+            made.append(acquire(home, Whose(lock.agent, lock.chain), lock.patterns, terms))
+        except BonobofsError as error:
+            lost.append(f"line {lock.line}: {lock.chain}: {error}")
+            continue
+        given_up = sorted(set(before.get(lock.chain, ())) - set(lock.patterns))
+        if given_up:
+            lost.append(f"line {lock.line}: {lock.chain} held {', '.join(given_up)} here, and does no more")
+    return made, lost
+
+
+def _change(
+    home: Path,
+    whose: Whose | Holder,
+    lease: str | None,
+    change: Callable[[Database, str, Holder | None], Granted],
+    done: str,
+) -> Lease:
+    with Database.open(home) as database:
+        if lease is not None:
+            by = None if whose == Whose() else _holder(database, whose)
+            return _followed(database, change(database, lease, by), done)
+        holder = _holder(database, whose)
+        own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
+        if not own:
+            raise UsageError(f"{holder} holds no lease; bonobofs lease list shows who does")
+        return _followed(database, change(database, own[0].id, holder), done)
+
+
+def as_document(one: Lease) -> dict[str, Any]:
+    """A lease for JSON."""
+    return {
+        "id": one.id,
+        "holder": one.holder.key,
+        "agent": one.holder.agent,
+        "agent_id": one.holder.agent_id,
+        "chain": one.holder.chain,
+        "patterns": list(one.patterns),
+        "shared": one.shared,
+        "workspace": one.workspace,
+        "reason": one.reason,
+        "origin": one.origin,
+        "acquired": one.acquired.isoformat(),
+        "until": one.until.isoformat(),
+    }
+
+
+def _holder(database: Database, whose: Whose | Holder) -> Holder:
+    if isinstance(whose, Holder):
+        return whose
+    label, chain = _label(whose), _chain(whose)
+    found = agent_registry.find(database, label)
+    return Holder(label, None, chain) if found is None else Holder(found.label, found.id, chain)
+
+
+def _label(whose: Whose) -> str:
+    return default_agent() if whose.agent is None else whose.agent
+
+
+def _chain(whose: Whose) -> str | None:
+    return None if whose.chain is None else check_label(whose.chain, "a chain")

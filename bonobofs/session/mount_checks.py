@@ -1,0 +1,243 @@
+"""Where a mount may stand: every pair of source and mountpoint that would hang or lead round the policy is refused.
+
+The serving process must never touch its own mount. So nothing that it may need later, its program, its state, its
+working directory, may lie under the mountpoint; and the state must not be reachable through the mount.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import pwd
+import stat
+import sys
+from itertools import islice
+from pathlib import Path
+
+from bonobofs.errors import MountError
+from bonobofs.state.database_url import url
+from bonobofs.system import mounts, processes
+
+_FS_IOC_GETFLAGS = 0x80086601
+_FS_CASEFOLD_FL = 0x40000000
+_NAMES_TO_PROBE = 200
+_MOST_LINKS = 40
+
+
+def check(source: Path, mountpoint: Path, home: Path) -> None:
+    """Raise MountError, one line with the remedy, where this pair cannot be served. All paths are without symlinks."""
+    check_source(source, home)
+    if not mounts.at(mountpoint):
+        _check_directory(mountpoint, "mountpoint")
+    if mountpoint == Path("/"):
+        raise MountError("the root directory cannot be a mountpoint; mount on a directory of its own")
+    if mountpoint != source and _inside(mountpoint, source):
+        raise MountError(
+            f"the mountpoint {mountpoint} lies inside its source; use one outside {source}, or the source itself"
+        )
+    if mountpoint != source and _inside(source, mountpoint):
+        raise MountError(f"the source {source} lies inside the mountpoint {mountpoint}; use a mountpoint beside it")
+    _check_state(home, mountpoint)
+    _check_program(mountpoint)
+    _check_unguarded(mountpoint.parent, "mountpoint")
+    _check_unguarded(home, "state directory")
+
+
+def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
+    """The absolute path of a source or mountpoint without symlinks. MountError.
+
+    Another user who can replace a directory on the way could make the path lead to any directory between this check
+    and the mount. That is refused, unless `allow_writable_parents`. A symlink that such a user can replace is refused
+    always. Trusted are root and the user of this process. A mount of bonobofs is asked nothing: it could be hung.
+    """
+    covered = {str(mount.mountpoint) for mount in mounts.ours()}
+    here, links = "/", 0
+    pending = os.path.join(os.getcwd(), path).split("/")[::-1]
+    while pending:
+        name = pending.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        entry = os.path.join(here, name)
+        if entry in covered:
+            here = entry
+            continue
+        try:
+            above, st = os.stat(here), os.lstat(entry)
+        except OSError:
+            return Path(entry, *reversed(pending))  # the caller checks next whether the path exists
+        is_link = stat.S_ISLNK(st.st_mode)
+        if (is_link or not allow_writable_parents) and _is_replaceable(above, st, here):
+            remedy = "name the directory itself" if is_link else "or allow it: --allow-writable-parents"
+            raise MountError(
+                f"another user can replace {entry}, which is on the way to the {what} {path}; use a {what} below "
+                f"directories that only root or you can write, {remedy}"
+            )
+        if not is_link:
+            here = entry
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise MountError(f"the {what} {path} has too many levels of symlinks; name the directory itself")
+        target = os.readlink(entry)
+        here = "/" if target.startswith("/") else here
+        pending += target.split("/")[::-1]
+    return Path(here)
+
+
+def _is_replaceable(above: os.stat_result, entry: os.stat_result, directory: str) -> bool:
+    trusted = (0, os.geteuid())
+    if above.st_uid not in trusted:
+        return True
+    if not above.st_mode & stat.S_IWOTH and not _group_may_write(above, directory):
+        return False
+    return not (above.st_mode & stat.S_ISVTX and entry.st_uid in trusted)
+
+
+def _group_may_write(above: os.stat_result, directory: str) -> bool:
+    """Whether a user that is neither root nor this one may write in the directory through its group or its ACL."""
+    if not above.st_mode & stat.S_IWGRP:
+        return False
+    with contextlib.suppress(OSError):
+        os.getxattr(directory, "system.posix_acl_access")
+        return True
+    try:
+        members = set(grp.getgrgid(above.st_gid).gr_mem)
+    except KeyError:
+        return above.st_gid != os.getegid()
+    members |= {user.pw_name for user in pwd.getpwall() if user.pw_gid == above.st_gid}
+    own = {user.pw_name for user in pwd.getpwall() if user.pw_uid in (0, os.geteuid())}
+    return not members <= own
+
+
+def _check_database(home: Path, path: Path, what: str) -> None:
+    where = url(home)
+    file = Path(where.database or "")
+    if where.get_backend_name() == "sqlite" and _inside(file, path):
+        raise MountError(
+            f"the database {file} lies inside the {what}, where those it binds could reach it; "
+            "set BONOBOFS_DATABASE to a file outside, or not at all"
+        )
+
+
+def check_source(source: Path, home: Path) -> None:
+    """Raise MountError, one line with the remedy, where this source cannot be guarded."""
+    _check_directory(source, "source")
+    _check_unguarded(source, "source")
+    if _inside(home, source):
+        raise MountError(
+            f"the state directory {home} lies inside the source, where it could be changed; "
+            "set BONOBOFS_HOME to a directory outside"
+        )
+    _check_record(home, source, "source")
+    _check_database(home, source, "source")
+    try:
+        folds = folds_case(source)
+    except OSError as error:
+        raise MountError(f"the source {source} cannot be read: {error.strerror}") from error
+    if folds:
+        raise MountError(
+            f"{source} does not tell upper from lower case in names, so no rule about names could be kept there; "
+            "move the source to a directory that does"
+        )
+
+
+def folds_case(directory: Path) -> bool:
+    """Whether `a` and `A` are one name there: by the directory's flag (ext4, f2fs), else by names it already has."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = array.array("L", [0])
+        try:
+            fcntl.ioctl(handle, _FS_IOC_GETFLAGS, flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM):
+                raise
+        if flags[0] & _FS_CASEFOLD_FL:
+            return True
+        with os.scandir(handle) as entries:
+            names = [entry.name for entry in islice(entries, _NAMES_TO_PROBE)]
+        return any(_has_twin(handle, name) for name in names)
+    finally:
+        os.close(handle)
+
+
+def _has_twin(directory: int, name: str) -> bool:
+    """The name with its case swapped leads to the same file, and is no name of its own."""
+    twin = name.swapcase()
+    if twin == name:
+        return False
+    try:
+        here = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        there = os.stat(twin, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    # Two hard links, `a` and `A`, are two names; so are they in a listing.
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino) and twin not in os.listdir(directory)
+
+
+def _check_directory(path: Path, what: str) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            raise MountError(f"the {what} {path} is a dead mount; take it off first: fusermount3 -u {path}") from error
+        remedy = f"; create it: mkdir -p {path}" if error.errno == errno.ENOENT and what == "mountpoint" else ""
+        raise MountError(f"the {what} {path} cannot be used: {error.strerror}{remedy}") from error
+    if not stat.S_ISDIR(mode):
+        raise MountError(f"the {what} {path} is not a directory; name one")
+
+
+def _check_state(home: Path, mountpoint: Path) -> None:
+    if _inside(home, mountpoint):
+        raise MountError(
+            f"the state directory {home} lies inside the mountpoint, which would hang; "
+            "set BONOBOFS_HOME to a directory outside"
+        )
+    _check_record(home, mountpoint, "mountpoint")
+    _check_database(home, mountpoint, "mountpoint")
+
+
+def _check_record(home: Path, path: Path, what: str) -> None:
+    for name, content in (("sessions", "the record"), ("trails", "the record"), ("policies", "the policies")):
+        if _inside(path, home / name):
+            raise MountError(
+                f"the {what} {path} lies inside {home / name}, which holds {content}; use another directory"
+            )
+
+
+def _check_unguarded(path: Path, what: str) -> None:
+    around = mounts.over(path)
+    if around is not None:
+        raise MountError(
+            f"the {what} lies in a mount of bonobofs, {around.mountpoint}; use a directory that is not guarded"
+        )
+
+
+def _check_program(mountpoint: Path) -> None:
+    package = Path(__file__).resolve().parent.parent
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, os.__file__, str(package))
+    for path in (*prefixes, *sorted(processes.mapped_files(os.getpid()))):
+        if _inside(Path(os.path.realpath(path)), mountpoint):
+            raise MountError(
+                f"bonobofs itself runs from {path}, inside the mountpoint, which would hang; "
+                "install it elsewhere, for instance with pipx"
+            )
+
+
+def _inside(path: Path, directory: Path) -> bool:
+    return path == directory or directory in path.parents
+
+
+def has_nameless_files(directory: Path) -> bool:
+    """Whether the file system of a directory can make files without names (O_TMPFILE); True also in doubt."""
+    try:
+        os.close(os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+    return True

@@ -1,0 +1,187 @@
+"""What a session is made of: whose it is, in which role, under which policy, and where its record goes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bonobofs.errors import PolicyError, UsageError
+from bonobofs.policy.compiled import Tracked
+from bonobofs.policy.document import PolicyDocument, load
+from bonobofs.policy.engine import Policy, compile_policy
+from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
+from bonobofs.session.tracked_paths import Found, find_tracked, keep
+from bonobofs.state import agent_registry, heartbeats, project_policies
+from bonobofs.state.database import Database
+from bonobofs.state.home import session_directory, write_document
+from bonobofs.state.sessions import PolicyMark, Session, save
+from bonobofs.system.processes import boot_id
+
+
+class ChosenPolicy(NamedTuple):
+    """A policy, where it came from, and its two forms."""
+
+    origin: str
+    """`preset:NAME`, else the file without symlinks."""
+    file: Path
+    """The name by which it was chosen, and is looked for again when it changes."""
+    document: PolicyDocument
+    compiled: Policy
+    why: str
+    """Why this policy was chosen, without a full stop; empty after a reload."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The document as plain data, which is what `compile_policy` takes in whichever process."""
+        return self.document.model_dump(mode="json")
+
+
+class Who(NamedTuple):
+    """For whom a session is asked for. Without an agent it is the user's own; without a role, the agent's."""
+
+    agent: str | None = None
+    role: str | None = None
+    chain: str | None = None
+    """The chain of work that it belongs to, which then holds its leases."""
+    issue: str | None = None
+    """The issue that it is for."""
+
+
+class Drawn(NamedTuple):
+    """A session that is entered in the register, before anything serves it."""
+
+    session: Session
+    policy: ChosenPolicy
+    registered: agent_registry.Registered
+    tracked: Found
+
+
+def choose_policy(
+    home: Path, named: Path | None, source: Path | None = None, *, preset: str | None = None, store: bool = False
+) -> ChosenPolicy:
+    """The policy of a session on `source`: the named one, the project's, the operator's own, else a preset.
+
+    Without a source it is the one of a session on the working directory.
+
+    `named` is a file, or the name of a preset. `preset` is the one to take in the last case; None takes the stored one,
+    and before the first session `aidlc` if the source has aidlc-docs/, else `project`. `store` stores that choice.
+    A policy that cannot be read or enforced is an error, and so is a file inside the source, because a program that
+    works there could change it. PolicyError, StateError, UsageError.
+    """
+    if named is not None:
+        if str(named) in PRESETS:
+            return _of_preset(str(named), "named")
+        return load_policy(Path(os.path.abspath(named)), source, "named")
+    source = Path(os.path.realpath(source or "."))
+    for file, why in (
+        (project_policies.policy_file(home, source), "the policy of this project"),
+        (home / "policy.toml", "the policy of this state directory"),
+    ):
+        if project_policies.exists(file):
+            # No source contains the state directory, but the working directory of `why` and `policy show` may.
+            return load_policy(file, None if source in (home, *home.parents) else source, why)
+    if preset is not None:
+        return _of_preset(preset, "no other policy is given")
+    return _of_preset(*_preset_for(home, source, store=store))
+
+
+def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
+    """The preset for a source that has no policy, and why."""
+    stored = project_policies.stored_preset(home, source)
+    if stored is not None:
+        return stored.preset, f"stored at the first session of this source, on {stored.chosen[:10]}"
+    found = os.path.isdir(source / "aidlc-docs")
+    preset = "aidlc" if found else "project"
+    if store:
+        preset = project_policies.store_preset(home, source, preset)
+    return preset, "the source has aidlc-docs/" if found else "the source has no aidlc-docs/"
+
+
+def _of_preset(name: str, why: str) -> ChosenPolicy:
+    if name not in PRESETS:
+        raise PolicyError(f"there is no preset {name}; there are {', '.join(PRESETS)}")
+    file = preset_file(name)
+    document = load(file)
+    compiled = compile_policy(document.model_dump(mode="json"))
+    return ChosenPolicy(f"{PRESET}{name}", file, document, compiled, why)
+
+
+def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
+    """The policy in a file that is not inside the source. PolicyError, UsageError."""
+    origin = Path(os.path.realpath(file))
+    if source is not None and source in origin.parents:
+        raise UsageError(
+            f"the policy {origin} lies inside the source, where those it binds could change it; copy it elsewhere"
+        )
+    if not origin.is_file():
+        raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
+    document = load(origin)
+    compiled = compile_policy(document.model_dump(mode="json"))
+    return ChosenPolicy(origin_of(origin), file, document, compiled, why)
+
+
+def default_agent() -> str:
+    """The label of whoever names none: the login name of the user who runs this."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def identity_of(home: Path, label: str) -> str | None:
+    """The UUID of the living agent of that label; None where there is none."""
+    with Database.open(home) as database:
+        return agent_registry.identity_of(database, label)
+
+
+def draw(
+    home: Path,
+    *,
+    source: Path,
+    mountpoint: Path | None,
+    who: Who,
+    policy: ChosenPolicy,
+    transport: str,
+) -> Drawn:
+    """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600).
+
+    Raises ForbiddenError where the agent may not mount with that role, StateError, UsageError.
+    """
+    agent, role, chain, issue = who
+    if chain is not None:
+        agent_registry.check_label(chain, "a chain")
+    with Database.open(home) as database:
+        registered = agent_registry.register(database, agent if agent is not None else default_agent(), role)
+        session = Session(
+            session=str(uuid.uuid4()),
+            agent=registered.label,
+            agent_id=registered.id,
+            team=registered.team,
+            role=role or registered.role or policy.document.default_role or "agent",
+            chain=chain,
+            source=str(source),
+            mountpoint=None if mountpoint is None else str(mountpoint),
+            pid=None,
+            starttime=None,
+            transport=transport,
+            policy=PolicyMark(policy.origin, policy.compiled.digest, policy.compiled.generation),
+            boot_id=boot_id(),
+            started=datetime.now(UTC).isoformat(),
+            ended=None,
+            issue=issue,
+            source_inode=os.stat(source).st_ino,
+        )
+        heartbeats.enter(database, session)
+    directory = session_directory(home, session.session)
+    directory.mkdir(mode=0o700)
+    write_document(directory / "policy.json", policy.plain)
+    found = find_tracked(home, source, policy.compiled)
+    if found.paths:
+        keep(home, session.session, found.paths)
+        policy = policy._replace(compiled=policy.compiled.with_tracked(Tracked(found.paths)))
+    save(home, session)
+    return Drawn(session, policy, registered, found)

@@ -1,0 +1,193 @@
+"""Which sessions there are and how each stands: from the register, the process table and the mount table.
+
+No mount is looked into: a mount whose server hangs would hang whoever asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.audit.reader import is_closed
+from bonobofs.errors import StateError, TrailError
+from bonobofs.state.home import session_directory, trail_path
+from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
+from bonobofs.system import mounts
+from bonobofs.system.processes import is_stopped, send
+
+SECONDS_TO_SETTLE = 2.0
+
+
+class State(enum.StrEnum):
+    """How a session stands."""
+
+    SERVING = "serving"
+    STOPPED = "stopped"
+    """A signal has stopped its process: everything in the mount waits."""
+    SOURCE_REMOVED = "source removed"
+    """Its source was removed, renamed or replaced: the mount still shows the directory that it was made of."""
+    ENDING = "ending"
+    """Its mount is gone, its process is still settling the record."""
+    DEAD = "dead"
+    """Its process is gone, its mount is still there and answers ENOTCONN."""
+    CRASHED = "crashed"
+    """Process and mount are gone, and its trail has no closing entry."""
+    ENDED = "ended"
+
+
+SERVED: Final = frozenset({State.SERVING, State.STOPPED, State.SOURCE_REMOVED})
+"""Process and mount are there."""
+
+
+class Status(NamedTuple):
+    """One session and how it stands."""
+
+    session: Session
+    """Its policy is the one that is in force, or was last."""
+    state: State
+    watch: str | None = None
+    """`watching`, or why changes behind the mount are looked for once a second only; None where it is not served."""
+    policy_error: str | None = None
+    """Why the policy file that is there now is not in force."""
+    leases: str | None = None
+    """Why it is not known what is leased, so that every change is refused."""
+    caches: str | None = None
+    """Why the kernel caches nothing, and what it has cached may be stale."""
+    unreadable: str | None = None
+    """Why its live.json cannot be read; the fields above are then those of its beginning."""
+
+    @property
+    def unwatched(self) -> str:
+        """What `status` and `doctor` say if the source is not watched, or only a part of it; "" if all is."""
+        if self.watch in (None, WATCHING):
+            return ""
+        if self.watch.startswith(PARTLY):
+            return "its source is watched only in part"
+        return "its source is not watched"
+
+
+def statuses(home: Path, *, ended: bool = False) -> list[Status]:
+    """Every readable session that has not ended, the oldest first; with `ended`, those too."""
+    sessions, _ = read_all(home)
+    mounted = {str(mount.mountpoint) for mount in mounts.ours()}
+    # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
+    taken = {session.mountpoint for session in sessions if lives(session)}
+    # A dead mount is the last session's, though that may have closed its trail: the connection was ended under it.
+    left: dict[str | None, Session] = {
+        session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
+    }
+    found = [_status(home, session, _state(home, session, mounted, left)) for session in sessions]
+    return [status for status in found if ended or status.state is not State.ENDED]
+
+
+def _status(home: Path, session: Session, state: State) -> Status:
+    try:
+        live = read_live(session_directory(home, session.session))
+    except (OSError, StateError) as error:
+        return Status(session, state, unreadable=f"its live.json cannot be read: {error}")
+    if live is None:
+        return Status(session, state)
+    session = dataclasses.replace(session, policy=live.policy)
+    if state not in SERVED:
+        return Status(session, state)
+    return Status(session, state, live.watch, live.policy_error, live.leases, live.caches)
+
+
+def around(home: Path, path: Path) -> Status | None:
+    """The serving session whose mount, or else whose source, a path lies in; of several the last that began.
+
+    StateError: the path lies in a mount, and the session of that mount cannot be read.
+    """
+    serving = [one for one in statuses(home) if one.state in SERVED]
+    for place in ("mountpoint", "source"):
+        for one in reversed(serving):
+            if lies_in(path, getattr(one.session, place)):
+                return one
+        if place == "mountpoint" and any(lies_in(path, str(mount.mountpoint)) for mount in mounts.ours()):
+            for error in unreadable(home).values():
+                raise StateError(f"{path} is in a mount that no readable session explains: {error}")
+    return None
+
+
+def unreadable(home: Path) -> dict[str, StateError]:
+    """Return the error of each registered session that cannot be read, by UUID."""
+    return read_all(home)[1]
+
+
+def mounted_around(home: Path, path: Path) -> Session | None:
+    """The serving session in whose mount a path lies; what is called there is called as its agent."""
+    one = around(home, path)
+    return one.session if one is not None and lies_in(path, one.session.mountpoint) else None
+
+
+def lies_in(path: Path, directory: str | None) -> bool:
+    """Whether a path is a directory or lies in it, by the words alone."""
+    return directory is not None and (path == Path(directory) or Path(directory) in path.parents)
+
+
+def was_closed(home: Path, session: Session) -> bool:
+    """Whether the last entry of its trail is the closing entry."""
+    try:
+        return is_closed(trail_path(home, session.session))
+    except TrailError:
+        return False
+
+
+def settle(home: Path) -> None:
+    """Ask every server for all that it has not yet written, and wait until each has answered.
+
+    A server answers by renewing the time of `settled` in its session's directory. One that does not in two seconds is
+    passed over: what it has written so far can still be read.
+    """
+    asked = []
+    for session in read_all(home)[0]:
+        if session.pid is None or session.starttime is None or session.mountpoint is None or not lives(session):
+            continue
+        mark = session_directory(home, session.session) / "settled"
+        before = _renewed(mark)
+        if send(session.pid, session.starttime, signal.SIGUSR1):
+            asked.append((mark, before))
+    deadline = time.monotonic() + SECONDS_TO_SETTLE
+    for mark, before in asked:
+        while _renewed(mark) == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _renewed(mark: Path) -> int:
+    try:
+        return mark.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _has_source(session: Session) -> bool:
+    """Whether the source is still the directory that the session began with."""
+    if mounts.over(Path(session.source)) is not None:
+        return True  # to look there is to look into a mount
+    try:
+        found = os.stat(session.source)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return session.source_inode in (None, found.st_ino)
+
+
+def _state(home: Path, session: Session, mounted: set[str], left: dict[str | None, Session]) -> State:
+    if session.ended is not None:
+        return State.ENDED
+    if lives(session):
+        if session.mountpoint is None:
+            return State.SERVING
+        if session.mountpoint not in mounted:
+            return State.ENDING
+        if session.pid is not None and is_stopped(session.pid):
+            return State.STOPPED
+        return State.SERVING if _has_source(session) else State.SOURCE_REMOVED
+    if left.get(session.mountpoint) is session:
+        return State.DEAD
+    return State.ENDED if was_closed(home, session) else State.CRASHED

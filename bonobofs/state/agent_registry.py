@@ -1,0 +1,253 @@
+"""Who there is: teams and agents, each a UUID under a label.
+
+The label is for people and may one day name somebody else: what is removed keeps its row, so that records can still be
+read, and a later one of the same name is another, which inherits nothing. Everything that refers to an agent or a team
+refers to the UUID.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+
+from bonobofs.errors import ForbiddenError, StateError, UsageError
+from bonobofs.state import heartbeats
+from bonobofs.state.database import Database
+from bonobofs.state.schema import agent_roles, agents, leases, teams
+from bonobofs.state.sql_types import clock, moment
+
+_LONGEST_LABEL: Final = 64
+
+
+class Registered(NamedTuple):
+    """An agent as it mounts. `role` is None where nobody has given it one of its own."""
+
+    label: str
+    id: str
+    role: str | None
+    team: str | None
+    """Label of its team."""
+    new: bool
+    """It was entered by this call."""
+
+
+class Team(NamedTuple):
+    """One team. `removed` is None while it lives."""
+
+    id: str
+    label: str
+    created: datetime
+    removed: datetime | None
+
+
+class Agent(NamedTuple):
+    """One agent. `role` is what it mounts with by itself; an agent without `roles` may use every role."""
+
+    id: str
+    label: str
+    team: str | None
+    team_id: str | None
+    role: str | None
+    roles: tuple[str, ...]
+    created: datetime
+    removed: datetime | None
+
+
+def check_label(label: str, what: str = "an agent") -> str:
+    """A label that is safe in a line of a log, a terminal and a file name, and is no UUID; else UsageError."""
+    if not label or len(label) > _LONGEST_LABEL or not label.isprintable() or "/" in label or label != label.strip():
+        raise UsageError(
+            f"{label!r} cannot name {what}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
+        )
+    if _is_uuid(label):
+        raise UsageError(f"{label!r} cannot name {what}, as it has the form of an identity; use a name")
+    return label
+
+
+def register(database: Database, label: str, role: str | None = None) -> Registered:
+    """The living agent of that label or UUID, entered with the role as its own if it is a label that is new.
+
+    A known agent's own role stays. ForbiddenError where the agent may not mount with the role that is named.
+    """
+    with database.change() as connection:
+        known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
+        if known is None:
+            identity = _enter_agent(connection, label, None, role, ())
+            return Registered(label, identity, role, None, new=True)
+    if role is not None and known.roles and role not in known.roles:
+        raise ForbiddenError(
+            f"{known.label} may not mount as {role}, but as {', '.join(known.roles)}; "
+            f"to change that: bonobofs agent change {known.label} --role R"
+        )
+    return Registered(known.label, known.id, known.role, known.team, new=False)
+
+
+def add(database: Database, label: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
+    """Enter an agent. Of the roles that it may mount with the first is its own; without any it may use every role.
+
+    UsageError for a label that lives already or a team that does not.
+    """
+    check_label(label)
+    wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
+    with database.change() as connection:
+        if _agent(connection, label) is not None:
+            raise UsageError(
+                f"there is an agent {label} already; change it: bonobofs agent change {label} --role R, or use another "
+                "name"
+            )
+        home = None if team is None else _living_team(connection, team)
+        _enter_agent(connection, label, home, wanted[0] if wanted else None, wanted)
+        return _living_agent(connection, label)
+
+
+def change(database: Database, agent: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
+    """Replace the team or the roles of an agent, by label or UUID. What is not named stays. UsageError as from `add`.
+
+    Live sessions keep their role.
+    """
+    wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
+    with database.change() as connection:
+        found = _living_agent(connection, agent)
+        where = agents.c.id == found.id
+        if team is not None:
+            connection.execute(update(agents).where(where).values(team=_living_team(connection, team)))
+        if wanted:
+            connection.execute(update(agents).where(where).values(role=wanted[0]))
+            connection.execute(delete(agent_roles).where(agent_roles.c.agent == found.id))
+            for each in wanted:
+                connection.execute(insert(agent_roles).values(agent=found.id, role=each))
+        return _living_agent(connection, found.id)
+
+
+def remove(database: Database, agent: str) -> Agent:
+    """Remove an agent, by label or UUID, with the leases that it holds itself. Its label is free again.
+
+    StateError while a session of it is live.
+    """
+    with database.change() as connection:
+        found = _living_agent(connection, agent)
+        if any(one.agent_id == found.id for one in heartbeats.living(connection)):
+            raise StateError(f"{found.label} has a live session; end it first, see bonobofs status")
+        connection.execute(update(agents).where(agents.c.id == found.id).values(removed=clock()))
+        if connection.execute(delete(leases).where(leases.c.agent == found.id, leases.c.chain.is_(None))).rowcount:
+            heartbeats.next_generation(connection)
+        return found
+
+
+def list_agents(database: Database, *, removed: bool = False) -> list[Agent]:
+    """The living agents by label; with `removed`, those that once were too."""
+    with database.read() as connection:
+        return _agents(connection, *(() if removed else (agents.c.removed.is_(None),)))
+
+
+def find(database: Database, agent: str) -> Agent | None:
+    """The living agent of that label or UUID; None where there is none."""
+    with database.read() as connection:
+        return _agent(connection, agent)
+
+
+def identity_of(database: Database, label: str) -> str | None:
+    """The UUID of the living agent of that label; None where there is none."""
+    found = find(database, label)
+    return None if found is None else found.id
+
+
+def add_team(database: Database, label: str) -> Team:
+    """Enter a team. UsageError for a label that lives already."""
+    check_label(label, "a team")
+    with database.change() as connection:
+        if _teams(connection, teams.c.name == label, teams.c.removed.is_(None)):
+            raise UsageError(f"there is a team {label} already; remove it first, or use another name")
+        connection.execute(insert(teams).values(id=str(uuid.uuid4()), name=label, created=clock()))
+        return _teams(connection, teams.c.id == _living_team(connection, label))[0]
+
+
+def remove_team(database: Database, team: str) -> Team:
+    """Remove a team, by label or UUID. StateError while agents belong to it."""
+    with database.change() as connection:
+        identity = _living_team(connection, team)
+        members = _agents(connection, agents.c.team == identity, agents.c.removed.is_(None))
+        if members:
+            raise StateError(f"to {team} belong {', '.join(one.label for one in members)}; remove them first")
+        connection.execute(update(teams).where(teams.c.id == identity).values(removed=clock()))
+        return _teams(connection, teams.c.id == identity)[0]
+
+
+def list_teams(database: Database, *, removed: bool = False) -> list[Team]:
+    """The living teams by label; with `removed`, those that once were too."""
+    with database.read() as connection:
+        return _teams(connection, *(() if removed else (teams.c.removed.is_(None),)))
+
+
+def _enter_agent(connection: Connection, label: str, team: str | None, role: str | None, roles: tuple[str, ...]) -> str:
+    identity = str(uuid.uuid4())
+    connection.execute(insert(agents).values(id=identity, name=label, team=team, role=role, created=clock()))
+    for each in roles:
+        connection.execute(insert(agent_roles).values(agent=identity, role=each))
+    return identity
+
+
+def _agent(connection: Connection, agent: str) -> Agent | None:
+    by = agents.c.id == agent.lower() if _is_uuid(agent) else agents.c.name == agent
+    return next(iter(_agents(connection, by, agents.c.removed.is_(None))), None)
+
+
+def _living_agent(connection: Connection, agent: str) -> Agent:
+    found = _agent(connection, agent)
+    if found is None:
+        raise UsageError(f"there is no agent {agent}; bonobofs agent list shows who there is")
+    return found
+
+
+def _living_team(connection: Connection, team: str) -> str:
+    by = teams.c.id == team.lower() if _is_uuid(team) else teams.c.name == team
+    found = _teams(connection, by, teams.c.removed.is_(None))
+    if not found:
+        raise UsageError(f"there is no team {team}; bonobofs team list shows which there are")
+    return found[0].id
+
+
+def _agents(connection: Connection, *where: ColumnElement[bool]) -> list[Agent]:
+    wanted = (
+        select(
+            agents.c.id, agents.c.name, teams.c.name, agents.c.team, agents.c.role, agents.c.created, agents.c.removed
+        )
+        .join_from(agents, teams, isouter=True)
+        .where(*where)
+        .order_by(agents.c.name, agents.c.created)
+    )
+    roles: dict[str, list[str]] = {}
+    for agent, role in connection.execute(select(agent_roles.c.agent, agent_roles.c.role).order_by(agent_roles.c.role)):
+        roles.setdefault(agent, []).append(role)
+    return [
+        Agent(
+            identity,
+            label,
+            team,
+            team_id,
+            role,
+            tuple(roles.get(identity, ())),
+            moment(created),
+            removed and moment(removed),
+        )
+        for identity, label, team, team_id, role, created, removed in connection.execute(wanted)
+    ]
+
+
+def _teams(connection: Connection, *where: ColumnElement[bool]) -> list[Team]:
+    wanted = select(teams.c.id, teams.c.name, teams.c.created, teams.c.removed).where(*where).order_by(teams.c.name)
+    return [
+        Team(identity, label, moment(created), removed and moment(removed))
+        for identity, label, created, removed in connection.execute(wanted)
+    ]
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False

@@ -1,0 +1,126 @@
+"""Copies of the database: an SQLite file by SQLite itself, PostgreSQL by pg_dump. One is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from bonobofs.errors import StateError
+from bonobofs.state.database import Database
+from bonobofs.state.database_url import SECRETS
+
+INDEX: Final = "index_"
+"""With this begin the tables of the index, which are derived, and no part of a backup."""
+_SUFFIXES: Final = (".db", ".dump")
+
+
+def kept(home: Path) -> list[Path]:
+    """The oldest first."""
+    return [path for path in sorted((home / "backups").glob("*-*.d*")) if path.suffix in _SUFFIXES]
+
+
+def back_up(database: Database, revision: str | None = None) -> Path:
+    """A copy of the database, dated and named by its schema, in `backups/` of the state directory; 0600.
+
+    StateError when it cannot be made: for PostgreSQL that takes pg_dump of at least the server's version.
+    """
+    at = revision or database.revision()
+    if at is None:
+        raise StateError(f"the database {database.name} holds no tables of bonobofs, so there is nothing to keep")
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    path = database.home / "backups" / f"{moment}-{at}.{'db' if database.is_sqlite else 'dump'}"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(database, path)
+    except OSError as error:
+        raise StateError(f"the backup {path} cannot be made: {error.strerror}") from error
+    return path
+
+
+def _write(database: Database, path: Path) -> None:
+    # It gets its name when it is whole: what bears the name of a backup is one.
+    unfinished = path.with_suffix(f"{path.suffix}.unfinished")
+    handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if database.is_sqlite:
+            _copy_sqlite(database.url.database or "", str(unfinished))
+        else:
+            where, hidden = _of(database)
+            options = ("--no-password", "--format=custom", "--no-owner", f"--exclude-table={INDEX}*")
+            _run("pg_dump", where, *options, f"--file={unfinished}", more=hidden)
+        os.fsync(handle)
+        unfinished.rename(path)
+    finally:
+        os.close(handle)
+        unfinished.unlink(missing_ok=True)
+
+
+def restore(database: Database, backup: Path) -> None:
+    """Put the database back to what a backup holds."""
+    if database.is_sqlite:
+        _copy_sqlite(str(backup), database.url.database or "")
+    else:
+        where, hidden = _of(database)
+        options = ("--no-password", "--clean", "--if-exists", "--single-transaction", "--no-owner")
+        _run("pg_restore", where, *options, str(backup), more=hidden)
+
+
+def tables_in(backup: Path) -> set[str]:
+    """The names of the tables that a dump holds, from lines such as `215; 1259 16386 TABLE public agents OWNER`."""
+    lines = [line.split() for line in _run("pg_restore", "--list", str(backup)).splitlines()]
+    return {line[5] for line in lines if line[3:4] == ["TABLE"]}
+
+
+def _copy_sqlite(source: str, target: str) -> None:
+    try:
+        with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+            wrong = new.execute("PRAGMA integrity_check").fetchone()[0]
+    except sqlite3.Error as error:
+        raise StateError(f"{source} cannot be copied to {target}: {error}") from error
+    if wrong != "ok":
+        raise StateError(f"the copy of {source} is damaged: {wrong}")
+
+
+def _of(database: Database) -> tuple[str, dict[str, str]]:
+    """How a program of PostgreSQL is told which database it is: an argument, and what goes into its environment.
+
+    Everybody can read arguments: what is secret is not among them.
+    """
+    said = {name: ",".join((value,) if isinstance(value, str) else value) for name, value in database.url.query.items()}
+    said |= {
+        name: str(value)
+        for name, value in database.url.translate_connect_args(username="user", database="dbname").items()
+    }
+    hidden = {"PGPASSWORD": said["password"]} if "password" in said else {}
+    info = " ".join(f"{name}='{_quoted_value(value)}'" for name, value in said.items() if name not in SECRETS)
+    return f"--dbname={info}", hidden
+
+
+def _run(program: str, *arguments: str, more: dict[str, str] | None = None) -> str:
+    """Run a program of PostgreSQL, with `more` in its environment, and give what it printed. StateError."""
+    try:
+        ran = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
+            env={**os.environ, **(more or {}), "LC_ALL": "C"},
+        )
+    except FileNotFoundError as error:
+        raise StateError(f"{program} is missing, without which nothing is done; install postgresql-client") from error
+    if ran.returncode:
+        said = ran.stderr.strip().partition("\n")[0] or f"it ended with {ran.returncode}"
+        raise StateError(f"{program} failed, so nothing is done: {said}")
+    return ran.stdout
+
+
+def _quoted_value(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("'", "\\'")

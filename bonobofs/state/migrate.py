@@ -1,0 +1,249 @@
+"""Bringing the database to the newest schema, so that it is either there or as it was before.
+
+A migration runs while no transaction of anybody else does, and never while a session is live. Before it a dated backup
+is made; it is one transaction, and the health check is its last part. Where a failed one has left anything behind all
+the same, the backup is put back; where one was killed before that, nobody uses the database until the next upgrade has
+put it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, delete, insert, inspect, select, text
+from sqlalchemy.schema import MetaData
+
+from bonobofs.errors import StateError
+from bonobofs.state import heartbeats
+from bonobofs.state import schema as tables
+from bonobofs.state.backup import INDEX, back_up, kept, restore, tables_in
+from bonobofs.state.database import MARK, Database, home_id, revision_of
+from bonobofs.state.database_url import BEGIN
+from bonobofs.state.sessions import lives, load_all
+
+MIGRATIONS: Final = (Path(__file__).parent / "migrations" / "versions",)
+_NAMED: Final = 5
+_UNMARK: Final = delete(tables.counters).where(tables.counters.c.name == MARK)
+
+
+class Upgraded(NamedTuple):
+    """What `upgrade` did. `before` is None where there were no tables."""
+
+    before: str | None
+    after: str
+    backup: Path | None
+
+
+class State(enum.StrEnum):
+    """How a database stands."""
+
+    CURRENT = "current"
+    EMPTY = "empty"
+    OLD = "old"
+    NEWER = "newer"
+    FAULTY = "faulty"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """What `db status` says."""
+
+    database: str
+    """URL without the password."""
+    state: State
+    schema: str | None
+    """The migration it is at."""
+    newest: str
+    faults: list[str]
+    live: list[str]
+    backups: list[str]
+
+
+def status(database: Database) -> Status:
+    """How the database stands; it is not changed."""
+    at, wanted = None, newest()
+    faulty: list[str] = []
+    live: list[str] = []
+    try:
+        at = database.revision()
+        if at == wanted:
+            with database.read() as connection:
+                faulty = faults(connection)
+                live = _live(database, connection)
+    except StateError as error:
+        faulty = [str(error)]
+    state = State.EMPTY if at is None else State.OLD if at < wanted else State.NEWER if at > wanted else State.CURRENT
+    return Status(
+        database=database.name,
+        state=State.FAULTY if faulty else state,
+        schema=at,
+        newest=wanted,
+        faults=faulty,
+        live=live,
+        backups=[str(path) for path in kept(database.home)],
+    )
+
+
+def create(database: Database) -> None:
+    """Make the tables where there are none. Of several who try at once, one does."""
+    if database.is_sqlite:
+        path = database.url.database or ""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StateError(f"the database {path} cannot be made: {error.strerror}") from error
+    with database.alone() as connection:
+        if revision_of(connection) is None:
+            connection.rollback()
+            _migrate(connection, MIGRATIONS)
+
+
+def newest(scripts: Sequence[Path] = MIGRATIONS) -> str:
+    """The migration that `upgrade` leads to."""
+    return ScriptDirectory.from_config(_config(scripts)).get_current_head() or ""
+
+
+def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgraded:
+    """Migrate to the newest schema; done again it does nothing. StateError when it is refused or failed.
+
+    `scripts` are the directories that hold the migrations.
+    """
+    if database.revision() is None:
+        create(database)
+        if newest(scripts) == tables.REVISION:
+            return Upgraded(None, tables.REVISION, None)
+    with database.alone() as connection:
+        before, after = revision_of(connection) or "", newest(scripts)
+        connection.rollback()
+        if before > after:
+            database.check_revision(before)
+        _mend(connection, database, before)
+        if before == after:
+            return Upgraded(before, after, None)
+        _refuse_while_live(database, connection)
+        made = back_up(database, before)
+        try:
+            _migrate(connection, scripts, marked=True)
+        except Exception as error:
+            how = "put back from" if _put_back(connection, database, made) else "and there is also a backup,"
+            raise StateError(
+                f"the migration to {after} failed: {_said(error)}; the database is as it was at {before}, {how} {made}"
+            ) from error
+    return Upgraded(before, after, made)
+
+
+def faults(connection: Connection, revision: str = tables.REVISION, metadata: MetaData = tables.metadata) -> list[str]:
+    """What is wrong with the schema and what it holds, a sentence each; none when it is healthy."""
+    found = []
+    at = revision_of(connection)
+    if at != revision:
+        found.append(f"it is at {at}, not at {revision}")
+    inspector = inspect(connection)
+    present = set(inspector.get_table_names())
+    for table in metadata.sorted_tables:
+        if table.name not in present:
+            found.append(f"the table {table.name} is missing")
+            continue
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        found += [f"the column {table.name}.{name} is missing" for name in set(table.columns.keys()) - columns]
+    if (
+        not found
+        and connection.scalar(select(tables.counters.c.value).where(tables.counters.c.name == "leases")) is None
+    ):
+        found.append("the counter of leases is missing")
+    if connection.dialect.name == "sqlite":
+        found += [row[0] for row in connection.execute(text("PRAGMA integrity_check")) if row[0] != "ok"]
+        found += [f"a row of {row[0]} refers to none" for row in connection.execute(text("PRAGMA foreign_key_check"))]
+    return found
+
+
+def _config(scripts: Sequence[Path]) -> Config:
+    config = Config()
+    config.set_main_option("script_location", _quoted(MIGRATIONS[0].parent))
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", "\n".join(_quoted(path) for path in scripts))
+    return config
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("%", "%%")
+
+
+def _migrate(connection: Connection, scripts: Sequence[Path], *, marked: bool = False) -> None:
+    """All migrations that are missing, and the health check, in one transaction.
+
+    `marked`: its first act is a mark and its last to remove it, so that the mark is seen when a migration committed
+    something of itself, which no rollback then takes back.
+    """
+    config = _config(scripts)
+    config.attributes["connection"] = connection
+    connection.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
+    with connection.begin():
+        if marked:
+            connection.execute(insert(tables.counters).values(name=MARK, value=0))
+        command.upgrade(config, "head")
+        wrong = faults(connection, newest(scripts))
+        if wrong:
+            raise StateError("; ".join(wrong))
+        if marked:
+            connection.execute(_UNMARK)
+
+
+def _refuse_while_live(database: Database, connection: Connection) -> None:
+    with connection.begin():
+        live = _live(database, connection)
+    if live:
+        more = f" and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
+        raise StateError(f"sessions are live: {', '.join(live[:_NAMED])}{more}; end them, then run this again")
+
+
+def _live(database: Database, connection: Connection) -> list[str]:
+    """The live sessions: of this state directory by their processes, of others by their word."""
+    mine = home_id(database.home)
+    here = [f"{one.agent} in {one.mountpoint or one.source}" for one in load_all(database.home) if lives(one)]
+    return here + [f"{one.agent} on {one.host}" for one in heartbeats.living(connection) if one.home != mine]
+
+
+def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
+    """Restore the backup if the rollback has left anything of the migration; whether that was needed."""
+    if not _is_marked(connection):
+        return False
+    if not database.is_sqlite:
+        with connection.begin():
+            for name in set(inspect(connection).get_table_names()) - tables_in(backup):
+                if not name.startswith(INDEX):
+                    connection.exec_driver_sql(f'DROP TABLE "{name}" CASCADE')
+    restore(database, backup)
+    return True
+
+
+def _mend(connection: Connection, database: Database, revision: str) -> None:
+    """Put back what a migration has left that was killed before it could. StateError where the backup is not here."""
+    if not _is_marked(connection):
+        return
+    made = [path for path in kept(database.home) if path.stem.endswith(f"-{revision}")]
+    if not made:
+        raise StateError(
+            f"a migration of {database.name} was cut off midway, and its backup is not in {database.home / 'backups'}; "
+            "run bonobofs db upgrade where it was begun"
+        )
+    _put_back(connection, database, made[-1])
+
+
+def _is_marked(connection: Connection) -> bool:
+    with connection.begin():
+        return connection.scalar(select(tables.counters.c.name).where(tables.counters.c.name == MARK)) is not None
+
+
+def _said(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]

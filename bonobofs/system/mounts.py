@@ -1,0 +1,163 @@
+"""What is mounted on this machine, read from the kernel's own table. Nothing here looks into a mount: it could hang."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.errors import MountError
+from bonobofs.system import processes
+
+FSTYPE = "fuse.bonobofs"
+_UMOUNT_NOFOLLOW = 8
+_MNT_DETACH = 2
+_OWNER = re.compile(rb"\buser_id=(\d+)")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo. Of several on one mountpoint the last is the one that is seen."""
+
+    mountpoint: Path
+    fstype: str
+    source: str
+    device: str
+    """`major:minor` of the file system: the same in every copy of a mount."""
+    owner: int = -1
+    """uid of the user who made a FUSE mount; -1 for other mounts."""
+
+
+def points_below(table: bytes, directory: str) -> list[str]:
+    """Where anything is mounted below a directory, relative to it; `table` is the text of mountinfo."""
+    above = directory.rstrip("/") + "/"
+    points = [_text(line.split(b" ", 5)[4]) for line in table.splitlines()]
+    return [point.removeprefix(above) for point in points if point.startswith(above)]
+
+
+def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+    """Everything mounted in this mount namespace, or in that of the table, in the order of the kernel's table."""
+    found = []
+    for line in table.read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        fstype, source, options = after.split(b" ", 2)
+        fields, owner = before.split(b" "), _OWNER.search(options)
+        uid = -1 if owner is None else int(owner[1])
+        found.append(Mount(Path(_text(fields[4])), _text(fstype), _text(source), fields[2].decode(), uid))
+    return found
+
+
+def ours() -> list[Mount]:
+    """The mounts of bonobofs, of whichever user or state directory."""
+    return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
+
+
+def copies(mount: Mount) -> tuple[str, ...]:
+    """Where copies of a mount that was detached are left, as far as this user may look.
+
+    Mountpoints of this mount namespace, and processes of others.
+    """
+
+    def is_copy(other: Mount) -> bool:
+        # The kernel may give the device number to a later mount.
+        return other[1:] == mount[1:]
+
+    here = [str(other.mountpoint) for other in ours() if is_copy(other)]
+    return (*here, *map(str, processes.apart(lambda table: any(map(is_copy, all_mounts(table))))))
+
+
+def at(mountpoint: Path) -> list[Mount]:
+    """The mounts of bonobofs on exactly this path; the last one is on top."""
+    return [mount for mount in ours() if mount.mountpoint == mountpoint]
+
+
+def over(path: Path) -> Mount | None:
+    """The mount of bonobofs that a path lies in, the innermost one; None when it lies in none."""
+    inside = [mount for mount in ours() if path == mount.mountpoint or mount.mountpoint in path.parents]
+    return max(inside, key=lambda mount: len(mount.mountpoint.parts), default=None)
+
+
+def resolve(mountpoint: Path) -> Path:
+    """The absolute path of a mountpoint without symlinks, asking nothing of what is mounted on it.
+
+    A dead mount answers ENOTCONN to everything, and a hung one does not answer.
+    """
+    path = Path(os.path.abspath(mountpoint))
+    beside = Path(os.path.realpath(path.parent), path.name)
+    return beside if at(beside) else Path(os.path.realpath(path))
+
+
+def open_directory(path: Path) -> int:
+    """Open a directory by its absolute path as O_PATH; no component may be a symlink. OSError (ENOTDIR, ENOENT)."""
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.parts[1:]:
+        try:
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """Device and inode number of an open directory; None if it is the root of a dead mount."""
+    try:
+        st = os.fstat(fd)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return None
+    return st.st_dev, st.st_ino
+
+
+def detach(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Take the topmost mount off. `lazy` takes it out of the tree though it is in use: for dead ones.
+
+    As root, a directory above the mountpoint that has become a symlink is not followed: it could lead to a mount of
+    another service.
+
+    Raises OSError with EBUSY when it is in use, MountError with what the kernel or fusermount3 said otherwise.
+    """
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        try:
+            above = open_directory(mountpoint.parent)
+        except OSError as error:
+            raise MountError(f"{mountpoint} cannot be unmounted: {error.strerror}") from error
+        try:
+            if libc.umount2(os.fsencode(f"/proc/self/fd/{above}/{mountpoint.name}"), flags) == 0:
+                return
+            number = ctypes.get_errno()
+        finally:
+            os.close(above)
+        if number == errno.EBUSY:
+            raise OSError(number, os.strerror(number), str(mountpoint))
+        raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(number)}")
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise MountError("fusermount3 is missing, which an ordinary user needs; install the package fuse3")
+    ran = subprocess.run(
+        [program, "-u", *(["-z"] if lazy else []), "--", mountpoint],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        check=False,
+        env={"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)},
+    )
+    said = os.fsdecode(ran.stderr).strip()
+    if ran.returncode == 0:
+        return
+    if "busy" in said.lower():
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(mountpoint))
+    raise MountError(f"{mountpoint} cannot be unmounted: {said.splitlines()[-1] if said else 'fusermount3 failed'}")
+
+
+def _text(field: bytes) -> str:
+    """The kernel writes space, tab, newline and backslash as three octal digits."""
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), field))
