@@ -34,9 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.geteuid() != 0:
-        apart = [item for item in items if item.get_closest_marker("root")]
-        config.hook.pytest_deselected(items=apart)
-        items[:] = [item for item in items if item not in apart]
+        layer = [item for item in items if item.get_closest_marker("root")]
+        config.hook.pytest_deselected(items=layer)
+        items[:] = [item for item in items if item not in layer]
 
 
 def pytest_report_header() -> str:

@@ -18,14 +18,14 @@ import pytest
 from bonobofs.audit.denial_window import ALERT_DENIALS
 from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import QUIET, Caller, Guard, Part
-from bonobofs.policy.decision import Apart, Code, Denied, Refused, as_document
+from bonobofs.enforcement.enforcer import QUIET, Caller, Enforcer, RelatedChange
+from bonobofs.policy.decision import Code, Denied, Layer, Refused, as_document
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.lease_set import compile_leases
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
 from tests.worlds import environment
 
-ALICE = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
+ALICE = Principal("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
 POLICY = {
     "protect": [{"paths": [".git/"]}],
     "rule": [{"name": "notes", "paths": ["notes/"], "suffixes": [".md"], "max_size": 100, "executable": False}],
@@ -41,8 +41,8 @@ def trail(tmp_path: Path) -> Iterator[Trail]:
 
 
 @pytest.fixture
-def guard(trail: Trail) -> Guard:
-    return Guard(compile_policy(POLICY), ALICE, trail)
+def guard(trail: Trail) -> Enforcer:
+    return Enforcer(compile_policy(POLICY), ALICE, trail)
 
 
 def create(path: str) -> Request:
@@ -54,17 +54,17 @@ def entries(trail: Trail) -> list[dict[str, Any]]:
     return [json.loads(line) for line in trail.path.read_text().splitlines()]
 
 
-def test_the_intent_is_in_the_trail_before_the_block_runs(guard: Guard, trail: Trail) -> None:
-    with guard.admit(create("notes/a.md")):
+def test_the_intent_is_in_the_trail_before_the_block_runs(guard: Enforcer, trail: Trail) -> None:
+    with guard.authorize(create("notes/a.md")):
         (intent,) = [json.loads(line) for line in trail.path.read_text().splitlines()]
     assert (intent["kind"], intent["operation"], intent["path"]) == ("intent", "create_file", "notes/a.md")
     assert (intent["action"], intent["rule"], intent["agent_id"]) == ("create", "notes", ALICE.id)
 
 
-def test_the_outcome_names_its_intent_and_how_it_ended(guard: Guard, trail: Trail) -> None:
-    with guard.admit(create("notes/a.md")):
+def test_the_outcome_names_its_intent_and_how_it_ended(guard: Enforcer, trail: Trail) -> None:
+    with guard.authorize(create("notes/a.md")):
         pass
-    with pytest.raises(OSError, match="No space"), guard.admit(create("notes/b.md")):
+    with pytest.raises(OSError, match="No space"), guard.authorize(create("notes/b.md")):
         raise OSError(errno.ENOSPC, "No space left on device")
     first, done, second, failed = entries(trail)
     assert (done["kind"], done["details"]["intent"], done["result"]) == ("outcome", first["seq"], "allowed")
@@ -72,9 +72,9 @@ def test_the_outcome_names_its_intent_and_how_it_ended(guard: Guard, trail: Trai
     assert "ENOSPC" in failed["reason"]
 
 
-def test_a_refused_change_never_runs_its_block(guard: Guard, trail: Trail) -> None:
+def test_a_refused_change_never_runs_its_block(guard: Enforcer, trail: Trail) -> None:
     ran = []
-    with pytest.raises(Refused) as refused, guard.admit(create("notes/a.txt"), caller=Caller("touch", {"pid": 7})):
+    with pytest.raises(Refused) as refused, guard.authorize(create("notes/a.txt"), caller=Caller("touch", {"pid": 7})):
         ran.append(1)
     assert not ran
     assert (refused.value.errno, refused.value.decision.code) == (errno.EACCES, Code.SUFFIX)
@@ -83,13 +83,13 @@ def test_a_refused_change_never_runs_its_block(guard: Guard, trail: Trail) -> No
     assert (entry["tool"], entry["details"]["pid"]) == ("touch", 7)
 
 
-def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Guard, trail: Trail) -> None:
+def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Enforcer, trail: Trail) -> None:
     guard.policy = compile_policy({**POLICY, **APART_POLICY})
     for path in ("build/a", "notes/a.tmp"):
         ran = []
-        with pytest.raises(Refused) as refused, guard.admit(create(path)):
+        with pytest.raises(Refused) as refused, guard.authorize(create(path)):
             ran.append(1)
-        with pytest.raises(Refused), guard.admit(create("notes/a.md"), NO_FACTS, Part(create(path))):
+        with pytest.raises(Refused), guard.authorize(create("notes/a.md"), NO_FACTS, RelatedChange(create(path))):
             ran.append(1)
         with pytest.raises(Refused):
             guard.begin(1, create(path), NO_FACTS, 0.0)
@@ -100,39 +100,39 @@ def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Guard,
 
 
 def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -> None:
-    guard = Guard(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
-    held, note = Request(Operation.RENAME, WorkspacePath("a.tmp")), Part(create("notes/a.md"))
-    with guard.admit(create("build/a"), details={"size": 1}, apart=None) as leave:
-        assert leave.apart is Apart.SCRATCH
-    other = Part(create("b.tmp"), apart=Apart.TEMPORARY)
-    with guard.admit(held, Facts(leaves=True), other, apart=Apart.TEMPORARY) as leave:
-        assert leave.apart is Apart.TEMPORARY
-    with guard.admit(held, Facts(leaves=True), note, apart=Apart.TEMPORARY) as leave:
-        assert leave.apart is Apart.TEMPORARY
-    with guard.admit(create("notes/a.md")) as leave:
-        assert leave.apart is Apart.NO
-    guard.begin(1, create("build/a"), Facts(size=10**6), 0.0, apart=Apart.SCRATCH)
-    guard.begin(2, create("notes/a.md"), Facts(size=5), 0.0)
-    told = [entry["details"].get("apart") for entry in entries(trail) if entry["kind"] == "intent"]
+    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    held, note = Request(Operation.RENAME, WorkspacePath("a.tmp")), RelatedChange(create("notes/a.md"))
+    with guard.authorize(create("build/a"), details={"size": 1}, layer=None) as permit:
+        assert permit.layer is Layer.SCRATCH
+    other = RelatedChange(create("b.tmp"), layer=Layer.STAGED)
+    with guard.authorize(held, Context(leaves=True), other, layer=Layer.STAGED) as permit:
+        assert permit.layer is Layer.STAGED
+    with guard.authorize(held, Context(leaves=True), note, layer=Layer.STAGED) as permit:
+        assert permit.layer is Layer.STAGED
+    with guard.authorize(create("notes/a.md")) as permit:
+        assert permit.layer is Layer.SOURCE
+    guard.begin(1, create("build/a"), Context(size=10**6), 0.0, layer=Layer.SCRATCH)
+    guard.begin(2, create("notes/a.md"), Context(size=5), 0.0)
+    told = [entry["details"].get("layer") for entry in entries(trail) if entry["kind"] == "intent"]
     assert told == ["scratch", "temporary", None, None, None]  # both of build/ are counted under one intent
 
 
 def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
     """A thousand changes are one intent, entered with the first, and one outcome with their numbers."""
     policy = {"scratch": [{"paths": ["**/.venv/", "build/"]}]}
-    guard = Guard(compile_policy(policy), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy(policy), ALICE, trail, holds_apart=True)
     pip, make = Caller("pip", {"pid": 1}), Caller("make")
-    with guard.admit(create("a/.venv/0"), caller=pip, apart=None):
+    with guard.authorize(create("a/.venv/0"), caller=pip, layer=None):
         (intent,) = entries(trail)
     assert (intent["tool"], intent["path"], intent["rule"]) == ("pip", "a/.venv", "scratch:**/.venv/")
     for number in range(998):
-        run = guard.begin(number, create(f"a/.venv/lib/{number}"), NO_FACTS, 0.0, caller=pip, apart=None)
+        run = guard.begin(number, create(f"a/.venv/lib/{number}"), NO_FACTS, 0.0, caller=pip, layer=None)
         run.written = 2
-    with guard.admit(Request(Operation.RMDIR, WorkspacePath("a/.venv/lib")), caller=pip, apart=None):
+    with guard.authorize(Request(Operation.RMDIR, WorkspacePath("a/.venv/lib")), caller=pip, layer=None):
         pass
-    with pytest.raises(OSError, match="full"), guard.admit(create("a/.venv/x"), caller=pip, apart=None):
+    with pytest.raises(OSError, match="full"), guard.authorize(create("a/.venv/x"), caller=pip, layer=None):
         raise OSError(errno.ENOSPC, "full")
-    with guard.admit(create("build/x"), caller=make, apart=None):
+    with guard.authorize(create("build/x"), caller=make, layer=None):
         pass
     guard.settle_all()
     pairs = {(one["path"], one["kind"]): one for one in entries(trail)}
@@ -145,9 +145,9 @@ def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail
 
 def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
     """What has no counter of its own any more is counted under no program and no path; no change is lost."""
-    guard = Guard(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, holds_apart=True)
     for number in range(1000):
-        with guard.admit(create(f"{number}.pyc"), caller=Caller(f"p{number}"), apart=None):
+        with guard.authorize(create(f"{number}.pyc"), caller=Caller(f"p{number}"), layer=None):
             pass
     guard.settle_all()
     found = entries(trail)
@@ -156,15 +156,15 @@ def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
 
 
 def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail: Trail) -> None:
-    guard = Guard(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
-    with guard.admit(create("build/a"), apart=None):
+    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    with guard.authorize(create("build/a"), layer=None):
         pass
     now = monotonic()
     guard.settle_quiet(now)
     assert [one["kind"] for one in entries(trail)] == ["intent"]
     guard.settle_quiet(now + QUIET)
     assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"]
-    run = guard.begin(1, create("build/b"), NO_FACTS, 0.0, apart=None)
+    run = guard.begin(1, create("build/b"), NO_FACTS, 0.0, layer=None)
     run.last = monotonic() + LONGEST
     guard.settle_quiet(run.last)
     assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"] * 2
@@ -172,42 +172,48 @@ def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail:
 
 
 def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) -> None:
-    guard = Guard(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
     trail.close()
-    with pytest.raises(Refused) as refused, guard.admit(create("build/a"), apart=None):
+    with pytest.raises(Refused) as refused, guard.authorize(create("build/a"), layer=None):
         pass
     assert refused.value.decision.code is Code.UNRECORDED
 
 
 def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
     """A change whose bytes would go elsewhere than the verdict says is EXDEV, is not made, and is no denial."""
-    guard = Guard(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
     held, note, built = create("a.tmp"), create("notes/a.md"), create("build/a")
-    asked = [(held, Apart.NO), (held, Apart.SCRATCH), (note, Apart.TEMPORARY), (note, Apart.SCRATCH), (built, Apart.NO)]
-    for request, apart in asked:
+    asked = [
+        (held, Layer.SOURCE),
+        (held, Layer.SCRATCH),
+        (note, Layer.STAGED),
+        (note, Layer.SCRATCH),
+        (built, Layer.SOURCE),
+    ]
+    for request, layer in asked:
         for ask in (
-            lambda: guard.admit(request, apart=apart),  # noqa: B023 - asked at once
-            lambda: guard.begin(1, request, Facts(), 0.0, apart=apart),  # noqa: B023 - as above
-            lambda: guard.admit(note, Facts(), Part(request, apart=apart)),  # noqa: B023 - as above
+            lambda: guard.authorize(request, layer=layer),  # noqa: B023 - asked at once
+            lambda: guard.begin(1, request, Context(), 0.0, layer=layer),  # noqa: B023 - as above
+            lambda: guard.authorize(note, Context(), RelatedChange(request, layer=layer)),  # noqa: B023 - as above
         ):
             with pytest.raises(OSError, match="cross-device"):
                 ask()
     assert entries(trail) == []
 
 
-def test_one_refused_part_refuses_the_whole(guard: Guard, trail: Trail) -> None:
+def test_one_refused_part_refuses_the_whole(guard: Enforcer, trail: Trail) -> None:
     rename = Request(Operation.RENAME, WorkspacePath("notes/a.md"))
-    onto = Part(Request(Operation.RENAME, WorkspacePath(".git/config")))
-    with pytest.raises(Refused) as refused, guard.admit(rename, Facts(leaves=True), onto):
+    onto = RelatedChange(Request(Operation.RENAME, WorkspacePath(".git/config")))
+    with pytest.raises(Refused) as refused, guard.authorize(rename, Context(leaves=True), onto):
         pass
     assert (refused.value.errno, refused.value.decision.path) == (errno.EROFS, ".git/config")
     assert [entry["result"] for entry in entries(trail)] == ["denied"]
 
 
-def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Guard, trail: Trail) -> None:
+def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Enforcer, trail: Trail) -> None:
     for _ in range(1000):
         with pytest.raises(Refused):
-            guard.admit(create("notes/a.txt"))
+            guard.authorize(create("notes/a.txt"))
     guard.settle_all()
     first, alert, settled = entries(trail)
     assert (first["kind"], alert["kind"], settled["kind"]) == ("intent", "alert", "outcome")
@@ -215,45 +221,45 @@ def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Guar
     assert guard.denials_seen == 1000
 
 
-def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Guard, trail: Trail) -> None:
+def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Enforcer, trail: Trail) -> None:
     for number in range(3 * ALERT_DENIALS):
         with pytest.raises(Refused):
-            guard.admit(create(f"elsewhere/{number}"))
+            guard.authorize(create(f"elsewhere/{number}"))
     assert [entry["kind"] for entry in entries(trail)].count("alert") == 1
 
 
-def test_optional_locks_of_git_are_refused_without_an_alert(guard: Guard, trail: Trail) -> None:
+def test_optional_locks_of_git_are_refused_without_an_alert(guard: Enforcer, trail: Trail) -> None:
     for number in range(10):
         for lock in (".git/index.lock", f".git/worktrees/{number}/index.lock"):
             with pytest.raises(Refused):
-                guard.admit(create(lock))
+                guard.authorize(create(lock))
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
 
 
-def test_an_editor_that_finds_out_where_it_may_write_raises_no_alert(guard: Guard, trail: Trail) -> None:
+def test_an_editor_that_finds_out_where_it_may_write_raises_no_alert(guard: Enforcer, trail: Trail) -> None:
     for number in range(10):
         for probe in (f"secret{number}/4913", f"secret{number}/notes.md~"):
             with pytest.raises(Refused):
-                guard.admit(create(probe))
+                guard.authorize(create(probe))
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
 
 
-def test_locks_by_which_git_would_change_what_runs_later_do_alert(guard: Guard, trail: Trail) -> None:
+def test_locks_by_which_git_would_change_what_runs_later_do_alert(guard: Enforcer, trail: Trail) -> None:
     for _ in range(ALERT_DENIALS):
         with pytest.raises(Refused):
-            guard.admit(create(".git/config.lock"))
+            guard.authorize(create(".git/config.lock"))
     assert [entry["kind"] for entry in entries(trail)].count("alert") == 1
 
 
-def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Guard, trail: Trail) -> None:
+def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Enforcer, trail: Trail) -> None:
     with pytest.raises(Refused):
-        guard.admit(create("notes/../../etc/passwd"))
+        guard.authorize(create("notes/../../etc/passwd"))
     denied, alert = entries(trail)
     assert (denied["code"], alert["kind"], alert["code"]) == ("OUTSIDE", "alert", "OUTSIDE")
 
 
-def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Guard, trail: Trail) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Enforcer, trail: Trail) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     for _ in range(50):
         run.count, run.written, run.size, run.last = run.count + 1, run.written + 2, 100, 10.0
     guard.settle_quiet(10.0 + QUIET / 2)
@@ -264,15 +270,15 @@ def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Guard, trail: Trai
     assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
 
 
-def test_a_settled_run_admits_nothing_more(guard: Guard) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+def test_a_settled_run_admits_nothing_more(guard: Enforcer) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert guard.is_current(run)
     guard.settle(5)
     assert not guard.is_current(run)
 
 
-def test_a_run_reaches_as_far_as_its_rule_admits(guard: Guard) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Facts(size=10), 0.0)
+def test_a_run_reaches_as_far_as_its_rule_admits(guard: Enforcer) -> None:
+    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert run.limit == 100
 
 
@@ -325,17 +331,21 @@ def test_only_the_engine_makes_a_leave() -> None:
 # The entrances beside the mount
 
 
-def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Guard, trail: Trail) -> None:
+def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Enforcer, trail: Trail) -> None:
     note = WorkspacePath("notes/a.md")
-    with guard.admit(Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, Part(create(note)), guard="git"):
+    with guard.authorize(
+        Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, RelatedChange(create(note)), guard="git"
+    ):
         pass
     for _ in range(3):
         with pytest.raises(Refused):
-            guard.admit(Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, Part(create("x.sh")), guard="git")
+            guard.authorize(
+                Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, RelatedChange(create("x.sh")), guard="git"
+            )
     with pytest.raises(Refused):
-        guard.admit(create("x.sh"))
+        guard.authorize(create("x.sh"))
     with pytest.raises(Refused):
-        guard.admit(Request(Operation.CREATE_EPIC, WorkspacePath("")), guard="beads")
+        guard.authorize(Request(Operation.CREATE_EPIC, WorkspacePath("")), guard="beads")
     guard.settle_all()
     found = [(entry["kind"], entry["guard"], entry["operation"], entry["result"]) for entry in entries(trail)]
     assert found == [
@@ -349,7 +359,7 @@ def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Guard, 
     ]
 
 
-def test_a_call_that_only_reads_is_one_entry(guard: Guard, trail: Trail) -> None:
+def test_a_call_that_only_reads_is_one_entry(guard: Enforcer, trail: Trail) -> None:
     request = Request(Operation.READ_FILE, WorkspacePath(".git/config"))
     guard.note(request, caller=Caller("read_file", {"offset": 3}), size=120)
     guard.note(request, error=errno.ENOENT)
@@ -368,7 +378,7 @@ def test_a_call_that_only_reads_is_one_entry(guard: Guard, trail: Trail) -> None
     assert (refused["governance"], refused["code"], refused["operation"]) == ("deny", "OUTSIDE", "read_file")
 
 
-def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Guard, trail: Trail) -> None:
+def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Enforcer, trail: Trail) -> None:
     lease = {"shared": False, "until": "2030-01-01T00:00:00+00:00"}
     held = [
         {**lease, "patterns": ["notes/mine/"], "own": True, "holder": "alice", "chain": None},
@@ -381,14 +391,14 @@ def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Guard, trail
     assert [entry["lock"] for entry in entries(trail)] == ["own", "bob", "CHAIN-1", "none"]
 
 
-def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Guard, trail: Trail) -> None:
+def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Enforcer, trail: Trail) -> None:
     trail.close()
     with pytest.raises(Refused) as refused:
         guard.note(Request(Operation.READ_FILE, WorkspacePath("a")))
     assert refused.value.decision.code is Code.UNRECORDED
 
 
-def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: Guard, trail: Trail) -> None:
+def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: Enforcer, trail: Trail) -> None:
     """No issue is lost behind another of which the same was asked; particulars are told and recorded."""
     denied = Denied(Code.BEADS, "beads.owner", "No.", "Ask.", WorkspacePath(""), Operation.UPDATE_ISSUE)
     for issue in ("gt-1", "gt-2", "gt-1"):

@@ -15,7 +15,7 @@ from bonobofs.audit.reader import read
 from bonobofs.errors import BonobofsError
 from bonobofs.guards import FileTools
 from bonobofs.policy.decision import Refused
-from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.state import sessions
 from tests.watch.looking import until
 from tests.worlds import ALLOW_ALL, Mounted
@@ -121,10 +121,10 @@ def test_after_a_crash_within_one_boot_nothing_is_compared(mounted: Mounted) -> 
 def test_a_python_caller_works_through_the_same_door(home: Path, source: Path) -> None:
     """`open_session` gives a guard with a record of its own, which is closed at the end."""
     with session.open_session(source, agent="ann") as opened:
-        with opened.guard.admit(Request(Operation.MKDIR, WorkspacePath("aidlc-docs"), Kind.DIRECTORY), Facts()):
+        with opened.guard.authorize(Request(Operation.MKDIR, WorkspacePath("aidlc-docs"), Kind.DIRECTORY), Context()):
             (source / "aidlc-docs").mkdir()
         with pytest.raises(Refused):
-            opened.guard.admit(Request(Operation.CREATE_FILE, WorkspacePath("x.exe")), Facts(size=0))
+            opened.guard.authorize(Request(Operation.CREATE_FILE, WorkspacePath("x.exe")), Context(size=0))
         (living,) = session.statuses(home)
         assert (living.state, living.session.mountpoint) == (session.State.SERVING, None)
         assert [entry.result for entry in opened.log.filter_by_agent("ann")] == ["allowed", "allowed", "denied"]

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.audit.entry import APART, AuditEntry
+from bonobofs.audit.entry import LAYER, AuditEntry
 from bonobofs.policy.request import Operation
 
 
@@ -121,7 +121,7 @@ def _played(before: Tree, intents: list[AuditEntry]) -> dict[str, _Thing]:
     things = {path: _Thing(entry) for path, entry in before.items()}
     for intent in intents:
         path, operation = intent.path, intent.operation
-        if APART in intent.details:
+        if LAYER in intent.details:
             continue
         if operation in _NEW or (operation == Operation.RENAME and "from" in intent.details):
             things[path] = _Thing(None)

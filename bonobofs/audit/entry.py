@@ -24,7 +24,7 @@ HASH_KEY: Final = b',"hash":"'
 HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
 """Bytes of a line, its newline aside, that its hash does not cover."""
 
-APART: Final = "apart"
+LAYER: Final = "layer"
 """Key in the details of an intent: `scratch` or `temporary` where the change leaves the source as it is."""
 
 COUNTS: Final = "counts"

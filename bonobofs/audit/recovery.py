@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import APART, BY, TOUCHES, AuditEntry, instant
+from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant
 from bonobofs.audit.reader import is_closed, last, merged
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_file import stat_trail
@@ -108,7 +108,7 @@ class _Record:
             if entry.kind == "intent" and entry.result == "allowed":
                 if TOUCHES in entry.details:
                     self._touching[entry.session, entry.seq] = entry
-                if APART in entry.details or entry.guard != "file":
+                if LAYER in entry.details or entry.guard != "file":
                     continue  # its outcome finds no intent; the source was left as it is, or the path is no file's
                 self._open[entry.session, entry.seq] = entry
                 if entry.operation not in KEEPS_CONTENT:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import APART, COUNTS, REPLACES, AuditEntry, instant
+from bonobofs.audit.entry import COUNTS, LAYER, REPLACES, AuditEntry, instant
 from bonobofs.audit.reader import UNREADABLE, Change
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.audit.report_markdown import written
@@ -60,7 +60,7 @@ class _Node:
     """created, modified, deleted, renamed; "" where nothing remains of what was done here."""
     was: str = ""
     """The name it had, when it was renamed."""
-    apart: bool = False
+    layer: bool = False
     """Its bytes were held apart, so that it is no file of the source."""
     changes: int = 0
     written: int = 0
@@ -185,8 +185,8 @@ class Report:
             # Written under a temporary name, which was held apart, and put in its place when it was whole.
             before = _take(tree, held)
             node.written += before.written if before is not None else 0
-        node.apart = bool(entry.details.get(APART))
-        if node.apart:
+        node.layer = bool(entry.details.get(LAYER))
+        if node.layer:
             self._counts["apart"] += _made(change)
         if entry.action == "create":
             node.what = "modified" if node.what == "deleted" else "created"
@@ -219,13 +219,13 @@ class Report:
             moved.what, moved.was = "modified" if moved.written else "", ""
         else:
             moved.what, moved.was = "renamed", moved.was or entry.path
-        moved.apart = bool(entry.details.get(APART))
+        moved.layer = bool(entry.details.get(LAYER))
         _put(tree, other, moved)
 
     def _changed(self) -> Iterator[dict[str, Any]]:
         for source, tree in sorted(self._trees.items()):
             for path, node in _walk(tree):
-                if node.what and not node.apart:
+                if node.what and not node.layer:
                     yield {
                         "source": source,
                         "path": path,

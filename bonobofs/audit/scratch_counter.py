@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.audit.entry import APART, COUNTS
+from bonobofs.audit.entry import COUNTS, LAYER
 from bonobofs.audit.writer import Trail
-from bonobofs.policy.decision import Apart
+from bonobofs.policy.decision import Layer
 from bonobofs.policy.request import Operation, WorkspacePath
 
 QUIET: Final = 1.0
@@ -66,7 +66,7 @@ class ScratchCounters:
             tool, path = "", WorkspacePath("")
             if (tool, path) in self._open:
                 return self._open[tool, path]
-        details = {APART: Apart.SCRATCH.value, COUNTS: {}}
+        details = {LAYER: Layer.SCRATCH.value, COUNTS: {}}
         seq = self._trail.intent(Operation.WRITE_FILE, path, "modify", rule, tool=tool, details=details, asked=caller)
         counter = self._open[tool, path] = ScratchCounter(path, seq)
         return counter

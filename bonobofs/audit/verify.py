@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import APART, HASH_KEY, HASH_TAIL, ZERO
+from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO
 from bonobofs.audit.reader import LONGEST_LINE, OTHER_NAMES, trails_in
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.tombstones import Tombstone, Tombstones
@@ -473,7 +473,7 @@ def _unfinished(seq: int, intent: dict[str, Any], look: Look | None) -> Unfinish
     details = details if isinstance(details, dict) else {}
     others = [*(details.get(key) for key in OTHER_NAMES), by_way_of(path, details)]
     shows = ""
-    if look is not None and APART in details:
+    if look is not None and LAYER in details:
         shows = "kept apart from the source, which it left as it is"
     elif look is not None:
         names = [path, *(other for other in others if isinstance(other, str))]

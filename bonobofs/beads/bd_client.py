@@ -15,7 +15,7 @@ from bonobofs.beads.bd_reader import Calls, said, why
 from bonobofs.beads.bd_runner import Program
 from bonobofs.beads.issue import BeadsIssue, Edge, Issues, NewIssue
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Turn(Calls):
         super().__init__(program, held, actor)
         self._made: set[str] = set()
 
-    def create_issue(self, new: NewIssue, leave: Allowed) -> Changed:
+    def create_issue(self, new: NewIssue, permit: Permit) -> Changed:
         """Create an issue, all of it or nothing. A message is made so that it lasts and is listed."""
         mark = uuid.uuid4().hex
         creation = Creation(new, mark)
@@ -58,10 +58,10 @@ class Turn(Calls):
         self._made.add(made.id)
         missing = creation.missing(made)
         if missing:
-            self._take_away(made.id, leave, f"{_words(missing)} could not be stored ({why(output)})")
+            self._take_away(made.id, permit, f"{_words(missing)} could not be stored ({why(output)})")
         return Changed(made, after, said(output))
 
-    def undo_create(self, made: Changed, leave: Allowed) -> Issues:  # noqa: ARG002 - no change without one
+    def undo_create(self, made: Changed, permit: Permit) -> Issues:  # noqa: ARG002 - no change without one
         """Take away for good what this turn has created; give what is left. UsageError: it has not created that."""
         id_ = made.issue.id
         if id_ not in self._made:
@@ -75,7 +75,7 @@ class Turn(Calls):
     def update_issue(  # noqa: PLR0913 - an issue has as many fields as it has
         self,
         id: str,  # noqa: A002 - it is bd's word
-        leave: Allowed,
+        permit: Permit,
         *,
         title: str | None = None,
         status: str | None = None,
@@ -112,9 +112,9 @@ class Turn(Calls):
         flags = update.flags()
         if not flags:
             return Changed(issue, self.everything())
-        return self._change_one(command("update", self._actor, flags, [id]), id, update.missing, leave)
+        return self._change_one(command("update", self._actor, flags, [id]), id, update.missing, permit)
 
-    def close_issue(self, id: str, leave: Allowed, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
+    def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
         """Close an issue; BeadsError where bd says that something keeps it open."""
         self.issue(id)
 
@@ -123,9 +123,9 @@ class Turn(Calls):
             return told if now.is_closed else ["status", *told]
 
         flags: list[Flag] = [("reason", reason)] if reason else []
-        return self._change_one(command("close", self._actor, flags, [id]), id, missing, leave)
+        return self._change_one(command("close", self._actor, flags, [id]), id, missing, permit)
 
-    def reopen_issue(self, id: str, leave: Allowed, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
+    def reopen_issue(self, id: str, permit: Permit, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
         """Open a closed issue again."""
         self.issue(id)
 
@@ -133,9 +133,9 @@ class Turn(Calls):
             return [] if now.status == OPEN else ["status"]
 
         flags: list[Flag] = [("reason", reason)] if reason else []
-        return self._change_one(command("reopen", self._actor, flags, [id]), id, missing, leave)
+        return self._change_one(command("reopen", self._actor, flags, [id]), id, missing, permit)
 
-    def add_dependency(self, blocked: str, blocker: str, kind: str, leave: Allowed) -> Changed:
+    def add_dependency(self, blocked: str, blocker: str, kind: str, permit: Permit) -> Changed:
         """Let `blocked` depend on `blocker`; `kind` is a word of bd, of which it checks very little."""
         self.issue(blocked)
         self.issue(blocker)
@@ -145,9 +145,9 @@ class Turn(Calls):
             return [] if edge in now.edges else ["edge"]
 
         arguments = command("dep add", self._actor, [("type", kind)], [blocked, blocker])
-        return self._change_one(arguments, blocked, missing, leave)
+        return self._change_one(arguments, blocked, missing, permit)
 
-    def remove_dependency(self, blocked: str, blocker: str, leave: Allowed) -> Changed:
+    def remove_dependency(self, blocked: str, blocker: str, permit: Permit) -> Changed:
         """Let `blocked` no longer depend on `blocker`, in whichever way it did."""
         self.issue(blocked)
         self.issue(blocker)
@@ -156,9 +156,9 @@ class Turn(Calls):
             return ["removal"] if any(edge.on == blocker for edge in now.edges) else []
 
         arguments = command("dep remove", self._actor, named=[blocked, blocker])
-        return self._change_one(arguments, blocked, missing, leave)
+        return self._change_one(arguments, blocked, missing, permit)
 
-    def add_comment(self, id: str, text: str, leave: Allowed) -> Changed:  # noqa: A002, ARG002 - as above
+    def add_comment(self, id: str, text: str, permit: Permit) -> Changed:  # noqa: A002, ARG002 - as above
         """Say something of an issue. Reads the comments back, and not everything."""
         issue = self.issue(id)
         if not text.strip():
@@ -197,7 +197,7 @@ class Turn(Calls):
         arguments: Sequence[str],
         id: str,  # noqa: A002 - it is bd's word
         missing: Callable[[BeadsIssue], Missing],
-        leave: Allowed,  # noqa: ARG002 - no change without one
+        permit: Permit,  # noqa: ARG002 - no change without one
     ) -> Changed:
         was_missing = missing(self.issue(id))
         output, after = self._change(arguments)
@@ -217,7 +217,7 @@ class Turn(Calls):
             missing=tuple(left),
         )
 
-    def _take_away(self, id: str, leave: Allowed, reason: str) -> None:  # noqa: A002, ARG002 - as above
+    def _take_away(self, id: str, permit: Permit, reason: str) -> None:  # noqa: A002, ARG002 - as above
         """An issue that could not be made as asked is not left half made."""
         output, after = self._change(command("delete", self._actor, [("force", None)], [id]))
         if id in after:

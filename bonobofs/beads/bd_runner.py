@@ -21,7 +21,7 @@ from bonobofs.beads.bd_environment import Surroundings
 from bonobofs.beads.bd_lock import Lock
 from bonobofs.beads.bd_output import Output, complaint, payload
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 
 GRACE: Final = 2.0
 """Seconds between asking a bd that is out of time to end, which it does without a half-stored issue, and ending it."""
@@ -34,7 +34,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 class Program:
     """bd, for one `.beads` and one agent, where `around` lets it run."""
 
-    def __init__(self, path: Path, beads: Path, around: Surroundings, agent: Agent, limit: float) -> None:
+    def __init__(self, path: Path, beads: Path, around: Surroundings, agent: Principal, limit: float) -> None:
         """`limit`: seconds for one call."""
         self.path: Final = path
         self._around: Final = around

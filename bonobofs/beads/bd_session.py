@@ -27,7 +27,7 @@ from bonobofs.beads.bd_environment import surroundings
 from bonobofs.beads.bd_output import complaint, payload
 from bonobofs.beads.bd_runner import Program
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.state.worktree_registry import repository_of
 
 LIMIT: Final = 30.0
@@ -84,7 +84,7 @@ class Beads:
         self,
         beads: Path,
         home: Path,
-        agent: Agent,
+        agent: Principal,
         *,
         program: Path | None = None,
         limit: float = LIMIT,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.beads.issue import BeadsIssue
 from bonobofs.beads.issue_service import Acting
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 
 
-def act(acting: Acting, agent: Agent, step: Step, tool: str) -> BeadsIssue:
+def act(acting: Acting, agent: Principal, step: Step, tool: str) -> BeadsIssue:
     """Do it as that agent, and give the issue as it is then. Raises as `Acting` does."""
     given = dict(step.arguments)
     if step.name == "create":

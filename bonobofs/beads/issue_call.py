@@ -22,11 +22,11 @@ from bonobofs.beads.bd_session import Beads
 from bonobofs.beads.issue import Issues
 from bonobofs.beads.issue_metadata import Who
 from bonobofs.beads.refusals import Fault
-from bonobofs.enforcement.enforcer import Admission, Caller, Part
+from bonobofs.enforcement.enforcer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError
 from bonobofs.files.failed_calls import enter_failure
 from bonobofs.files.results import GuardedSession, claiming, is_of_the_session, not_the_agent
-from bonobofs.policy.decision import Allowed, Decision, Denied
+from bonobofs.policy.decision import Decision, Denied, Permit
 from bonobofs.policy.issue_conventions import Conventions, conventions
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
@@ -60,8 +60,8 @@ class Asked(NamedTuple):
 class Change:
     """A change that is under way. What `note` is told is entered with its outcome."""
 
-    def __init__(self, leave: Allowed, admission: Admission) -> None:
-        self.leave: Final = leave
+    def __init__(self, permit: Permit, admission: Admission) -> None:
+        self.permit: Final = permit
         self._admission: Final = admission
 
     def note(self, **details: Any) -> None:
@@ -110,16 +110,16 @@ class Call:
         """Leave for the change, which the block makes; how the block ends is the outcome."""
         request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
         self.is_entered = True
-        admission = self._session.guard.admit(
+        admission = self._session.guard.authorize(
             request,
             NO_FACTS,
-            *map(Part, more),
+            *map(RelatedChange, more),
             caller=self._asked.caller,
             details={TOUCHES: [f"{BEADS}/"]},
             guard=GUARD,
         )
-        with admission as leave:
-            change = Change(leave, admission)
+        with admission as permit:
+            change = Change(permit, admission)
             try:
                 yield change
             except BonobofsError as error:

@@ -94,7 +94,7 @@ class Acting:
             issue_id,
             agent,
             lambda call: judge_close(call.issues, issue_id, why, self._gate.who),
-            lambda call, change: call.turn.close_issue(issue_id, change.leave, reason=why),
+            lambda call, change: call.turn.close_issue(issue_id, change.permit, reason=why),
         )
 
     def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
@@ -106,7 +106,7 @@ class Acting:
             issue_id,
             agent,
             lambda call: judge_reopen(call.issues, issue_id, why, self._gate.who),
-            lambda call, change: call.turn.reopen_issue(issue_id, change.leave, reason=why),
+            lambda call, change: call.turn.reopen_issue(issue_id, change.permit, reason=why),
         )
 
     def tie(self, blocked: str, blocker: str, word: str, agent: str, tool: str) -> BeadsIssue:
@@ -126,7 +126,7 @@ class Acting:
             blocked,
             agent,
             lambda call: judge_removal(call.issues, blocked, blocker, self._gate.who),
-            lambda call, change: call.turn.remove_dependency(blocked, blocker, change.leave),
+            lambda call, change: call.turn.remove_dependency(blocked, blocker, change.permit),
         )
 
     def comment(self, issue_id: str, comment: str, agent: str, tool: str) -> BeadsIssue:
@@ -137,7 +137,7 @@ class Acting:
             issue_id,
             agent,
             lambda call: judge_comment(call.issues, issue_id, said),
-            lambda call, change: call.turn.add_comment(issue_id, said, change.leave),
+            lambda call, change: call.turn.add_comment(issue_id, said, change.permit),
         )
 
     def begin(self, issue_id: str, worktree: str, agent: str, tool: str) -> BeadsIssue:
@@ -147,7 +147,7 @@ class Acting:
             issue_id,
             agent,
             lambda call: judge_begin(call.issues, issue_id),
-            lambda call, change: call.turn.update_issue(issue_id, change.leave, metadata={WORKTREE: worktree}),
+            lambda call, change: call.turn.update_issue(issue_id, change.permit, metadata={WORKTREE: worktree}),
         )
 
     def _validated(
@@ -201,7 +201,7 @@ class Acting:
                 metadata=metadata,
                 **dict(wanted.texts),
             ),
-            change.leave,
+            change.permit,
         )
         issue = made.issue
         change.note(issue=issue.id)
@@ -211,7 +211,7 @@ class Acting:
                 now = _tie(turn, change, Edge(blocked, blocker, edge.kind), Operation.CREATE_ISSUE)
                 issue = now if now.id == issue.id else issue
         except Exception:
-            turn.undo_create(made, change.leave)
+            turn.undo_create(made, change.permit)
             change.note(undone=True)
             raise
         return issue
@@ -222,8 +222,8 @@ class Acting:
             fields["metadata"] = assigned(fields["assignee"], self._identity_of(fields["assignee"]))
         if fields or edit.add_labels or edit.remove_labels:
             fields |= {"add_labels": edit.add_labels, "remove_labels": edit.remove_labels}
-            issue = turn.update_issue(issue.id, change.leave, **fields).issue
-        return turn.close_issue(issue.id, change.leave).issue if edit.closes else issue
+            issue = turn.update_issue(issue.id, change.permit, **fields).issue
+        return turn.close_issue(issue.id, change.permit).issue if edit.closes else issue
 
     def _identity_of(self, label: str) -> str | None:
         """The UUID of the agent of that label; None for a person."""
@@ -241,10 +241,10 @@ def _as_it_was(call: Call, change: Change, issue_id: str) -> BeadsIssue:
 
 def _tie(turn: Turn, change: Change, edge: Edge, operation: Operation) -> BeadsIssue:
     """Add an edge, and take it away again if, by what was done without the gate meanwhile, it must not be."""
-    changed = turn.add_dependency(edge.issue, edge.on, edge.kind, change.leave)
+    changed = turn.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
     fault = what_came_in_between(changed.after, edge)
     if fault is not None:
-        turn.remove_dependency(edge.issue, edge.on, change.leave)
+        turn.remove_dependency(edge.issue, edge.on, change.permit)
         change.note(undone=True, rule=fault.refusal.rule, about=fault.about)
         raise Refused(denied(fault, operation))
     return changed.issue

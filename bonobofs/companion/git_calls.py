@@ -17,7 +17,7 @@ from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.description import callable_words
 from bonobofs.policy.grant_families import EVERY, FAMILIES, GIT
 from bonobofs.policy.isolation import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
-from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.state.home import session_directory
 
 Arguments = dict[str, Any]
@@ -134,15 +134,15 @@ def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
 
 def _refusals(session: CalledSession, files: dict[str, tuple[int, str, int, str]]) -> dict[str, tuple[Denied, bool]]:
     """By path, what the mount refuses of the changes; True: already to make the file, not only to remove it."""
-    questions: list[tuple[Request, Facts]] = []
+    questions: list[tuple[Request, Context]] = []
     for path, (mode, _, size, head) in files.items():
         place = WorkspacePath(path)
         if mode == _SYMLINK:
-            questions.append((Request(Operation.SYMLINK, place, Kind.SYMLINK), Facts(target=head)))
+            questions.append((Request(Operation.SYMLINK, place, Kind.SYMLINK), Context(target=head)))
         elif mode != GONE:
-            facts = Facts(size=size, mode=mode & 0o777, head=head.encode("latin-1", "replace"))
-            questions.append((Request(Operation.CREATE_FILE, place), facts))
-        questions.append((Request(Operation.DELETE_FILE, place), Facts(leaves=True, in_source=True)))
+            context = Context(size=size, mode=mode & 0o777, head=head.encode("latin-1", "replace"))
+            questions.append((Request(Operation.CREATE_FILE, place), context))
+        questions.append((Request(Operation.DELETE_FILE, place), Context(leaves=True, in_source=True)))
     refused: dict[str, tuple[Denied, bool]] = {}
     for number, denial in sorted(session.guard.decide_each(questions).items()):
         request = questions[number][0]

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.companion.remote_authorizer import RemoteDoor
+from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import CalledSession
 from bonobofs.enforcement.enforcer import Admission
 from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
@@ -49,7 +49,7 @@ class GitWorker:
     def __init__(self, session: CalledSession, told_leases: Callable[[], list[dict[str, Any]]]) -> None:
         """The working directory is the source. What an earlier companion left is removed by `recover`."""
         self._session: Final = session
-        self._door: Final[RemoteDoor] = session.guard
+        self._authorizer: Final[RemoteAuthorizer] = session.guard
         self._told_leases: Final = told_leases
         self._file: Final = session_directory(session.home, session.who.session) / _FILE
         self._turn: Final = threading.Lock()
@@ -128,7 +128,7 @@ class GitWorker:
         elif what == "refuse":
             denied = decision(asked)
             assert isinstance(denied, Denied)
-            self._door.refuse(denied, caller(asked["caller"]), guard=asked["guard"])
+            self._authorizer.refuse(denied, caller(asked["caller"]), guard=asked["guard"])
         elif what == "find":
             agent, tip = self._published().find(asked["ref"])
             return {"agent": agent, "tip": tip}
@@ -139,27 +139,27 @@ class GitWorker:
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
         first = question(list(asked["question"]))
         try:
-            admission = self._door.admit_judged(first.request, {**asked, "parts": []})
+            admission = self._authorizer.admit_judged(first.request, {**asked, "parts": []})
         except Refused as refused:
             return plain_decision(refused.decision)
         if admission is None:
             return {"state": self._state()}
         self._open[admission.seq] = admission
-        return {**plain_decision(admission.leave), "number": admission.seq}
+        return {**plain_decision(admission.permit), "number": admission.seq}
 
     def _state(self) -> dict[str, Any]:
         """The policy and leases by which the server judges. What changes meanwhile changes the generation, too."""
-        state = self._door.generation()
+        state = self._authorizer.generation()
         told = self._told_leases()
         leases = {"none": None, "known": told, "unknown": "unknown"}[state["leases"]]
         kept = session_directory(self._session.home, self._session.who.session) / "tracked.json"
         tracked = read_document(kept)["paths"] if kept.exists() else []
-        policy = self._door.plain_policy
+        policy = self._authorizer.plain_policy
         return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
 
     def _published(self, agent_id: str = "") -> Any:
         module = import_module("bonobofs.git.published_branches")
-        return module.PublishedBranches(self._session.home, _common_dir(), agent_id or self._door.agent.id)
+        return module.PublishedBranches(self._session.home, _common_dir(), agent_id or self._authorizer.agent.id)
 
     def _is_shared(self) -> bool:
         """Whether another session that lives has the same source."""
@@ -194,7 +194,7 @@ class GitWorker:
                 start_new_session=True,
             )
         self._end, self._received = ours, b""
-        agent = list(self._door.agent)
+        agent = list(self._authorizer.agent)
         issue = self._session.who.issue
         left = [directory for directory in self._left if os.path.isdir(directory)]
         self._send({"agent": agent, "issue": issue, "directory": self._directory, "owner": owner, "left": left})
@@ -204,9 +204,11 @@ class GitWorker:
             raise GitError(standing["failed"], kind="unreadable")
         for directory, ref, old, new, is_made in standing["standing"]:
             if is_made:
-                self._published(self._left.get(directory, self._door.agent.id)).note(ref, new)
+                self._published(self._left.get(directory, self._authorizer.agent.id)).note(ref, new)
             with suppress(TrailError):
-                self._door.event("publish", {"ref": ref, "old": old, "new": new, "recovered": True, "made": is_made})
+                self._authorizer.event(
+                    "publish", {"ref": ref, "old": old, "new": new, "recovered": True, "made": is_made}
+                )
         self._left.clear()
 
     def _stop(self) -> None:

@@ -80,7 +80,7 @@ class Leases:
                 if self._wait(began + BEAT, self._number):
                     follower.acknowledge(seen)
                     self._wait(began + BEAT)
-            heartbeats.leave(database, self._config["session"])
+            heartbeats.detach(database, self._config["session"])
 
     def _wait(self, deadline: float, number: int = _NO_LOOK) -> bool:
         """Wait until then, or until the server is bound by that number; whether it is."""

@@ -26,12 +26,12 @@ from bonobofs.companion.change_forwarder import Watching
 from bonobofs.companion.git_worker import GitWorker
 from bonobofs.companion.lease_thread import Leases
 from bonobofs.companion.policy_reloader import PolicyFile
-from bonobofs.companion.remote_authorizer import RemoteDoor
+from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import CalledSession
 from bonobofs.companion.socket_server import Entrance
 from bonobofs.errors import MountError
 from bonobofs.ipc.channel import Kind, Line
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
 from bonobofs.system import mounts, syscalls
 
@@ -48,9 +48,9 @@ class Companion:
         self._judging: Final = Judging(line, Path(config["home"]), config["session"], source)
         self._leases: Final = leases
         self._policy: Final = PolicyFile(line, config)
-        agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
-        self._door: Final = RemoteDoor(line, agent, config["policy"], self._tell_later)
-        self._session: Final = CalledSession(config, self._door, self._judging.refresh.note_index)
+        agent = Principal(config["agent"]["label"], config["agent"]["id"], config["role"])
+        self._authorizer: Final = RemoteAuthorizer(line, agent, config["policy"], self._tell_later)
+        self._session: Final = CalledSession(config, self._authorizer, self._judging.refresh.note_index)
         self._git_worker: Final = GitWorker(self._session, lambda: leases.told)
         self._session.git_worker = self._git_worker
         self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
@@ -151,9 +151,9 @@ class Companion:
         elif kind is Kind.BOUND:
             self._leases.bound(json.loads(body)["number"])
         elif kind is Kind.ANSWER:
-            self._door.answered(body)
+            self._authorizer.answered(body)
         elif kind is Kind.IN_FORCE:
-            self._door.change_policy(**json.loads(body))
+            self._authorizer.change_policy(**json.loads(body))
         elif kind is Kind.CLOSING:
             self.close()
         elif kind is Kind.SETTLE:
@@ -170,7 +170,7 @@ class Companion:
 class _Standing:
     watch: str
     refused: str = ""
-    apart: bool = False
+    layer: bool = False
     part: bool = False
 
 
@@ -187,7 +187,7 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
             f"mounting over the source itself needs a mount namespace for what works beside the mount, and there is no "
             f"right to one ({error.strerror}); mount on another directory, or as root",
         )
-    return _Standing("", apart=True)
+    return _Standing("", layer=True)
 
 
 def _drop_copies() -> None:
@@ -236,7 +236,7 @@ def _namespaces() -> list[int]:
 
 def _go_to_source(config: dict[str, Any], standing: _Standing) -> None:
     # Apart, the path leads to the source; elsewhere a mount may lie on the way by now.
-    if standing.apart:
+    if standing.layer:
         os.chdir(config["source"])
         if not os.path.samestat(os.stat("."), os.fstat(config["root"])):
             raise OSError(errno.ESTALE, f"the source {config['source']} was replaced")
@@ -245,7 +245,7 @@ def _go_to_source(config: dict[str, Any], standing: _Standing) -> None:
 
 
 def _stand(line: Line, standing: _Standing) -> None:
-    descriptors = _namespaces() if standing.apart else []
+    descriptors = _namespaces() if standing.layer else []
     if descriptors:
         line.hand_over(Kind.STANDING, asdict(standing), descriptors)
         for descriptor in descriptors:

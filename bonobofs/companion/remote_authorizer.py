@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bonobofs.audit.entry import shortened
-from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, Part
+from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import ProtocolError, TrailError, UsageError
 from bonobofs.ipc.channel import Kind, Line
 from bonobofs.ipc.decision_codec import decision, plain_decision
 from bonobofs.ipc.request_codec import plain_question
-from bonobofs.policy.decision import Allowed, Denied, Refused
+from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Request
+from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
 
 _AT_A_TIME: Final = 128
 """Questions that the server answers before it serves another request."""
@@ -33,10 +33,10 @@ _OF_OUTCOME: Final = 1000, 1000
 TellLater = Callable[[Kind, dict[str, Any]], None]
 
 
-class RemoteDoor:
-    """A `Door`. Used by many threads; `answered` and `change_policy` by the one that listens to the line."""
+class RemoteAuthorizer:
+    """A `Authorizer`. Used by many threads; `answered` and `change_policy` by the one that listens to the line."""
 
-    def __init__(self, line: Line, agent: Agent, policy: dict[str, Any], tell_later: TellLater) -> None:
+    def __init__(self, line: Line, agent: Principal, policy: dict[str, Any], tell_later: TellLater) -> None:
         """`tell_later` tells the server what is to be told once it knows all that has changed by now."""
         self.agent: Final = agent
         self.policy: Policy = compile_policy(policy)
@@ -59,15 +59,15 @@ class RemoteDoor:
         if waiting is not None:
             waiting.put(answer)
 
-    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
-        """As `Door.decide`."""
-        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, facts)})[1])
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
+        """As `Authorizer.decide`."""
+        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, context)})[1])
 
-    def decide_in_mount(self, request: Request, facts: Facts) -> Allowed | Denied:
+    def decide_in_mount(self, request: Request, context: Context) -> Permit | Denied:
         """What the mount would say of it, which can hold apart what a gate cannot."""
-        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, facts), "in_mount": True})[1])
+        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, context), "in_mount": True})[1])
 
-    def decide_each(self, questions: list[tuple[Request, Facts]]) -> dict[int, Denied]:
+    def decide_each(self, questions: list[tuple[Request, Context]]) -> dict[int, Denied]:
         """By number, what the mount refuses of these."""
         refused = {}
         for at in range(0, len(questions), _AT_A_TIME):
@@ -95,24 +95,24 @@ class RemoteDoor:
         taken: list[str] = self._ask(Kind.WITHDRAW, {"grant": number})[1]["taken"]
         return taken
 
-    def admit(
+    def authorize(
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
-        *parts: Part,
+        context: Context = NO_FACTS,
+        *parts: RelatedChange,
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """As `Door.admit`. Leaving the admission returns when the mount shows what was changed.
+        """As `Authorizer.admit`. Leaving the admission returns when the mount shows what was changed.
 
         Leaving it raises OSError, ETIMEDOUT, where the change is made and recorded and the mount may not show it.
         """
         document = {
-            "question": plain_question(request, facts),
-            "parts": [plain_question(part.request, part.facts) for part in parts],
+            "question": plain_question(request, context),
+            "parts": [plain_question(part.request, part.context) for part in parts],
             "caller": list(caller),
             "details": details,
             "size": size,
@@ -124,23 +124,23 @@ class RemoteDoor:
         return admission
 
     def admit_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
-        """`admit` in the form of `Kind.ADMIT`. None: the parts were judged by a `generation` that is over."""
+        """`authorize` in the form of `Kind.ADMIT`. None: the parts were judged by a `generation` that is over."""
         number, answer = self._ask(Kind.ADMIT, document)
         if "stale" in answer:
             return None
-        leave = decision(answer)
-        if isinstance(leave, Denied):
-            raise Refused(leave)
-        return Admission(self._ended, request, leave, number, document["action"], document["guard"])
+        permit = decision(answer)
+        if isinstance(permit, Denied):
+            raise Refused(permit)
+        return Admission(self._ended, request, permit, number, document["action"], document["guard"])
 
     def generation(self) -> dict[str, Any]:
         """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
         return self._ask(Kind.DECIDE, {})[1]
 
-    def note(  # noqa: PLR0913 - as for `Door.note`
+    def note(  # noqa: PLR0913 - as for `Authorizer.note`
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
+        context: Context = NO_FACTS,
         *,
         guard: str = "file",
         caller: Caller = NOBODY,
@@ -149,9 +149,9 @@ class RemoteDoor:
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """As `Door.note`."""
+        """As `Authorizer.note`."""
         document = {
-            "question": plain_question(request, facts),
+            "question": plain_question(request, context),
             "caller": list(caller),
             "details": details,
             "size": size,
@@ -166,7 +166,7 @@ class RemoteDoor:
             raise Refused(denied)
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """As `Door.refuse`."""
+        """As `Authorizer.refuse`."""
         self._ask(Kind.REFUSE, {**plain_decision(denied), "caller": list(caller), "guard": guard})
         return Refused(denied)
 
@@ -175,11 +175,11 @@ class RemoteDoor:
         self._check(self._ask(Kind.EVENT, {"operation": operation, "details": details})[1])
 
     def sync(self) -> None:
-        """As `Door.sync`."""
+        """As `Authorizer.sync`."""
         self._check(self._ask(Kind.SYNC, {})[1])
 
     def show(self) -> None:
-        """Return when the mount shows all that was changed by now, by whomever. OSError: as for `admit`."""
+        """Return when the mount shows all that was changed by now, by whomever. OSError: as for `authorize`."""
         self._ask_later(Kind.SHOW, {})
 
     def _check(self, answer: dict[str, Any]) -> None:

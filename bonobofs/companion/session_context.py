@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bonobofs.audit.audit_log import Record
-from bonobofs.companion.remote_authorizer import RemoteDoor
+from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.files.file_guard import FileGuard
 from bonobofs.files.file_tools import FileTools
 
@@ -63,7 +63,7 @@ class Commands:
 class CalledSession:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: dict[str, Any], door: RemoteDoor, note_index: Callable[[], None]) -> None:
+    def __init__(self, config: dict[str, Any], authorizer: RemoteAuthorizer, note_index: Callable[[], None]) -> None:
         """The working directory is the source, whatever its path leads to now.
 
         `note_index` is called when a publication may have written the index of the source.
@@ -81,7 +81,7 @@ class CalledSession:
             config["mountpoint"],
             config["issue"],
         )
-        self.guard: Final = door
+        self.guard: Final = authorizer
         self.log: Final = Record(Path(config["trail"]).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
         self.commands: Final = Commands()

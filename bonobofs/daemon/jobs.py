@@ -27,7 +27,7 @@ GoesOn = Callable[[], bool]
 """False: the daemon ends, and a step should soon."""
 
 
-class Part(ABC):
+class Job(ABC):
     """One thing that is done again and again."""
 
     name: ClassVar[str]
@@ -50,7 +50,7 @@ class Part(ABC):
         self._open.close()
 
 
-class Indexing(Part):
+class Indexing(Job):
     """Keeps the index up with the trails."""
 
     name = "index"
@@ -77,7 +77,7 @@ class Indexing(Part):
         self._index = None
 
 
-class Retention(Part):
+class Retention(Job):
     """Compresses the trails of ended sessions and prunes the oldest."""
 
     name = "retention"
@@ -89,7 +89,7 @@ class Retention(Part):
         return "; ".join([*found.failures, *kept])
 
 
-class Mailing(Part):
+class Mailing(Job):
     """Carries each session's record to the Agent Mail that its policy names."""
 
     name = "mail"

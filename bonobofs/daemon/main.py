@@ -16,7 +16,7 @@ from typing import Final
 
 from bonobofs.audit.reader import shown
 from bonobofs.daemon.daemon_lock import alone
-from bonobofs.daemon.jobs import Indexing, Mailing, Part, Retention
+from bonobofs.daemon.jobs import Indexing, Job, Mailing, Retention
 from bonobofs.daemon.reservation_mirror import Expiring, Mirroring
 from bonobofs.errors import BonobofsError
 from bonobofs.state.home import home, write_document
@@ -107,7 +107,7 @@ class _Notes:
         self._path.unlink(missing_ok=True)
 
 
-def _keep(part: Part, ended: threading.Event, notes: _Notes) -> None:
+def _keep(part: Job, ended: threading.Event, notes: _Notes) -> None:
     """Step a part until the end. The edge of its thread: no failure may end the others."""
     pause = part.pause
     while not ended.is_set():

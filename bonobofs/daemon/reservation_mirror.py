@@ -16,7 +16,7 @@ from typing import Final
 from bonobofs.agent_mail.mailbox import Mailbox, Reservation
 from bonobofs.agent_mail.reservation_patterns import covered
 from bonobofs.audit.reader import shown
-from bonobofs.daemon.jobs import GoesOn, Part
+from bonobofs.daemon.jobs import GoesOn, Job
 from bonobofs.daemon.keyed_executor import Lanes
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
@@ -26,7 +26,7 @@ from bonobofs.state.database import Database, home_id
 from bonobofs.state.sessions import Session, lives, load
 
 
-class Mirroring(Part):
+class Mirroring(Job):
     """Mirrors the reservations of the projects whose policies ask for it, while a session works there."""
 
     name = "reservations"
@@ -150,7 +150,7 @@ class _Place:
         return "" if conflict is None else str(conflict)
 
 
-class Expiring(Part):
+class Expiring(Job):
     """Takes away the leases that have ended."""
 
     name = "leases"

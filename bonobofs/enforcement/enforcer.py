@@ -3,7 +3,7 @@
     with guard.admit(Request(Operation.DELETE_FILE, path), Facts(leaves=True), caller=caller) as leave:
         backing.unlink(directory, name, leave)
 
-`admit` asks the engine, enters the intent in the trail, and only then lets the block run; how the block ends is the
+`authorize` asks the engine, enters the intent in the trail, and only then lets the block run; how the block ends is the
 outcome. A refusal is entered and raised as `Refused`. When the trail cannot be written, the change is refused as
 UNRECORDED. No error becomes an allow: whatever goes wrong here is raised, and the block does not run.
 """
@@ -23,16 +23,16 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.denial_window import DenialWindow
-from bonobofs.audit.entry import APART, object_of
+from bonobofs.audit.entry import LAYER, object_of
 from bonobofs.audit.refusal_limit import RefusalLimit
 from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import BonobofsError, TrailError
 from bonobofs.policy.compiled import is_never_held
-from bonobofs.policy.decision import Allowed, Apart, Code, Denied, Holding, Refused, as_document
+from bonobofs.policy.decision import Code, Denied, Holding, Layer, Permit, Refused, as_document
 from bonobofs.policy.engine import Policy, decide, decide_in_source, decide_published
 from bonobofs.policy.lease_set import UNKNOWN, Leases
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
@@ -73,12 +73,12 @@ class Caller(NamedTuple):
     details: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
 
 
-class Part(NamedTuple):
+class RelatedChange(NamedTuple):
     """A further name that the same change touches, judged with it."""
 
     request: Request
-    facts: Facts = NO_FACTS
-    apart: Apart | None = Apart.NO
+    context: Context = NO_FACTS
+    layer: Layer | None = Layer.SOURCE
     """Where the bytes of this name are, or will be; None: where they are makes no difference to the change."""
 
 
@@ -89,23 +89,23 @@ _OPTIONAL_LOCKS: Final = frozenset(
 NOBODY: Final = Caller()
 
 
-class Elsewhere(OSError):  # noqa: N818 - no fault either: what is asked can be had in another way
+class WrongLayerError(OSError):
     """A verdict allows a change, but speaks of another place than that to which the effect would go; EXDEV."""
 
-    def __init__(self, leave: Allowed) -> None:
+    def __init__(self, permit: Permit) -> None:
         super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
-        self.leave = leave
+        self.permit = permit
 
 
-class Run:
+class WriteBatch:
     """Writes to one file under one intent: the beginning is recorded before, the rest when it settles."""
 
-    __slots__ = ("count", "counter", "generation", "last", "leave", "limit", "request", "seq", "size", "written")
+    __slots__ = ("count", "counter", "generation", "last", "limit", "permit", "request", "seq", "size", "written")
 
     def __init__(
         self,
         request: Request,
-        leave: Allowed,
+        permit: Permit,
         generation: int,
         seq: int,
         now: float,
@@ -113,7 +113,7 @@ class Run:
     ) -> None:
         self.request = request
         self.counter = counter
-        self.extend(leave)
+        self.extend(permit)
         self.generation = generation
         self.seq = seq
         self.last = now
@@ -121,10 +121,10 @@ class Run:
         self.written = 0
         self.size = 0
 
-    def extend(self, leave: Allowed) -> None:
+    def extend(self, permit: Permit) -> None:
         """The run goes on under this verdict."""
-        self.leave = leave
-        self.limit = leave.max_size if leave.max_size is not None else 1 << 63
+        self.permit = permit
+        self.limit = permit.max_size if permit.max_size is not None else 1 << 63
 
 
 _Mark = tuple[Operation, str, Code, str, str]
@@ -161,23 +161,23 @@ class Outcome(NamedTuple):
 class Admission:
     """Leave for one change, as a context: entering it gives the leave, leaving it enters the outcome."""
 
-    __slots__ = ("_action", "_end", "_guard", "_request", "details", "leave", "reason", "seq", "written")
+    __slots__ = ("_action", "_end", "_enforcer", "_request", "details", "permit", "reason", "seq", "written")
 
     def __init__(
-        self, end: Callable[[Outcome], None], request: Request, leave: Allowed, seq: int, action: str, guard: str
+        self, end: Callable[[Outcome], None], request: Request, permit: Permit, seq: int, action: str, guard: str
     ) -> None:
         self._end = end
-        self._guard = guard
+        self._enforcer = guard
         self._request = request
         self.seq = seq
         self._action = action
-        self.leave = leave
+        self.permit = permit
         self.written = 0
         self.details: dict[str, Any] | None = None
         self.reason = ""
 
-    def __enter__(self) -> Allowed:
-        return self.leave
+    def __enter__(self) -> Permit:
+        return self.permit
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,7 +192,9 @@ class Admission:
     def end(self, error: int) -> None:
         """Enter the outcome; `error` is an errno, 0 where the change was made."""
         self._end(
-            Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard, self.reason)
+            Outcome(
+                self.seq, self._request, self._action, error, self.written, self.details, self._enforcer, self.reason
+            )
         )
 
 
@@ -215,38 +217,38 @@ def is_entered(error: BaseException) -> bool:
     return getattr(error, "is_in_trail", False)
 
 
-class Door(Protocol):
+class Authorizer(Protocol):
     """What the file guard, the tools and the gates ask of a door, be it of their own process or of the one that mounts.
 
     A change that touches more names than those of the request and its parts says which in the details, as TOUCHES.
     """
 
     @property
-    def agent(self) -> Agent: ...
+    def agent(self) -> Principal: ...
 
     @property
     def policy(self) -> Policy: ...
 
-    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
         """What the engine says, with nothing recorded."""
 
-    def admit(
+    def authorize(
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
-        *parts: Part,
+        context: Context = NO_FACTS,
+        *parts: RelatedChange,
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """Leave for a change of the source, as of `Guard.admit`; raises Refused as that does."""
+        """Leave for a change of the source, as of `Enforcer.admit`; raises Refused as that does."""
 
-    def note(  # noqa: PLR0913 - as for `admit`
+    def note(  # noqa: PLR0913 - as for `authorize`
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
+        context: Context = NO_FACTS,
         *,
         guard: str = "file",
         caller: Caller = NOBODY,
@@ -255,7 +257,7 @@ class Door(Protocol):
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """Enter a call that changed nothing, as `Guard.note`; raises Refused as that does."""
+        """Enter a call that changed nothing, as `Enforcer.note`; raises Refused as that does."""
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """Enter a refusal, and give the exception to raise."""
@@ -264,13 +266,13 @@ class Door(Protocol):
         """Bring the record to the disk. TrailError."""
 
 
-class Guard:
+class Enforcer:
     """The door of one session: one agent, one policy at a time, one trail."""
 
     def __init__(
         self,
         policy: Policy,
-        agent: Agent,
+        agent: Principal,
         trail: Trail,
         *,
         outcomes_later: bool = False,
@@ -280,7 +282,7 @@ class Guard:
         """`outcomes_later`: whoever serves calls `enter_outcomes` after each reply, so that no caller waits for it.
         Otherwise an outcome is in the trail before the call returns.
 
-        `holds_apart`: whoever asks looks at each verdict's `apart` and keeps such bytes out of the source. To others
+        `holds_apart`: whoever asks looks at each verdict's `layer` and keeps such bytes out of the source. To others
         those changes are refused. `denials` is the file in which all sessions of the agent count them (`denials_path`).
         """
         self.policy = policy
@@ -290,7 +292,7 @@ class Guard:
         """The uid of the caller, where there is one, and the refusal."""
         self.denials_seen = 0
         self._decide: Final = decide if holds_apart else decide_in_source
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, WriteBatch] = {}
         self._repeats: dict[_Mark, _Repeat] = {}
         self._counters: Final = ScratchCounters(trail)
         self._scratch_tops: Final[dict[str, WorkspacePath]] = {}
@@ -328,7 +330,7 @@ class Guard:
         if self.policy.leases is not self._leases:
             self._turn_to(self.policy.bound_by(self._leases))
 
-    def is_current(self, run: Run) -> bool:
+    def is_current(self, run: WriteBatch) -> bool:
         """Whether the verdict of a run of writes still speaks, under this policy and these leases.
 
         Whoever serves has called `forget_in_time` since the request came.
@@ -350,68 +352,68 @@ class Guard:
         self._generation += 1
         self._scratch_tops.clear()
 
-    def _judged(self, request: Request, facts: Facts) -> Allowed | Denied:
+    def _judged(self, request: Request, context: Context) -> Permit | Denied:
         if clock_gettime(CLOCK_BOOTTIME) >= self.known_until:
             self.forget_in_time()
-        return self._decide(self.policy, self.agent, request, facts)
+        return self._decide(self.policy, self.agent, request, context)
 
-    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
         """What the engine says, with nothing recorded: for questions (`why`), never for changes."""
-        return self._judged(request, facts)
+        return self._judged(request, context)
 
-    def explain(self, request: Request, facts: Facts) -> Allowed | Denied:
+    def explain(self, request: Request, context: Context) -> Permit | Denied:
         """Return what `why` shows: as `decide`, or the refusal of a change in scratch that has no room."""
-        verdict = self._judged(request, facts)
-        if isinstance(verdict, Allowed) and verdict.apart is Apart.SCRATCH:
+        verdict = self._judged(request, context)
+        if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
             return self.room(request) or verdict
         return verdict
 
-    def admit(  # noqa: PLR0913 - what is judged, and what the record tells
+    def authorize(  # noqa: PLR0913 - what is judged, and what the record tells
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
-        *parts: Part,
+        context: Context = NO_FACTS,
+        *parts: RelatedChange,
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
-        apart: Apart | None = Apart.NO,
+        layer: Layer | None = Layer.SOURCE,
         guard: str = "file",
     ) -> Admission:
         """Leave for the change that `request` and all `parts` describe together; `size` is its bytes, for the record.
 
-        `action` is create, modify or delete, where the operation's name alone does not tell. `apart` is where the
+        `action` is create, modify or delete, where the operation's name alone does not tell. `layer` is where the
         effect will go, None where the caller goes by what the leave says. `guard` is file, git or beads: the entrance
         that the record names.
         Raises Refused, once the refusal is entered, when the engine denies any of them or the trail cannot be written;
         Elsewhere, unrecorded, when the verdict speaks of another place than that to which the effect would go.
         """
-        leave = self._judged(request, facts)
-        if isinstance(leave, Denied):
-            raise self.refuse(leave, caller, guard=guard)
-        elsewhere = leave if apart is not None and leave.apart is not apart else None
-        leaves_source = leave.apart
-        in_scratch = leave.apart is Apart.SCRATCH
+        permit = self._judged(request, context)
+        if isinstance(permit, Denied):
+            raise self.refuse(permit, caller, guard=guard)
+        elsewhere = permit if layer is not None and permit.layer is not layer else None
+        leaves_source = permit.layer
+        in_scratch = permit.layer is Layer.SCRATCH
         for part in parts:
-            other = self._judged(part.request, part.facts)
+            other = self._judged(part.request, part.context)
             if isinstance(other, Denied):
                 raise self.refuse(other, caller, guard=guard)
-            if part.apart is not None and other.apart is not part.apart:
+            if part.layer is not None and other.layer is not part.layer:
                 elsewhere = other
-            leaves_source = leaves_source and other.apart
-            in_scratch = in_scratch and other.apart is Apart.SCRATCH
+            leaves_source = leaves_source and other.layer
+            in_scratch = in_scratch and other.layer is Layer.SCRATCH
         if elsewhere is not None:
-            raise Elsewhere(elsewhere)
+            raise WrongLayerError(elsewhere)
         action = action or ACTIONS.get(request.operation, "modify")
         if in_scratch:
-            counter = self._counter(request, leave, caller)
-            return Admission(_count_in(counter), request, leave, counter.seq, action, guard)
+            counter = self._counter(request, permit, caller)
+            return Admission(_count_in(counter), request, permit, counter.seq, action, guard)
         if leaves_source:
-            details = {**(details or {}), APART: leaves_source.value}
-        seq = self._intend(request, leave, caller, details, size, action, guard)
-        return Admission(self._end, request, leave, seq, action, guard)
+            details = {**(details or {}), LAYER: leaves_source.value}
+        seq = self._intend(request, permit, caller, details, size, action, guard)
+        return Admission(self._end, request, permit, seq, action, guard)
 
-    def decide_published(self, request: Request) -> Allowed | Denied:
+    def decide_published(self, request: Request) -> Permit | Denied:
         """What the engine says of a change that brings a path to its published content."""
         self.forget_in_time()
         return decide_published(self.policy, request)
@@ -421,17 +423,17 @@ class Guard:
 
         Raises Refused where another holder has a lease on the path, or the leases are unknown.
         """
-        leave = self.decide_published(request)
-        if isinstance(leave, Denied):
-            raise self.refuse(leave, caller)
+        permit = self.decide_published(request)
+        if isinstance(permit, Denied):
+            raise self.refuse(permit, caller)
         action = ACTIONS.get(request.operation, "modify")
-        seq = self._intend(request, leave, caller, details, 0, action)
-        return Admission(self._end, request, leave, seq, action, "file")
+        seq = self._intend(request, permit, caller, details, 0, action)
+        return Admission(self._end, request, permit, seq, action, "file")
 
-    def note(  # noqa: PLR0913 - as for `admit`
+    def note(  # noqa: PLR0913 - as for `authorize`
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
+        context: Context = NO_FACTS,
         *,
         guard: str = "file",
         caller: Caller = NOBODY,
@@ -446,14 +448,14 @@ class Guard:
         returned. Raises Refused, once the refusal is entered, when the engine denies the call or the trail cannot be
         written.
         """
-        leave = None if error else self._judged(request, facts)
-        if isinstance(leave, Denied):
-            raise self.refuse(leave, caller, guard=guard)
+        permit = None if error else self._judged(request, context)
+        if isinstance(permit, Denied):
+            raise self.refuse(permit, caller, guard=guard)
         try:
             self.trail.called(
                 request.operation,
                 request.path,
-                leave.rule if leave is not None else "",
+                permit.rule if permit is not None else "",
                 guard=guard,
                 tool=caller.tool,
                 bytes=size,
@@ -470,44 +472,44 @@ class Guard:
         """What a judgement relies on that is made in several steps: policy and leases, and changes beside the mount."""
         return self._generation, self.beside
 
-    def judge(self, part: Part, caller: Caller) -> Elsewhere | None:
-        """Judge one part of a change ahead of `admit`; the verdict, where it speaks of another place than the part.
+    def judge(self, part: RelatedChange, caller: Caller) -> WrongLayerError | None:
+        """Judge one part of a change ahead of `authorize`; the verdict, where it speaks of another place than the part.
 
         Raises Refused, once the refusal is entered. The verdict holds while `state` stays what it is.
         """
-        verdict = self._judged(part.request, part.facts)
+        verdict = self._judged(part.request, part.context)
         if isinstance(verdict, Denied):
             raise self.refuse(verdict, caller)
-        return Elsewhere(verdict) if part.apart is not None and verdict.apart is not part.apart else None
+        return WrongLayerError(verdict) if part.layer is not None and verdict.layer is not part.layer else None
 
     def begin(
         self,
         key: int,
         request: Request,
-        facts: Facts,
+        context: Context,
         now: float,
         *,
         caller: Caller = NOBODY,
-        apart: Apart | None = Apart.NO,
-    ) -> Run:
+        layer: Layer | None = Layer.SOURCE,
+    ) -> WriteBatch:
         """Leave for a run of writes to the file `key`, up to the run's `limit` in size. An older run of it is settled.
 
-        Raises as `admit` does.
+        Raises as `authorize` does.
         """
         self.settle(key)
-        leave = self._judged(request, facts)
-        if isinstance(leave, Denied):
-            raise self.refuse(leave, caller)
-        if apart is not None and leave.apart is not apart:
-            raise Elsewhere(leave)
-        if leave.apart is Apart.SCRATCH:
-            counter = self._counter(request, leave, caller)
+        permit = self._judged(request, context)
+        if isinstance(permit, Denied):
+            raise self.refuse(permit, caller)
+        if layer is not None and permit.layer is not layer:
+            raise WrongLayerError(permit)
+        if permit.layer is Layer.SCRATCH:
+            counter = self._counter(request, permit, caller)
             counter.runs += 1
-            run = self._runs[key] = Run(request, leave, self._generation, counter.seq, now, counter)
+            run = self._runs[key] = WriteBatch(request, permit, self._generation, counter.seq, now, counter)
             return run
-        details = {APART: leave.apart.value} if leave.apart else None
-        seq = self._intend(request, leave, caller, details, 0, ACTIONS.get(request.operation, "modify"))
-        run = self._runs[key] = Run(request, leave, self._generation, seq, now)
+        details = {LAYER: permit.layer.value} if permit.layer else None
+        seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))
+        run = self._runs[key] = WriteBatch(request, permit, self._generation, seq, now)
         return run
 
     def rekey(self, key: int, new: int) -> None:
@@ -638,7 +640,7 @@ class Guard:
     def _intend(
         self,
         request: Request,
-        leave: Allowed,
+        permit: Permit,
         caller: Caller,
         details: dict[str, Any] | None,
         size: int,
@@ -656,7 +658,7 @@ class Guard:
                 request.operation,
                 request.path,
                 action,
-                leave.rule,
+                permit.rule,
                 guard=guard,
                 tool=caller.tool,
                 bytes=size,
@@ -667,7 +669,7 @@ class Guard:
         except TrailError as error:
             raise self.refuse(unrecorded(request), caller, guard=guard) from error
 
-    def _counter(self, request: Request, leave: Allowed, caller: Caller) -> ScratchCounter:
+    def _counter(self, request: Request, permit: Permit, caller: Caller) -> ScratchCounter:
         """Return the counter of a change in scratch. Raises Refused where its intent cannot be entered."""
         above = request.path.rpartition("/")[0]
         top = self._scratch_tops.get(above)
@@ -680,7 +682,7 @@ class Guard:
         if self._ended:
             self.enter_outcomes()
         try:
-            return self._counters.find(caller.tool, top, leave.rule, object_of(caller.details))
+            return self._counters.find(caller.tool, top, permit.rule, object_of(caller.details))
         except TrailError as error:
             raise self.refuse(unrecorded(request), caller) from error
 

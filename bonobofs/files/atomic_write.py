@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from typing import Final
 
 from bonobofs.files.workspace import MAKER, Place
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 
 MODE: Final = 0o644
 """Of new files, less the umask."""
@@ -31,7 +31,7 @@ _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 def put(
-    place: Place, data: bytes, temporary: str, *, overwrite: bool, ready: Callable[[], None], leave: Allowed
+    place: Place, data: bytes, temporary: str, *, overwrite: bool, ready: Callable[[], None], permit: Permit
 ) -> None:
     """Give the name to a new file that holds `data`, and bring both to the disk.
 
@@ -46,7 +46,7 @@ def put(
     directory, name = place.directory, place.name
     try:
         with MAKER.get()() if place.found is None else nullcontext():
-            descriptor, source = _fresh(directory, temporary, leave)
+            descriptor, source = _fresh(directory, temporary, permit)
         _fill(descriptor, data)
         if place.found is not None:
             _dress(descriptor, place)
@@ -77,7 +77,7 @@ def _take_away(directory: int, temporary: str) -> None:
         os.unlink(temporary, dir_fd=directory)
 
 
-def _fresh(directory: int, temporary: str, leave: Allowed) -> tuple[int, str]:  # noqa: ARG001 - no change without one
+def _fresh(directory: int, temporary: str, permit: Permit) -> tuple[int, str]:  # noqa: ARG001 - no change without one
     """A new file, open for writing, and the name by which it can be linked."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.entry import BY
-from bonobofs.enforcement.enforcer import Caller, Door, unrecorded
+from bonobofs.enforcement.enforcer import Authorizer, Caller, unrecorded
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.files.atomic_write import MODE, put
 from bonobofs.files.failed_calls import recorded
@@ -38,11 +38,11 @@ from bonobofs.files.results import (
 from bonobofs.files.workspace import Place, Workspace
 from bonobofs.policy.decision import Code, Denied, Refused
 from bonobofs.policy.engine import allowed_directories
-from bonobofs.policy.request import HEAD_BYTES, NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import HEAD_BYTES, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 PathLike = str | os.PathLike[str]
 
-_LEAVES: Final = Facts(leaves=True)
+_LEAVES: Final = Context(leaves=True)
 _OF_A_NAME: Final = frozenset(
     {
         Operation.DELETE_FILE,
@@ -78,10 +78,10 @@ class FileGuard(Closing):
 
     def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
         """Stand on an open session. `tool`: the role must have the tools by which it is asked, too."""
-        self._plain: Final = Facts(tool=tool)
+        self._plain: Final = Context(tool=tool)
         self._session: Final = session
         self.audit: Final = session.log
-        self._guard: Final[Door] = session.guard
+        self._guard: Final[Authorizer] = session.guard
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
         # session's, so that whoever holds it knows that no change is under way.
@@ -170,8 +170,8 @@ class FileGuard(Closing):
                 self._fail(request, _LEAVES, caller, error)
             with place:
                 request = Request(Operation.DELETE_FILE, place.path, place.kind)
-                with self._guard.admit(request, _LEAVES, caller=caller) as leave:
-                    place.unlink(leave)
+                with self._guard.authorize(request, _LEAVES, caller=caller) as permit:
+                    place.unlink(permit)
 
     def list_allowed_directories(self) -> list[str]:
         """Where the agent may write, and what: strings like `aidlc-docs/ (.md, 1 MB)`."""
@@ -184,9 +184,9 @@ class FileGuard(Closing):
             raise self._guard.refuse(not_the_agent(named, operation), claiming(caller, agent))
         return named
 
-    def _locate(self, request: Request, facts: Facts, caller: Caller) -> Place:
+    def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
         """Where the named path really lies. Refused, once entered, when that is outside; OSError is not entered."""
-        decision = self._guard.decide(request, facts)
+        decision = self._guard.decide(request, context)
         if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
             # No path at all: nothing is looked up under it.
             raise self._guard.refuse(decision, caller)
@@ -195,9 +195,9 @@ class FileGuard(Closing):
             return place
         raise self._guard.refuse(led_out(request.path, request.operation), caller)
 
-    def _fail(self, request: Request, facts: Facts, caller: Caller, error: Exception) -> NoReturn:
+    def _fail(self, request: Request, context: Context, caller: Caller, error: Exception) -> NoReturn:
         """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
-        admission = self._guard.admit(request, facts, caller=caller)
+        admission = self._guard.authorize(request, context, caller=caller)
         with admission:
             if not isinstance(error, OSError):
                 admission.details = {"error": type(error).__name__}
@@ -205,7 +205,7 @@ class FileGuard(Closing):
 
     def _write(self, place: Place, data: bytes, caller: Caller, *, overwrite: bool) -> None:
         request = Request(Operation.WRITE_FILE, place.path)
-        facts = self._plain._replace(
+        context = self._plain._replace(
             size=len(data),
             size_before=place.found.st_size if place.found is not None else 0,
             mode=MODE if place.found is None else -1,
@@ -213,24 +213,24 @@ class FileGuard(Closing):
         )
         directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
         # All is judged before anything is made: no directory is left by a file that is then refused.
-        for asked, known in [(request, facts), *((each, NO_FACTS) for each in directories)]:
+        for asked, known in [(request, context), *((each, NO_FACTS) for each in directories)]:
             decision = self._guard.decide(asked, known)
             if isinstance(decision, Denied):
                 raise self._guard.refuse(decision, caller)
         for each in directories:
-            with self._guard.admit(each, caller=Caller(caller.tool)) as leave:
-                place.make_directory(leave)
+            with self._guard.authorize(each, caller=Caller(caller.tool)) as permit:
+                place.make_directory(permit)
         temporary = temp_cleanup.stray_name()
-        admission = self._guard.admit(
+        admission = self._guard.authorize(
             request,
-            facts,
+            context,
             caller=caller,
             details={BY: temporary},
             size=len(data),
             action="create" if place.found is None else "modify",
         )
-        with admission as leave:
-            put(place, data, temporary, overwrite=overwrite, ready=lambda: self._sync(request, caller), leave=leave)
+        with admission as permit:
+            put(place, data, temporary, overwrite=overwrite, ready=lambda: self._sync(request, caller), permit=permit)
             admission.written = len(data)
             admission.details = {"size": len(data)}
 
@@ -241,9 +241,9 @@ class FileGuard(Closing):
         except TrailError as error:
             raise self._guard.refuse(unrecorded(request), caller) from error
 
-    def _answer(self, caller: Caller, questions: list[tuple[Request, Facts]]) -> ValidationResult:
+    def _answer(self, caller: Caller, questions: list[tuple[Request, Context]]) -> ValidationResult:
         """What is said of the first that is denied, which is entered, else of the first."""
-        decisions = [self._guard.decide(request, facts) for request, facts in questions]
+        decisions = [self._guard.decide(request, context) for request, context in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
                 return told(self._guard.refuse(decision, caller).decision)
@@ -259,15 +259,15 @@ def operation_of(word: str) -> Operation:
         raise UsageError(f"there is no operation {word!r}; use one of {known}") from None
 
 
-def _question(operation: Operation, place: Place) -> tuple[Request, Facts]:
+def _question(operation: Operation, place: Place) -> tuple[Request, Context]:
     """What would be asked of the door, the content aside."""
     kind = _MADE.get(operation, place.kind)
     found = place.found
-    facts = Facts(
+    context = Context(
         mode=MODE if operation in _OF_CONTENT and found is None else -1,
         leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and found is not None),
         # Writing gives the name to a new file; every other change of what a file is shows under all its names.
         foreign_names=found.st_nlink - 1 if found is not None and operation not in _OF_CONTENT else 0,
         privileged=os.geteuid() == 0,
     )
-    return Request(operation, place.path, kind), facts
+    return Request(operation, place.path, kind), context

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from bonobofs.enforcement.enforcer import Caller, Door
+from bonobofs.enforcement.enforcer import Authorizer, Caller
 from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, Reading
 from bonobofs.files.failed_calls import enter_failure, recorded
 from bonobofs.files.file_guard import FileGuard, PathLike
@@ -54,10 +54,10 @@ class FileTools(Closing):
     def __init__(self, session: GuardedSession) -> None:
         """Stand on an open session."""
         self._session: Final = session
-        self._door: Final[Door] = session.guard
+        self._authorizer: Final[Authorizer] = session.guard
         self._turn: Final = session.turn
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
-        self._reading: Final = Reading(self._workspace, lambda: self._door.policy)
+        self._reading: Final = Reading(self._workspace, lambda: self._authorizer.policy)
         self._files: Final = FileGuard(session, tool=True)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class FileTools(Closing):
         createOnly: bool = False,  # noqa: N803 - as above
     ) -> Path:
         """`write_file`, with Refused (a PermissionError) on denial."""
-        return self._files.guarded_write_file(path, content, self._door.agent.id, overwrite=not createOnly)
+        return self._files.guarded_write_file(path, content, self._authorizer.agent.id, overwrite=not createOnly)
 
     def list_files(
         self, path: PathLike = "", pattern: str | None = None, recursive: bool = False
@@ -150,20 +150,20 @@ class FileTools(Closing):
         request = Request(operation, self._workspace.named(path))
         caller = Caller(operation.value, {name: _short(value) for name, value in asked.items() if value is not None})
         with self._turn:
-            decision = self._door.decide(request)
+            decision = self._authorizer.decide(request)
             if isinstance(decision, Denied):
-                raise self._door.refuse(decision, caller)
+                raise self._authorizer.refuse(decision, caller)
         # No turn is held meanwhile: whoever reads for long keeps nobody from changing, and no lease from binding.
         try:
             found = read(request.path)
         except LedOutError:
             with self._turn:
-                raise self._door.refuse(led_out(request.path, operation), caller) from None
+                raise self._authorizer.refuse(led_out(request.path, operation), caller) from None
         except Exception as error:
             enter_failure(self._session, request, error, caller, details={})
             raise
         with self._turn:
-            self._door.note(request._replace(path=found.path), caller=caller, size=found.size)
+            self._authorizer.note(request._replace(path=found.path), caller=caller, size=found.size)
         return found.result
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.enforcement.enforcer import Caller, Door
-from bonobofs.policy.decision import Allowed, Code, Decision, Denied
-from bonobofs.policy.request import Agent, Operation, WorkspacePath
+from bonobofs.enforcement.enforcer import Authorizer, Caller
+from bonobofs.policy.decision import Code, Decision, Denied, Permit
+from bonobofs.policy.request import Operation, Principal, WorkspacePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class GuardedSession(Protocol):
     @property
     def session(self) -> _Recorded: ...
     @property
-    def guard(self) -> Door: ...
+    def guard(self) -> Authorizer: ...
     @property
     def log(self) -> Log: ...
     @property
@@ -68,13 +68,13 @@ class GuardedSession(Protocol):
 
 def told(decision: Decision) -> ValidationResult:
     """A decision, as the guards give it."""
-    if isinstance(decision, Allowed):
+    if isinstance(decision, Permit):
         return ValidationResult(True, rule=decision.rule)
     about = decision.about if decision.holding is None else str(decision.holding)
     return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, about)
 
 
-def is_of_the_session(agent: str, own: Agent) -> bool:
+def is_of_the_session(agent: str, own: Principal) -> bool:
     """Whether a caller names the session's own agent, by label or UUID."""
     return agent in (own.label, own.id)
 

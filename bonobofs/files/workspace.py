@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 from bonobofs.policy.isolation import boundary_of, enforce_absolute_path_boundary
 from bonobofs.policy.request import Kind, WorkspacePath
 
@@ -209,7 +209,7 @@ class Place:
             raise _moved(self.path)
         return descriptor
 
-    def make_directory(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+    def make_directory(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
         """Make the uppermost missing directory and hold it instead. One that is there by now serves too."""
         name, *rest = self._missing
         self.check()
@@ -228,7 +228,7 @@ class Place:
         finally:
             os.close(above)
 
-    def unlink(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+    def unlink(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
         """Remove the name, which is no directory's."""
         if self.found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)

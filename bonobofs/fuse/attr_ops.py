@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Any, Final
 
-from bonobofs.enforcement.enforcer import Part
+from bonobofs.enforcement.enforcer import RelatedChange
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import told_by
@@ -15,8 +15,8 @@ from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.write_ops import Content
-from bonobofs.policy.decision import Allowed, Apart
-from bonobofs.policy.request import Facts, Kind, Operation, Request
+from bonobofs.policy.decision import Layer, Permit
+from bonobofs.policy.request import Context, Kind, Operation, Request
 from bonobofs.system import syscalls
 
 _ACL: Final = b"system.posix_acl_access"
@@ -59,22 +59,22 @@ class Attributes(Content):
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
         known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._nodes.get(header.node_id)
-        if known is not None and known.layer.place:
+        if known is not None and known.store.place:
             return self._freshened(known)
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
-        st = node.layer.stat(node, changing=True)
+        st = node.store.stat(node, changing=True)
         self._see(node, st)
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
-            if valid & _SIZE and node.apart is Apart.SCRATCH:
+            if valid & _SIZE and node.layer is Layer.SCRATCH:
                 self._check_room(header, first.request, node.ino, fields[3])
             details = _told(valid, fields)
-            with self._guard.admit(
-                first.request, first.facts, *rest, caller=self._caller(header), details=details, apart=node.apart
-            ) as leave:
-                self._set_attributes(header, node, st, valid, fields, leave)
-            st = node.layer.status(node)
+            with self._enforcer.authorize(
+                first.request, first.context, *rest, caller=self._caller(header), details=details, layer=node.layer
+            ) as permit:
+                self._set_attributes(header, node, st, valid, fields, permit)
+            st = node.store.status(node)
             self._did_attributes(node, st)
             if valid & _SIZE:
                 self._resized(node, first.request.path)
@@ -88,51 +88,53 @@ class Attributes(Content):
         """
         if not node.name.endswith(b".pack"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return bytes(p.ATTR_OUT.size) + self._attr(node, node.layer.stat(node))
+        return bytes(p.ATTR_OUT.size) + self._attr(node, node.store.stat(node))
 
     def _did_attributes(self, node: Node, st: os.stat_result) -> None:
         node.told = told_by(st)
-        if node.is_dir and not node.apart:
+        if node.is_dir and not node.layer:
             self._lately.note_attributes(st)
 
-    def _attribute_parts(self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> list[Part]:
+    def _attribute_parts(
+        self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]
+    ) -> list[RelatedChange]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
-        apart = node.apart
+        layer = node.layer
         here = self._here(node)
-        asked: list[tuple[Operation, Facts]] = []
+        asked: list[tuple[Operation, Context]] = []
         if valid & _SIZE:
             asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
         if valid & _OWNER:
             asked.append((Operation.SET_OWNER, here))
         if valid & _MODE:
-            facts = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
-            asked.append((Operation.SET_MODE, facts))
+            context = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
+            asked.append((Operation.SET_MODE, context))
         if valid & _TIMES and not valid & _SIZE:
             asked.append((Operation.SET_TIMES, here))
         if kind is not Kind.FILE:
-            return [Part(Request(operation, path, kind), facts, apart) for operation, facts in asked]
+            return [RelatedChange(Request(operation, path, kind), context, layer) for operation, context in asked]
         return [
-            Part(Request(operation, path, kind), self._with_links(node, st, operation, facts), apart)
-            for operation, facts in asked
+            RelatedChange(Request(operation, path, kind), self._with_links(node, st, operation, context), layer)
+            for operation, context in asked
         ]
 
     def _set_attributes(
-        self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], leave: Allowed
+        self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], permit: Permit
     ) -> None:
-        backing = node.layer
+        backing = node.store
         if valid & _SIZE:
-            backing.truncate(node, fields[3], leave)
+            backing.truncate(node, fields[3], permit)
             if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, node, node.fd, st, leave)
+                self._kill_set_ids(header, node, node.fd, st, permit)
         if valid & _OWNER:
             uid = fields[13] if valid & _UID else -1
-            backing.set_owner(node, uid, fields[14] if valid & _GID else -1, leave)
+            backing.set_owner(node, uid, fields[14] if valid & _GID else -1, permit)
         if valid & _MODE:
             backing.hold_before_mode(node, fields[11])
-            backing.set_mode(node, fields[11] & 0o7777, leave)
+            backing.set_mode(node, fields[11] & 0o7777, permit)
         if valid & _TIMES and not valid & _SIZE:
             access = _time(valid, _ATIME, _ATIME_NOW, fields[5], fields[8])
-            backing.set_times(node, access, _time(valid, _MTIME, _MTIME_NOW, fields[6], fields[9]), leave)
+            backing.set_times(node, access, _time(valid, _MTIME, _MTIME_NOW, fields[6], fields[9]), permit)
 
     def _setxattr(self, header: Header, body: memoryview) -> Reply:
         size, flags, extra, _ = p.SETXATTR_IN.unpack_from(body)
@@ -145,42 +147,42 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.SET_XATTR, path)
-        st = node.layer.stat(node, changing=True)
+        st = node.store.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        facts = self._here(node)._replace(mode=mode)
+        context = self._here(node)._replace(mode=mode)
         request = Request(operation, path, kind)
-        growth = node.layer.xattr_growth(node, name, len(value))
+        growth = node.store.xattr_growth(node, name, len(value))
         self._check_xattr_room(header, node, request, growth)
         if kind is Kind.FILE:
-            facts = self._with_links(node, st, operation, facts)
+            context = self._with_links(node, st, operation, context)
         node.fresh = False
         self._see(node, st)
-        with self._guard.admit(
+        with self._enforcer.authorize(
             request,
-            facts,
+            context,
             caller=self._caller(header),
             details={"name": os.fsdecode(name)},
-            apart=node.apart,
-        ) as leave:
-            node.layer.set_xattr(node, name, value, flags, leave)
+            layer=node.layer,
+        ) as permit:
+            node.store.set_xattr(node, name, value, flags, permit)
             if extra & p.SETXATTR_ACL_KILL_SGID:
-                mode = stat.S_IMODE(node.layer.stat(node).st_mode)
-                node.layer.set_mode(node, mode & ~stat.S_ISGID, leave)
-        if node.apart is Apart.SCRATCH:
+                mode = stat.S_IMODE(node.store.stat(node).st_mode)
+                node.store.set_mode(node, mode & ~stat.S_ISGID, permit)
+        if node.layer is Layer.SCRATCH:
             self._scratch.sizes.note(node.ino, path, attributes=growth)
-        self._did_attributes(node, node.layer.stat(node))
+        self._did_attributes(node, node.store.stat(node))
         return NOTHING
 
     def _check_xattr_room(self, header: Header, node: Node, request: Request, growth: int) -> None:
         """Raise ENOSPC, EFBIG where there is no room for extended attributes that grow by so many bytes."""
         if growth <= 0:
             return
-        if node.apart is Apart.SCRATCH:
+        if node.layer is Layer.SCRATCH:
             self._check_room(header, request, more=growth)
-        if header.uid or node.apart:
+        if header.uid or node.layer:
             self._check_space(header, node, request, max(growth, NAME))
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
@@ -189,21 +191,21 @@ class Attributes(Content):
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
-        st = node.layer.stat(node, changing=True)
+        st = node.store.stat(node, changing=True)
         kind = kind_of(st.st_mode)
-        facts = self._here(node)
+        context = self._here(node)
         if kind is Kind.FILE:
-            facts = self._with_links(node, st, Operation.REMOVE_XATTR, facts)
+            context = self._with_links(node, st, Operation.REMOVE_XATTR, context)
         request = Request(Operation.REMOVE_XATTR, path, kind)
         self._see(node, st)
-        growth = node.layer.xattr_growth(node, name, -len(name))
-        with self._guard.admit(
-            request, facts, caller=self._caller(header), details={"name": os.fsdecode(name)}, apart=node.apart
-        ) as leave:
-            node.layer.remove_xattr(node, name, leave)
-        if node.apart is Apart.SCRATCH:
+        growth = node.store.xattr_growth(node, name, -len(name))
+        with self._enforcer.authorize(
+            request, context, caller=self._caller(header), details={"name": os.fsdecode(name)}, layer=node.layer
+        ) as permit:
+            node.store.remove_xattr(node, name, permit)
+        if node.layer is Layer.SCRATCH:
             self._scratch.sizes.note(node.ino, path, attributes=growth)
-        self._did_attributes(node, node.layer.stat(node))
+        self._did_attributes(node, node.store.stat(node))
         return NOTHING
 
 

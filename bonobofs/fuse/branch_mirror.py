@@ -17,7 +17,7 @@ from typing import Final
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.overlay_ops import Scratching, inode_number
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 from bonobofs.system import syscalls
 
 HEADS: Final = ".git/refs/heads/"
@@ -131,7 +131,7 @@ class Mirroring(Scratching):
 
     def _is_mirrored(self, parent: Node, name: bytes) -> bool:
         """Whether the name is a protected branch; if so, it is now as the source has it."""
-        if self._branches is None or not parent.apart:
+        if self._branches is None or not parent.layer:
             return False
         path = self._inodes.join(parent, name)
         if not path.startswith(HEADS):
@@ -145,7 +145,7 @@ class Mirroring(Scratching):
                 self._follow_branch(self._branches, branch)
 
     def _follow_branch(self, branches: SourceBranches, branch: str) -> bool:
-        repository = self._guard.policy.repository
+        repository = self._enforcer.policy.repository
         if repository is None or not repository.protects(branch):
             return False
         value = branches.value(branch)
@@ -153,7 +153,7 @@ class Mirroring(Scratching):
             self._mirrored[branch] = value
             # The session may have a directory of this name, or a branch where this one needs a directory.
             with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
-                self._put_branch(os.fsencode(HEADS + branch), value, repository.leave)
+                self._put_branch(os.fsencode(HEADS + branch), value, repository.permit)
         return True
 
     @contextmanager
@@ -166,44 +166,44 @@ class Mirroring(Scratching):
         finally:
             self._backing.act_as_self()
 
-    def _put_branch(self, path: bytes, value: bytes | None, leave: Allowed) -> None:
+    def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
         """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
-        layer, name = self._scratch.layer, os.path.basename(path)
-        directory = self._branch_directory(os.path.dirname(path), leave)
+        store, name = self._scratch.store, os.path.basename(path)
+        directory = self._branch_directory(os.path.dirname(path), permit)
         try:
             number = inode_number(directory, name)
-            node = self._inodes.find(number + layer.numbers) if number else None
+            node = self._inodes.find(number + store.numbers) if number else None
             if node is not None:
-                layer.pin(node, directory, name)
+                store.pin(node, directory, name)
             if value is not None:
                 draft = stray_name().encode()
                 with self._as_person():
-                    fd = layer.create(directory, draft, 0o644, leave)
+                    fd = store.create(directory, draft, 0o644, permit)
                 try:
-                    layer.write(fd, memoryview(value + b"\n"), 0, leave)
+                    store.write(fd, memoryview(value + b"\n"), 0, permit)
                 finally:
                     os.close(fd)
-                layer.rename(directory, draft, directory, name, 0, leave)
+                store.rename(directory, draft, directory, name, 0, permit)
             elif number:
-                layer.unlink(directory, name, leave)
+                store.unlink(directory, name, permit)
             if node is not None:
                 self._inodes.cut_off(node)
-            above = self._inodes.find(os.fstat(directory).st_ino + layer.numbers)
+            above = self._inodes.find(os.fstat(directory).st_ino + store.numbers)
             if above is not None:
                 self._notices.entry(above.id, name)
                 self._notices.inode(above.id, -1, 0)
         finally:
             os.close(directory)
 
-    def _branch_directory(self, path: bytes, leave: Allowed) -> int:
+    def _branch_directory(self, path: bytes, permit: Permit) -> int:
         """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
-        layer = self._scratch.layer
+        store = self._scratch.store
         with suppress(FileNotFoundError):
-            return syscalls.open_beneath(layer.root, path, _DIRECTORY)
-        above = self._branch_directory(os.path.dirname(path), leave)
+            return syscalls.open_beneath(store.root, path, _DIRECTORY)
+        above = self._branch_directory(os.path.dirname(path), permit)
         try:
             with self._as_person():
-                layer.mkdir(above, os.path.basename(path), 0o755, leave)
+                store.mkdir(above, os.path.basename(path), 0o755, permit)
             return syscalls.open_beneath(above, os.path.basename(path), _DIRECTORY)
         finally:
             os.close(above)

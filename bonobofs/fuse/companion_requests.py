@@ -11,7 +11,7 @@ from typing import Any, Final
 from bonobofs.audit import recovery
 from bonobofs.audit.recovery import Difference
 from bonobofs.audit.writer import Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.companion_supervisor import Companion, Standing
 from bonobofs.fuse.diagnostics import Diagnostics
@@ -54,7 +54,7 @@ class Hearing:
         standing: Standing,
         operations: Operations,
         admissions: Admissions,
-        guard: Guard,
+        guard: Enforcer,
         config: dict[str, Any],
         diagnostics: Diagnostics,
     ) -> None:
@@ -71,7 +71,7 @@ class Hearing:
         self._reload_asked = False
         self._operations: Final = operations
         self._noticing: Final = operations.noticing
-        self._guard: Final = guard
+        self._enforcer: Final = guard
         self._trail: Final[Trail] = guard.trail
         self._diagnostics: Final = diagnostics
         self._directory: Final = Path(config["session_dir"])
@@ -243,7 +243,7 @@ class Hearing:
             self._protected.clear()
 
     def _is_protected(self, path: str) -> bool:
-        return bool(self._guard.policy.protect.find(path.split("/")))
+        return bool(self._enforcer.policy.protect.find(path.split("/")))
 
     def _lose(self, reason: str) -> None:
         self._end_watch(reason)
@@ -304,14 +304,14 @@ class Hearing:
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
     def _change_policy(self, origin: str, policy: dict[str, Any], tracked: list[str], file: dict[str, Any]) -> None:
-        previous = self._guard.policy.digest
+        previous = self._enforcer.policy.digest
         try:
-            compiled = compile_policy(policy, self._guard.policy.generation + 1)
+            compiled = compile_policy(policy, self._enforcer.policy.generation + 1)
         except PolicyError as error:
             self._refuse_policy(origin, str(error))
             return
         compiled = compiled.with_tracked(Tracked(tracked) if tracked else None)
-        self._guard.change_policy(compiled if self._operations.repository is None else compiled.with_repository())
+        self._enforcer.change_policy(compiled if self._operations.repository is None else compiled.with_repository())
         self._plain = policy
         if self._companion is not None:
             self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})
@@ -323,7 +323,7 @@ class Hearing:
 
     def _follow(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
         # Between two requests: nothing is under way that was admitted before.
-        self._guard.follow(until, None if leases is None else compile_leases(leases))
+        self._enforcer.follow(until, None if leases is None else compile_leases(leases))
         self._unknown = ""
         if self._companion is not None:
             self._admissions.bind(number, self._companion.tell)
@@ -336,13 +336,13 @@ class Hearing:
 
     def _leases(self) -> str | None:
         """Why it is not known what is leased; None where it is."""
-        leases = self._guard.policy.leases
-        if leases is None or (leases.known and not self._guard.is_forgetting()):
+        leases = self._enforcer.policy.leases
+        if leases is None or (leases.known and not self._enforcer.is_forgetting()):
             return None
         return self._unknown or (_UNTOLD if self._companion is not None else _NOBODY_FOLLOWS)
 
     def _keep(self) -> None:
-        policy = self._guard.policy
+        policy = self._enforcer.policy
         mark = PolicyMark(self._origin, policy.digest, policy.generation)
         self._told_leases = self._leases()
         try:

@@ -38,7 +38,7 @@ def accompany(config: dict[str, Any], beginning: Beginning) -> tuple[Companion |
         standing = companion.wait()
     if standing.refused:
         raise MountError(standing.refused)
-    if config["source"] == config["mountpoint"] and not standing.apart:
+    if config["source"] == config["mountpoint"] and not standing.layer:
         raise MountError(f"mounting over the source itself needs a process beside the mount, but {standing.watch}")
     return companion, standing
 

@@ -54,7 +54,7 @@ class Standing(NamedTuple):
     """Why the source is not watched; "" where it is."""
     refused: str = ""
     """Why nothing may be mounted; "" where it may."""
-    apart: bool = False
+    layer: bool = False
     """It stands where a mount over the source does not cover the source."""
     part: bool = False
     """`watch` concerns a part of the source; the rest is watched."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse.attr_ops import Attributes
 from bonobofs.fuse.inode_table import Inodes, Node
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Handler, Notices
 from bonobofs.fuse.name_ops import Names
 from bonobofs.fuse.overlay import Scratch
@@ -28,16 +28,16 @@ class Operations(Reading, Attributes, Names):
     def __init__(
         self,
         inodes: Inodes,
-        backing: Backing,
+        backing: LayerStore,
         held: Held,
         scratch: Scratch,
-        guard: Guard,
+        guard: Enforcer,
         files: Virtual,
         notices: Notices,
     ) -> None:
         super().__init__(inodes, backing, held, scratch, guard, files, notices)
-        backing.lost = scratch.layer.lost = self._look_again
-        self._stores: Final[list[Backing]] = []
+        backing.lost = scratch.store.lost = self._look_again
+        self._stores: Final[list[LayerStore]] = []
         inodes.moved = lambda parent, name: notices.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
@@ -64,7 +64,7 @@ class Operations(Reading, Attributes, Names):
         """A request begins at this time."""
         self._backing.begin(now)
         if self._scratch.directories:
-            self._scratch.layer.begin(now)
+            self._scratch.store.begin(now)
         for store in self._stores:
             store.begin(now)
 
@@ -72,8 +72,8 @@ class Operations(Reading, Attributes, Names):
         """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
         crowded = self._backing.crowded()
         if self._scratch.directories:
-            self._scratch.layer.after()
-            crowded += self._scratch.layer.crowded()
+            self._scratch.store.after()
+            crowded += self._scratch.store.crowded()
         for store in self._stores:
             store.after()
             crowded += store.crowded()
@@ -87,6 +87,6 @@ class Operations(Reading, Attributes, Names):
         self.follow_branches()
         self._backing.note_mounts()
         self._backing.drop_quiet()
-        self._scratch.layer.drop_quiet()
+        self._scratch.store.drop_quiet()
         for store in self._stores:
             store.drop_quiet()

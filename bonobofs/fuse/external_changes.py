@@ -163,7 +163,7 @@ class Noticing:
         What the watcher is about to say of it will find it as it was told. So if somebody else changed it, that is
         said here.
         """
-        if not self.watched or node.apart or node.is_dir:
+        if not self.watched or node.layer or node.is_dir:
             return
         told = self.lately.told(st.st_ino)
         if told == UNTOLD:
@@ -174,7 +174,7 @@ class Noticing:
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
         """Whether this regular file may soon be replaced behind the mount, as its name was before or just now."""
-        if parent.apart or not stat.S_ISREG(st.st_mode):
+        if parent.layer or not stat.S_ISREG(st.st_mode):
             return False
         return st.st_ctime_ns >= self.since or (parent.ino, name) in self._replaced
 
@@ -251,7 +251,7 @@ class Noticing:
     def _retell(self, node: Node, st: os.stat_result) -> None:
         """The kernel is told of the node anew; of one whose inode number another file has, that it is gone."""
         try:
-            ended = node.layer.has_ended(node)
+            ended = node.store.has_ended(node)
         except OSError:
             ended = False  # found when it is asked for
         if ended:
@@ -335,7 +335,7 @@ class Noticing:
                 continue
             if self._untold:
                 self._tell_again(node)
-            if node.parent is None or node.covered or node.apart:
+            if node.parent is None or node.covered or node.layer:
                 continue
             path = self._inodes.path(node)
             try:

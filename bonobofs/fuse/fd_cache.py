@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Final
 
 from bonobofs.fuse.inode_table import Inodes, Node, kind_of
-from bonobofs.policy.decision import Apart
+from bonobofs.policy.decision import Layer
 from bonobofs.policy.request import Kind, WorkspacePath
 from bonobofs.system import mounts, syscalls
 
@@ -50,15 +50,15 @@ class Descriptors:
     """The open descriptors of one source. Used by one thread."""
 
     def __init__(
-        self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO, place: str = ""
+        self, root: int, inodes: Inodes, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
         """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
 
         `pins` is how many more may be open for nodes that cannot be reached by name, until FORGET.
-        `apart` says of which layer it is: of the source, or of what is held apart from it. `place` is the path at which
+        `layer` says of which layer it is: of the source, or of what is held apart from it. `place` is the path at which
         the mount shows the root of this layer.
         """
-        self.apart: Final = apart
+        self.layer: Final = layer
         self.place: Final = WorkspacePath(place)
         self.numbers: Final = inodes.add_layer()
         """Added to an inode number, it is that of a node."""

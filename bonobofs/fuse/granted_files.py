@@ -25,8 +25,8 @@ from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import Header
 from bonobofs.fuse.overlay_ops import Scratching
 from bonobofs.fuse.slices import Job, Steps
-from bonobofs.policy.decision import Allowed
-from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request
 from bonobofs.system import syscalls
 
 INLINE: Final = 1 << 20
@@ -39,54 +39,54 @@ class GrantedFiles(Scratching):
 
     def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
         """The grant of a name that git makes now."""
-        if not self.grants.files or parent.apart:
+        if not self.grants.files or parent.layer:
             return None
         path = self._inodes.join(parent, name)
         grant = self.grants.files.get(path)
         return None if grant is None or path in self.grants.taken or grant.mode == GONE else grant
 
     def _admission(
-        self, header: Header, request: Request, facts: Facts = NO_FACTS, st: os.stat_result | None = None
+        self, header: Header, request: Request, context: Context = NO_FACTS, st: os.stat_result | None = None
     ) -> Admission:
         """Leave for a change of a name; `st` is the file that a removal removes."""
         if self.grants.files and self.grants.admits(request, st):
-            return self._guard.admit_published(request, self._caller(header))
-        return self._guard.admit(request, facts, caller=self._caller(header), apart=None)
+            return self._enforcer.admit_published(request, self._caller(header))
+        return self._enforcer.authorize(request, context, caller=self._caller(header), layer=None)
 
     def _take_in_file(
         self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
     ) -> Steps:
         """Make a granted file whole and return the reply to CREATE."""
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        by, mode, layer = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.layer
-        with self._guard.admit_published(request, self._caller(header), {BY: by.decode()}) as leave:
+        by, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
+        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode()}) as permit:
             if header.uid:
-                layer.check_reserve(grant.size)
+                store.check_reserve(grant.size)
             try:
                 self._act_as(header, groups, umask | stat.S_IWOTH)
-                fd = layer.create(layer.directory(parent, changing=True), by, mode, leave)
+                fd = store.create(store.directory(parent, changing=True), by, mode, permit)
             finally:
                 self._backing.act_as_self()
             self._lately.note(parent.ino, by, 0)
             stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
-                for call in layer.fill(fd, stage, grant.offset, grant.size, leave):
+                for call in store.fill(fd, stage, grant.offset, grant.size, permit):
                     job = Job(call)
                     yield job
                     job.check()
-                self._put_in_place(parent, name, by, grant, leave)
+                self._put_in_place(parent, name, by, grant, permit)
             except BaseException:
                 os.close(fd)
                 with suppress(FileNotFoundError):
-                    layer.unlink(layer.directory(parent, changing=True), by, leave)
+                    store.unlink(store.directory(parent, changing=True), by, permit)
                 raise
             finally:
                 os.close(stage)
         st = os.fstat(fd)
         reply = self._entry(parent, name, st, made=True)
-        node = self._inodes.find(st.st_ino + layer.numbers)
+        node = self._inodes.find(st.st_ino + store.numbers)
         assert node is not None
-        layer.keep_created(node, fd, stat.S_IMODE(st.st_mode))
+        store.keep_created(node, fd, stat.S_IMODE(st.st_mode))
         return reply + OPENED
 
     def _take_in_symlink(
@@ -98,25 +98,25 @@ class GrantedFiles(Scratching):
             return False
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         by, details = stray_name().encode(), {"target": os.fsdecode(target)}
-        with self._guard.admit_published(request, self._caller(header), {BY: by.decode(), **details}) as leave:
+        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode(), **details}) as permit:
             try:
                 self._act_as(header, groups, 0)
-                parent.layer.symlink(parent.layer.directory(parent, changing=True), by, target, leave)
+                parent.store.symlink(parent.store.directory(parent, changing=True), by, target, permit)
             finally:
                 self._backing.act_as_self()
             self._lately.note(parent.ino, by, 0)
             try:
-                self._put_in_place(parent, name, by, grant, leave)
+                self._put_in_place(parent, name, by, grant, permit)
             except BaseException:
                 with suppress(FileNotFoundError):
-                    parent.layer.unlink(parent.layer.directory(parent, changing=True), by, leave)
+                    parent.store.unlink(parent.store.directory(parent, changing=True), by, permit)
                 raise
         return True
 
-    def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, leave: Allowed) -> None:
+    def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, permit: Permit) -> None:
         """Rename the whole file onto its path. EEXIST: the path is not as it was when it was granted."""
-        path, layer = self._inodes.join(parent, name), parent.layer
-        directory = layer.directory(parent, changing=True)
+        path, store = self._inodes.join(parent, name), parent.store
+        directory = store.directory(parent, changing=True)
         over = _status(directory, name)
         found = None if over is None else fingerprint(over)
         is_free = path not in self.grants.taken and (over is None or path in self.grants.hidden)
@@ -124,13 +124,13 @@ class GrantedFiles(Scratching):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         other = None if over is None else self._leaving(parent, directory, name, over)
         flags = syscalls.RENAME_NOREPLACE if over is None else 0
-        self._or_stays(other, lambda: layer.rename(directory, by, directory, name, flags, leave))
+        self._or_stays(other, lambda: store.rename(directory, by, directory, name, flags, permit))
         self.grants.taken.add(path)
         if over is not None:
             self._left(other, parent, name, over)
         self._did_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
 
-    def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+    def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """Open a kept file that git has removed in the mount, without its content; -1 where there is none."""
         path = self._inodes.join(parent, name)
         grant = self.grants.files.get(path)
@@ -141,8 +141,8 @@ class GrantedFiles(Scratching):
             return -1
         self.grants.taken.add(path)
         kept = stat.S_IMODE(found.st_mode) & ~0o111
-        fd = parent.layer.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, leave)
-        if node := self._inodes.find(found.st_ino + parent.layer.numbers):
+        fd = parent.store.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, permit)
+        if node := self._inodes.find(found.st_ino + parent.store.numbers):
             node.told = told_by(os.fstat(fd))
         return fd
 

@@ -16,8 +16,8 @@ from bonobofs.fuse.abi import ROOT_ID
 from bonobofs.policy.request import Kind, WorkspacePath
 
 if TYPE_CHECKING:
-    from bonobofs.enforcement.enforcer import Run
-    from bonobofs.fuse.layer import Backing
+    from bonobofs.enforcement.enforcer import WriteBatch
+    from bonobofs.fuse.layer_store import LayerStore
 
 KINDS: Final = {
     stat.S_IFREG: Kind.FILE,
@@ -42,7 +42,7 @@ class Node:
     until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
     reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
     `fresh` is a file made through this mount that has been given no attribute since.
-    `doubted` says that its name did not lead to it when last looked. `apart` is where its bytes are, and `layer` what
+    `doubted` says that its name did not lead to it when last looked. `layer` is where its bytes are, and `store` what
     reaches them there; `ino` is its inode number, moved to a range of the layer's own.
     `handle` is its file handle (`system.file_handle`); empty: not known, and compared with none.
     `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
@@ -50,7 +50,6 @@ class Node:
 
     __slots__ = (
         "access",
-        "apart",
         "checked",
         "covered",
         "doubted",
@@ -71,14 +70,15 @@ class Node:
         "pin",
         "position",
         "run",
+        "store",
         "told",
         "used",
     )
 
-    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> None:
+    def __init__(self, node_id: int, ino: int, parent: Node | None, name: bytes, kind: Kind, store: LayerStore) -> None:
         self.id = node_id
-        self.layer = layer
-        self.apart = layer.apart
+        self.store = store
+        self.layer = store.layer
         self.ino = ino
         self.parent = parent
         self.name = name
@@ -98,7 +98,7 @@ class Node:
         self.position = 0
         self.used = 0
         self.checked = 0.0
-        self.run: Run | None = None
+        self.run: WriteBatch | None = None
         self.told = -1
 
 
@@ -125,11 +125,11 @@ class Inodes:
         self._layers += 1
         return self._layers - 1 << 64
 
-    def top(self, number: int, layer: Backing) -> Node:
+    def top(self, number: int, store: LayerStore) -> Node:
         """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
         if ROOT_ID in self.by_id:
-            return self.adopt(number, Kind.DIRECTORY, layer.place, layer)
-        node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, layer)
+            return self.adopt(number, Kind.DIRECTORY, store.place, store)
+        node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, store)
         node.lookups = 1
         self.by_id[ROOT_ID] = self._by_ino[number] = node
         return node
@@ -144,10 +144,10 @@ class Inodes:
         An inode number that is known under another name, of a file that has only one, was moved behind the mount or
         used again; which of the two cannot be told, and in doubt it is another node.
         """
-        number = st.st_ino + parent.layer.numbers
+        number = st.st_ino + parent.store.numbers
         node = self._by_ino.get(number)
         if node is None:
-            node = self._new(number, parent, name, kind_of(st.st_mode), parent.layer)
+            node = self._new(number, parent, name, kind_of(st.st_mode), parent.store)
         elif node.parent is None and (node.pin >= 0 or node.held):
             node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
         elif node.parent is not parent or node.name != name:
@@ -168,35 +168,35 @@ class Inodes:
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
         node = self._by_ino.get(key)
         if node is None:
-            node = self._new(key, parent, name, Kind.DIRECTORY, parent.layer)
+            node = self._new(key, parent, name, Kind.DIRECTORY, parent.store)
             node.covered = True
         node.parent, node.name = parent, name
         node.lookups += 1
         return node
 
-    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind, layer: Backing) -> Node:
-        node = Node(self._next_id, ino, parent, name, kind, layer)
+    def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind, store: LayerStore) -> Node:
+        node = Node(self._next_id, ino, parent, name, kind, store)
         self._next_id += 1
         self.by_id[node.id] = node
         self._by_ino[ino] = node
         return node
 
-    def adopt(self, number: int, kind: Kind, path: WorkspacePath, layer: Backing) -> Node:
+    def adopt(self, number: int, kind: Kind, path: WorkspacePath, store: LayerStore) -> Node:
         """A node that has no name below, for what is shown at `path`; one reference is the caller's own."""
-        node = self._new(number, None, b"", kind, layer)
+        node = self._new(number, None, b"", kind, store)
         node.path = path
         node.lookups = 1
         return node
 
-    def renumber(self, node: Node, number: int, layer: Backing) -> None:
+    def renumber(self, node: Node, number: int, store: LayerStore) -> None:
         """The node goes on as another inode, of this layer."""
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
         node.ino = number
         node.handle = b""
         node.told = -1
-        node.layer = layer
-        node.apart = layer.apart
+        node.store = store
+        node.layer = store.layer
         self._by_ino[number] = node
 
     def succeed(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
@@ -212,7 +212,7 @@ class Inodes:
         if old.parent is not None:
             self.moved(old.parent, old.name)
         self.cut_off(old)
-        return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.layer)
+        return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.store)
 
     def cut_off(self, node: Node) -> None:
         """Nothing in the source is this node any more; the kernel may still hold it, by its id."""

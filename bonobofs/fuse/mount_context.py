@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
-from bonobofs.enforcement.enforcer import Caller, Guard
+from bonobofs.enforcement.enforcer import Caller, Enforcer
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import Turns
@@ -16,14 +16,14 @@ from bonobofs.fuse.external_changes import UNTOLD, Noticing, once_moved, told_by
 from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.git_grants import Grants
 from bonobofs.fuse.inode_table import Inodes, Node
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Scratch
 from bonobofs.fuse.session_git_dir import Repository
 from bonobofs.fuse.slices import Busy, Steps
 from bonobofs.fuse.splice import Stretch
 from bonobofs.fuse.temp_table import Held, is_below
-from bonobofs.policy.decision import Allowed, Apart, Code, Denied
-from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Code, Denied, Layer, Permit
+from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
 
 LONG: Final = 86_400
 """Seconds for which the kernel may believe names and attributes while the source is watched."""
@@ -32,7 +32,7 @@ SHORT: Final = 1
 NEVER: Final = 0
 """The same while the kernel does not take what it is told."""
 NOTHING: Final = b""
-LEAVES: Final = Facts(leaves=True, in_source=True)
+LEAVES: Final = Context(leaves=True, in_source=True)
 _FAN_OUT: Final = 2
 """Bytes in the name of a directory of loose objects."""
 MOST_NAMES: Final = 1000
@@ -84,10 +84,10 @@ class Core:
     def __init__(
         self,
         inodes: Inodes,
-        backing: Backing,
+        backing: LayerStore,
         held: Held,
         scratch: Scratch,
-        guard: Guard,
+        guard: Enforcer,
         files: virtual_dir.Virtual,
         notices: Notices,
     ) -> None:
@@ -95,7 +95,7 @@ class Core:
         self._backing: Final = backing
         self._held: Final = held
         self._scratch: Final = scratch
-        self._guard: Final = guard
+        self._enforcer: Final = guard
         self._virtual: Final = files
         self._notices: Final = notices
         self.noticing: Final = Noticing(inodes, backing, notices)
@@ -124,7 +124,7 @@ class Core:
         if node is None:
             raise stale()
         if node.parent is not None and node.parent.lookups <= 0:
-            node.layer.anchor(node)
+            node.store.anchor(node)
         return node
 
     def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
@@ -135,7 +135,7 @@ class Core:
         node = self._node(node_id)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, node, b"")
-            if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.layer.stat(node)):
+            if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.store.stat(node)):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         # A file with several names may have one below.
         if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
@@ -144,13 +144,13 @@ class Core:
 
     def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
         """Raise Refused for what the source has in `.git`: the policy admits changes of the session's own alone."""
-        if node.apart or node.parent is None:
+        if node.layer or node.parent is None:
             return
         path = self._inodes.path(node)
         if path == ".git" or path.startswith(".git/"):
             path = self._inodes.join(node, name) if name else path
-            (refusal, *_) = self._guard.policy.protect.find(path.split("/"))
-            raise self._guard.refuse(Denied(*refusal, path, operation), self._caller(header))
+            (refusal, *_) = self._enforcer.policy.protect.find(path.split("/"))
+            raise self._enforcer.refuse(Denied(*refusal, path, operation), self._caller(header))
 
     def _is_judged(self, path: str) -> bool:
         return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
@@ -165,7 +165,7 @@ class Core:
             WorkspacePath(path),
             operation,
         )
-        self._guard.refuse(denied, self._caller(header))
+        self._enforcer.refuse(denied, self._caller(header))
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     def _caller(self, header: Header) -> Caller:
@@ -182,15 +182,15 @@ class Core:
 
     def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
         """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
-        layer = parent.layer
-        if layer.place:
+        store = parent.store
+        if store.place:
             # A directory of loose objects is on the way to each of them. Other names may go at any moment, in a gc.
             return p.believed_for(SHORT if len(name) == _FAN_OUT else NEVER, self._known_entry(parent, name, st))
         return self._known_entry(parent, name, st, made=made)
 
     def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
-        layer = parent.layer
-        if st.st_dev != layer.device or layer.is_covered(parent, name):
+        store = parent.store
+        if st.st_dev != store.device or store.is_covered(parent, name):
             return self._covered_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
         told = st.st_size << 62 | st.st_ctime_ns
@@ -205,8 +205,8 @@ class Core:
         """The node, its handle noted; another one where its number was freed and is used by another file."""
         if node.fd >= 0 or node.pin >= 0:
             return node
-        layer = parent.layer
-        handle = layer.handle(layer.directory(parent), name)
+        store = parent.store
+        handle = store.handle(store.directory(parent), name)
         if node.handle and node.handle != handle:
             node = self._inodes.succeed(node, parent, name, st)
         node.handle = handle
@@ -220,14 +220,14 @@ class Core:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
         told = st.st_size << 62 | st.st_ctime_ns
         if node.told != told:
-            if node.told not in (UNTOLD, once_moved(st)) and not node.apart:
+            if node.told not in (UNTOLD, once_moved(st)) and not node.layer:
                 self.noticing.differs(node, st)
             node.told = told
 
     def _did(self, node: Node) -> None:
         """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
         try:
-            node.told = told_by(node.layer.status(node))
+            node.told = told_by(node.store.status(node))
         except OSError:
             node.told = UNTOLD
 
@@ -240,7 +240,7 @@ class Core:
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
         """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
-        if node.layer.place:
+        if node.store.place:
             return p.readable(p.pack_attr(st))
         if node.id == p.ROOT_ID and self.repository is not None:
             return self.repository.root_attr(self._dressed_attr(node, st), st)
@@ -250,7 +250,7 @@ class Core:
         if self._held.directories and (names := self._held.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
         if node.is_dir and self._scratch.directories and (dressed := self._dressed(node)) is not node:
-            return p.with_number(p.pack_attr(dressed.layer.stat(dressed)), st.st_ino)
+            return p.with_number(p.pack_attr(dressed.store.stat(dressed)), st.st_ino)
         return p.pack_attr(st)
 
     def _dressed(self, node: Node) -> Node:
@@ -263,10 +263,10 @@ class Core:
         node = self._inodes.forget(node_id, count)
         if node is not None:
             if node.run is not None:
-                self._guard.settle(node.id)
-            if node.parent is not None and not node.apart:
+                self._enforcer.settle(node.id)
+            if node.parent is not None and not node.layer:
                 self._lately.note_told(node.ino, node.told)
-            node.layer.release(node)
+            node.store.release(node)
 
     def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Something else is mounted there below: a directory is shown empty, a file not at all."""
@@ -275,58 +275,58 @@ class Core:
         node = self._inodes.reference_covered(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
-    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, facts: Facts = EXISTS) -> Facts:
-        """`facts`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
+    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS) -> Context:
+        """`context`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
 
         One inode may lie under two rules: what is changed under one name is judged under each.
         """
-        if st.st_nlink < 2 and (node.parent is not None or node.apart):
-            return facts
+        if st.st_nlink < 2 and (node.parent is not None or node.layer):
+            return context
         if st.st_nlink > MOST_NAMES:
-            return facts._replace(foreign_names=st.st_nlink)
+            return context._replace(foreign_names=st.st_nlink)
         good = 0
         for parent, name in self._inodes.links(node.ino):
             try:
-                leads = node.layer.leads(parent, name, node)
+                leads = node.store.leads(parent, name, node)
             except OSError:
                 leads = False
             if not leads:
                 self._inodes.drop_link(node.ino, parent, name)
             else:
-                verdict = self._guard.decide(Request(operation, self._inodes.join(parent, name)), facts)
-                if isinstance(verdict, Allowed):
+                verdict = self._enforcer.decide(Request(operation, self._inodes.join(parent, name)), context)
+                if isinstance(verdict, Permit):
                     # A name that is scratch promises that the source stays as it is, which this change would not keep.
-                    good += node.apart is not Apart.NO or not verdict.apart
+                    good += node.layer is not Layer.SOURCE or not verdict.layer
                 else:
                     # Under its own name it is refused as what it is, and says who keeps it.
                     good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
-        return facts._replace(foreign_names=st.st_nlink - good)
+        return context._replace(foreign_names=st.st_nlink - good)
 
-    def _here(self, node: Node) -> Facts:
+    def _here(self, node: Node) -> Context:
         """Where the node lies, which is all that is known of it."""
-        if node.apart is Apart.TEMPORARY:
+        if node.layer is Layer.STAGED:
             return HELD
-        return NO_FACTS if node.apart else EXISTS
+        return NO_FACTS if node.layer else EXISTS
 
-    def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Facts:
+    def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Context:
         """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
         if stat.S_ISLNK(st.st_mode):
-            return Facts(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
+            return Context(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
         if not stat.S_ISREG(st.st_mode):
             return NO_FACTS
-        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
-        if st.st_size and self._needs_head(request, facts, st):
-            facts = facts._replace(head=self._backing.head_of_entry(directory, name))
-        return facts
+        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
+        if st.st_size and self._needs_head(request, context, st):
+            context = context._replace(head=self._backing.head_of_entry(directory, name))
+        return context
 
-    def _needs_head(self, request: Request, facts: Facts, st: os.stat_result) -> bool:
+    def _needs_head(self, request: Request, context: Context, st: os.stat_result) -> bool:
         """Whether the verdict hangs on the first bytes. Only then are they read: not every file can be."""
-        if not self._guard.policy.judges_content:
+        if not self._enforcer.policy.judges_content:
             return False
         if st.st_nlink > 1:
             return True  # its other names may lie under another rule
-        verdict = self._guard.decide(request, facts)
-        return isinstance(verdict, Allowed) and verdict.judges_content
+        verdict = self._enforcer.decide(request, context)
+        return isinstance(verdict, Permit) and verdict.judges_content
 
     def _changing(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
         """The directory in which a name is about to change, and its descriptor, looked at just now."""
@@ -339,13 +339,13 @@ class Core:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
-        if parent.parent is None and parent is not self._inodes.root and not parent.layer.place:
+        if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
         if self._trees:
             path = self._inodes.join(parent, name)
             if self._is_judged(path) or any(is_below(tree, path) for tree in self._trees):
                 raise Busy
-        return parent, parent.layer.directory(parent, changing=True)
+        return parent, parent.store.directory(parent, changing=True)
 
     def _made_mode(self, directory: int, mode: int, umask: int) -> int:
         """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
@@ -375,9 +375,9 @@ class Core:
 
     def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
         """The node of a name that is about to go, held for those who have it open."""
-        node = self._settled(parent, st) if st.st_dev == parent.layer.device else None
+        node = self._settled(parent, st) if st.st_dev == parent.store.device else None
         if node is not None and node.parent is parent and node.name == name:
-            node.layer.pin(node, directory, name)
+            node.store.pin(node, directory, name)
         return node
 
     def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
@@ -386,12 +386,12 @@ class Core:
             effect()
         except OSError:
             if node is not None:
-                node.layer.unpin(node)
+                node.store.unpin(node)
             raise
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """A name is gone: the node goes by another of its names that is known, or by none."""
-        self._inodes.drop_link(st.st_ino + parent.layer.numbers, parent, name)
+        self._inodes.drop_link(st.st_ino + parent.store.numbers, parent, name)
         self._did_name(parent, name, 0)
         if node is None:
             return
@@ -405,7 +405,7 @@ class Core:
         for other_parent, other_name in self._inodes.links(node.ino):
             self._inodes.rename(node, other_parent, other_name)
             self._inodes.note_link(node.ino, other_parent, other_name)
-            node.layer.unpin(node)
+            node.store.unpin(node)
             return
         if st.st_nlink > 1 and not node.is_dir:
             self._inodes.orphan(node)
@@ -414,12 +414,12 @@ class Core:
 
     def _settled(self, parent: Node, st: os.stat_result) -> Node | None:
         """The node of what is about to move, its run of writes settled under the old name."""
-        node = self._inodes.find(st.st_ino + parent.layer.numbers)
+        node = self._inodes.find(st.st_ino + parent.store.numbers)
         if node is not None:
             self._see(node, st)
         if node is not None and node.run is not None:
-            self._guard.settle(node.id)
+            self._enforcer.settle(node.id)
             node.run = None
         elif stat.S_ISDIR(st.st_mode):
-            self._guard.end_runs()  # what is open below is judged by its new path
+            self._enforcer.end_runs()  # what is open below is judged by its new path
         return node

@@ -6,7 +6,7 @@ import errno
 import os
 
 from bonobofs.audit.entry import REPLACES
-from bonobofs.enforcement.enforcer import Elsewhere, Part
+from bonobofs.enforcement.enforcer import RelatedChange, WrongLayerError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import once_moved
 from bonobofs.fuse.granted_files import GrantedFiles
@@ -14,9 +14,9 @@ from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Crossing, Handler, Header, Reply
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.fuse.temp_files import End
-from bonobofs.policy.decision import Apart, Code, Denied
+from bonobofs.policy.decision import Code, Denied, Layer
 from bonobofs.policy.messages import ELSEWHERE
-from bonobofs.policy.request import Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
 
@@ -47,11 +47,11 @@ class Names(GrantedFiles):
         parent, directory = self._changing(header, Operation.MKDIR, name)
         request = Request(Operation.MKDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         groups = self._groups(header, body)
-        with self._admission(header, request) as leave:
-            home, directory = self._home(header, request, parent, directory, leave)
+        with self._admission(header, request) as permit:
+            home, directory = self._home(header, request, parent, directory, permit)
             try:
                 self._act_as(header, groups, umask)
-                home.layer.mkdir(directory, name, mode & 0o7777, leave)
+                home.store.mkdir(directory, name, mode & 0o7777, permit)
             finally:
                 self._backing.act_as_self()
             self._appeared(parent, home, name)
@@ -64,18 +64,18 @@ class Names(GrantedFiles):
         operation = Operation.CREATE_FILE if kind is Kind.FILE else Operation.MKNOD
         parent, directory = self._changing(header, operation, name)
         request = Request(operation, self._inodes.join(parent, name), kind)
-        facts = Facts(privileged=self._backing.privileged)
+        context = Context(privileged=self._backing.privileged)
         if kind is Kind.FILE:
-            facts = Facts(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
-            self._check_temporary_room(header, request, facts)
+            context = Context(size=0, mode=self._made_mode(directory, mode & 0o7777, umask))
+            self._check_temporary_room(header, request, context)
         groups = self._groups(header, body)
-        with self._guard.admit(request, facts, caller=self._caller(header), apart=None) as leave:
-            home, directory = self._home(header, request, parent, directory, leave)
+        with self._enforcer.authorize(request, context, caller=self._caller(header), layer=None) as permit:
+            home, directory = self._home(header, request, parent, directory, permit)
             try:
                 self._act_as(header, groups, umask)
-                if leave.apart is Apart.TEMPORARY:
-                    return self._held_entry(self._hold_file(parent, directory, name, mode & 0o7777, leave))
-                home.layer.mknod(directory, name, mode, p.unpack_rdev(device), leave)
+                if permit.layer is Layer.STAGED:
+                    return self._held_entry(self._hold_file(parent, directory, name, mode & 0o7777, permit))
+                home.store.mknod(directory, name, mode, p.unpack_rdev(device), permit)
             finally:
                 self._backing.act_as_self()
             self._appeared(parent, home, name)
@@ -86,20 +86,20 @@ class Names(GrantedFiles):
         parent, directory = self._changing(header, Operation.SYMLINK, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         text = os.fsdecode(target)
-        facts = Facts(target=text)
+        context = Context(target=text)
         groups = self._groups(header, body)
         if self._take_in_symlink(header, parent, name, target, groups):
             return self._made(parent, directory, name)
-        self._check_temporary_room(header, request, facts)
-        with self._guard.admit(
-            request, facts, caller=self._caller(header), details={"target": text}, apart=None
-        ) as leave:
-            home, directory = self._home(header, request, parent, directory, leave)
-            if leave.apart is Apart.TEMPORARY:
-                return self._held_entry(self._hold_symlink(header, parent, directory, name, target, leave))
+        self._check_temporary_room(header, request, context)
+        with self._enforcer.authorize(
+            request, context, caller=self._caller(header), details={"target": text}, layer=None
+        ) as permit:
+            home, directory = self._home(header, request, parent, directory, permit)
+            if permit.layer is Layer.STAGED:
+                return self._held_entry(self._hold_symlink(header, parent, directory, name, target, permit))
             try:
                 self._act_as(header, groups, 0)
-                home.layer.symlink(directory, name, target, leave)
+                home.store.symlink(directory, name, target, permit)
             finally:
                 self._backing.act_as_self()
             self._appeared(parent, home, name)
@@ -111,7 +111,7 @@ class Names(GrantedFiles):
         parent, directory = self._changing(header, Operation.LINK, name)
         node = self._changed(header, Operation.LINK, old_id)
         try:
-            if node.apart is Apart.TEMPORARY:
+            if node.layer is Layer.STAGED:
                 return self._link_held(header, node, parent, directory, name)
             return self._link_or_raise(header, node, parent, directory, name)
         except OSError as error:
@@ -121,31 +121,31 @@ class Names(GrantedFiles):
     def _link_or_raise(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         try:
             return self._link_node(header, node, parent, directory, name)
-        except Elsewhere:
+        except WrongLayerError:
             if self._raise(header, node) is None:
                 raise
             return self._link_node(header, node, parent, directory, name)
 
     def _link_node(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
-        st = node.layer.stat(node, changing=True)
+        st = node.store.stat(node, changing=True)
         self._see(node, st)
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         kind = kind_of(st.st_mode)
         old = Request(Operation.LINK, self._inodes.path(node), kind)
         new = Request(Operation.LINK, self._inodes.join(parent, name), kind)
-        facts = self._appearing(node.layer.directory(node.parent), node.name, st, new)
-        admission = self._guard.admit(
+        context = self._appearing(node.store.directory(node.parent), node.name, st, new)
+        admission = self._enforcer.authorize(
             new,
-            facts,
-            Part(old, facts, node.apart),
+            context,
+            RelatedChange(old, context, node.layer),
             caller=self._caller(header),
             details={"from": old.path},
-            apart=node.apart,
+            layer=node.layer,
         )
-        with admission as leave:
-            home, directory = self._home(header, new, parent, directory, leave)
-            node.layer.link(node, directory, name, leave)
+        with admission as permit:
+            home, directory = self._home(header, new, parent, directory, permit)
+            node.store.link(node, directory, name, permit)
             self._appeared(parent, home, name)
         node.told = once_moved(st)
         self._inodes.note_link(node.ino, node.parent, node.name)
@@ -165,12 +165,12 @@ class Names(GrantedFiles):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if self.grants.files and where is parent and self.grants.hides(request.path, st):
             return NOTHING
-        with self._admission(header, request, LEAVES, st) as leave:
-            remove = self._removal(where, leave, where.layer.unlink)
+        with self._admission(header, request, LEAVES, st) as permit:
+            remove = self._removal(where, permit, where.store.unlink)
             node = self._leaving(where, directory, name, st)
-            self._or_stays(node, lambda: remove(directory, name, leave))
+            self._or_stays(node, lambda: remove(directory, name, permit))
         self._left(node, where, name, st)
-        self._vanished(parent, name, leave)
+        self._vanished(parent, name, permit)
         return NOTHING
 
     def _rmdir(self, header: Header, body: memoryview) -> Reply:
@@ -179,21 +179,21 @@ class Names(GrantedFiles):
         where, directory = self._where(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
-        if not where.apart and self._stays_full(request, directory, name):
+        if not where.layer and self._stays_full(request, directory, name):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-        with self._admission(header, request, LEAVES) as leave:
-            self._check_shown_empty(where, directory, name, request.path, leave)
-            remove = self._removal(where, leave, where.layer.rmdir)
+        with self._admission(header, request, LEAVES) as permit:
+            self._check_shown_empty(where, directory, name, request.path, permit)
+            remove = self._removal(where, permit, where.store.rmdir)
             node = self._leaving(where, directory, name, st)
-            self._or_stays(node, lambda: remove(directory, name, leave))
-            self._scratch.discard(request.path, leave)
+            self._or_stays(node, lambda: remove(directory, name, permit))
+            self._scratch.discard(request.path, permit)
         self._left(node, where, name, st)
-        self._vanished(parent, name, leave)
+        self._vanished(parent, name, permit)
         return NOTHING
 
     def _stays_full(self, request: Request, directory: int, name: bytes) -> bool:
         """Whether a directory that no rule names has something in it. Git tries to remove it after each file in it."""
-        verdict = self._guard.decide(request, LEAVES)
+        verdict = self._enforcer.decide(request, LEAVES)
         return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._backing.has_names(directory, name)
 
     def _rename_plain(self, header: Header, body: memoryview) -> Reply:
@@ -231,14 +231,14 @@ class Names(GrantedFiles):
         """Show in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
             words = error.words if isinstance(error, Crossing) else ELSEWHERE
-            self._guard.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
+            self._enforcer.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
 
     def _rename_above_or_below(self, header: Header, source: End, target: End, flags: int) -> Steps:
-        if not (source.parent.apart or target.parent.apart):
+        if not (source.parent.layer or target.parent.layer):
             turn = self._backing.turn
             try:
                 return (yield from self._rename_in_source(header, source, target, flags))
-            except Elsewhere:
+            except WrongLayerError:
                 if turn != self._backing.turn:
                     source, target = self._end_again(header, source), self._end_again(header, target)
         return (yield from self._rename_in_scratch(header, source, target, flags))
@@ -263,19 +263,19 @@ class Names(GrantedFiles):
             details["exchange"] = True
         elif over is not None and not same:
             details[REPLACES] = True
-        with self._guard.admit(request, LEAVES, *parts, caller=self._caller(header), details=details) as leave:
+        with self._enforcer.authorize(request, LEAVES, *parts, caller=self._caller(header), details=details) as permit:
             moved, other = self._settled(source.parent, st), None
             if over is not None and exchange:
                 other = self._settled(target.parent, over)
             elif over is not None and not same:
-                self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
+                self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
                 other = self._leaving(target.parent, target.directory, target.name, over)
             ends = source.directory, source.name, target.directory, target.name
-            self._or_stays(other, lambda: self._backing.rename(*ends, flags, leave))
+            self._or_stays(other, lambda: self._backing.rename(*ends, flags, permit))
         if not same:
             self._renamed(source, st, moved, target, target, other, exchange=exchange)
             self._held_moved(source, target, exchange=exchange)
-            self._scratch_moved(source, target, leave, exchange=exchange)
+            self._scratch_moved(source, target, permit, exchange=exchange)
         return NOTHING
 
     def _check_not_needed(self, path: str, st: os.stat_result) -> None:

@@ -21,12 +21,12 @@ from typing import Final
 
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Inodes, Node
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.temp_table import LISTED, is_below, joined, printable
 from bonobofs.fuse.virtual_dir import ALL
 from bonobofs.policy import messages
 from bonobofs.policy.compiled import REPOSITORY, ScratchTable
-from bonobofs.policy.decision import Allowed, Denied
+from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
 
@@ -77,20 +77,20 @@ class Beside:
 class Scratch:
     """The layer of one session, and which of its directories lie beside which of the source."""
 
-    def __init__(self, layer: Backing, inodes: Inodes, sizes: Sizes, cookies: count[int]) -> None:
+    def __init__(self, store: LayerStore, inodes: Inodes, sizes: Sizes, cookies: count[int]) -> None:
         """`cookies` number what a listing shows behind the source's own names."""
-        self.layer: Final = layer
+        self.store: Final = store
         self.directories: Final[dict[WorkspacePath, Beside]] = {}
         self.sizes: Final = sizes
         sizes.inodes = self._all
-        sizes.numbers = layer.numbers
-        self.room: Final = Room(layer.root)
+        sizes.numbers = store.numbers
+        self.room: Final = Room(store.root)
         self._inodes: Final = inodes
         self._cookies: Final = cookies
 
     def beside(self, node: Node) -> Beside | None:
         """What lies beside this directory of the source."""
-        if not self.directories or node.apart:
+        if not self.directories or node.layer:
             return None
         return self.directories.get(self._inodes.path(node))
 
@@ -99,7 +99,7 @@ class Scratch:
         beside = self.directories.get(self._inodes.path(node))
         return beside is not None and beside.upper is node
 
-    def counterpart(self, node: Node, leave: Allowed) -> Beside:
+    def counterpart(self, node: Node, permit: Permit) -> Beside:
         """What lies beside this directory of the source, made where nothing did; all above it too."""
         missing: list[Node] = []
         at = node
@@ -109,40 +109,40 @@ class Scratch:
                 break
             at = at.parent
         if beside is not None and not missing:
-            return self._followed(node, beside, leave)
+            return self._followed(node, beside, permit)
         for at in reversed(missing):
             path = self._inodes.path(at)
             if not path:
-                upper = self.layer.top
+                upper = self.store.top
             elif at.parent is None or beside is None:
                 raise stale()  # it was removed, and something else may have its path
             else:
-                above = self._followed(at.parent, beside, leave).upper
-                directory = self.layer.directory(above, changing=True)
-                self.layer.mkdir(directory, at.name, 0o700, leave)
+                above = self._followed(at.parent, beside, permit).upper
+                directory = self.store.directory(above, changing=True)
+                self.store.mkdir(directory, at.name, 0o700, permit)
                 st = os.stat(at.name, dir_fd=directory, follow_symlinks=False)
                 upper = self._inodes.reference(above, at.name, st)
             beside = self.directories[path] = Beside(upper)
         assert beside is not None
-        return self._followed(node, beside, leave)
+        return self._followed(node, beside, permit)
 
-    def _followed(self, node: Node, beside: Beside, leave: Allowed) -> Beside:
+    def _followed(self, node: Node, beside: Beside, permit: Permit) -> Beside:
         if not beside.dressed:
-            self._follow(node, beside.upper, leave)
+            self._follow(node, beside.upper, permit)
         return beside
 
-    def _follow(self, node: Node, upper: Node, leave: Allowed) -> None:
+    def _follow(self, node: Node, upper: Node, permit: Permit) -> None:
         """Files are made in the counterpart by whoever may make them in the directory, and belong to the same group."""
-        if not self.layer.privileged:
+        if not self.store.privileged:
             return  # all is made by the same user
-        below, above = node.layer.stat(node), self.layer.stat(upper)
+        below, above = node.store.stat(node), self.store.stat(upper)
         wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
-            self.layer.dress(upper, node, leave)
+            self.store.dress(upper, node, permit)
 
     def show(self, name: bytes) -> None:
         """Show what lies at the top of the layer under this name, in place of what the source has at its root."""
-        beside = self.directories[WorkspacePath("")] = Beside(self.layer.top)
+        beside = self.directories[WorkspacePath("")] = Beside(self.store.top)
         self.appeared(beside, name)
 
     def appeared(self, beside: Beside, name: bytes) -> None:
@@ -163,7 +163,7 @@ class Scratch:
                 if is_below(at, path):
                     yield at, beside
 
-    def discard(self, path: WorkspacePath, leave: Allowed) -> None:
+    def discard(self, path: WorkspacePath, permit: Permit) -> None:
         """No directory of the source is shown at `path` any more.
 
         What is still in its counterpart was left when somebody removed the directory behind the mount.
@@ -172,29 +172,29 @@ class Scratch:
             return
         upper = self.directories[path].upper
         assert upper.parent is not None
-        directory, name = self.layer.directory(upper.parent, changing=True), upper.name
-        for each in self.layer.walk(directory, name, closed=True):
+        directory, name = self.store.directory(upper.parent, changing=True), upper.name
+        for each in self.store.walk(directory, name, closed=True):
             if each is not None:
-                self.sizes.drop(each.st.st_ino + self.layer.numbers)
+                self.sizes.drop(each.st.st_ino + self.store.numbers)
                 if (below := WorkspacePath(f"{path}/{each.path}")) not in self.directories:
                     self.sizes.add_names(below, -1)
-        self.layer.remove_tree(directory, name, leave)
+        self.store.remove_tree(directory, name, permit)
         for at, beside in list(self.below(path)):
             del self.directories[at]
             self._inodes.cut_off(beside.upper)
             self._inodes.forget(beside.upper.id, 1)
-            self.layer.release(beside.upper)
+            self.store.release(beside.upper)
 
-    def move(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, leave: Allowed) -> None:
+    def move(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, permit: Permit) -> None:
         """A directory of the source goes by `name` in `node` now: what lies beside it goes along."""
         moved = list(self.below(old))
         if not moved:
             return
         upper = self.directories[old].upper
-        above = self.counterpart(node, leave).upper
+        above = self.counterpart(node, permit).upper
         assert upper.parent is not None
-        source, target = self.layer.directory(upper.parent, changing=True), self.layer.directory(above, changing=True)
-        self.layer.rename(source, upper.name, target, name, 0, leave)
+        source, target = self.store.directory(upper.parent, changing=True), self.store.directory(above, changing=True)
+        self.store.rename(source, upper.name, target, name, 0, permit)
         self._inodes.rename(upper, above, name)
         for at, _ in moved:
             del self.directories[at]
@@ -203,7 +203,7 @@ class Scratch:
 
     # -- bringing up what the source has
 
-    def copy_up(self, node: Node, leave: Allowed) -> list[tuple[Node, bytes]]:
+    def copy_up(self, node: Node, permit: Permit) -> list[tuple[Node, bytes]]:
         """Let a file or symlink of the source go on in the layer, before it is changed; its other names, brought along.
 
         A request does not tell by which of its names the file was opened, so all that are known lead to the copy.
@@ -214,31 +214,31 @@ class Scratch:
         path, old, below, name = self._inodes.path(node), node.ino, node.parent, node.name
         others = [link for link in self._inodes.links(old) if link != (below, name) and _leads(node, *link)]
         if below is None:
-            fd = self.layer.copy_nameless(node, leave)
+            fd = self.store.copy_nameless(node, permit)
         else:
-            beside = self.counterpart(below, leave)
-            fd = self.layer.copy(node, self.layer.directory(beside.upper, changing=True), name, leave)
+            beside = self.counterpart(below, permit)
+            fd = self.store.copy(node, self.store.directory(beside.upper, changing=True), name, permit)
             self._inodes.drop_link(old, below, name)
-        node.layer.release(node)
+        node.store.release(node)
         st = os.fstat(fd)
-        self._inodes.renumber(node, st.st_ino + self.layer.numbers, self.layer)
+        self._inodes.renumber(node, st.st_ino + self.store.numbers, self.store)
         if below is None:
-            self.layer.hold_nameless(node, fd, R | W)
+            self.store.hold_nameless(node, fd, R | W)
         else:
             self._inodes.rename(node, beside.upper, name)
-            self.layer.keep_copied(node, fd)
+            self.store.keep_copied(node, fd)
             self.appeared(beside, name)
             for parent, other in others:
-                self._link_up(node, parent, other, old, leave)
+                self._link_up(node, parent, other, old, permit)
             self.sizes.add_names(path, 1)
         if node.kind is Kind.FILE:
             self.sizes.note(node.ino, path, st.st_size)
         return others
 
-    def _link_up(self, node: Node, parent: Node, name: bytes, old: int, leave: Allowed) -> None:
+    def _link_up(self, node: Node, parent: Node, name: bytes, old: int, permit: Permit) -> None:
         """A further name of what was brought up leads to the copy, too."""
-        beside = self.counterpart(parent, leave)
-        self.layer.link(node, self.layer.directory(beside.upper, changing=True), name, leave)
+        beside = self.counterpart(parent, permit)
+        self.store.link(node, self.store.directory(beside.upper, changing=True), name, permit)
         self._inodes.drop_link(old, parent, name)
         assert node.parent is not None
         self._inodes.note_link(node.ino, node.parent, node.name)
@@ -276,7 +276,7 @@ class Scratch:
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Everything that lies in the layer, but the session's repository, which no [[scratch]] counts."""
-        for each in self.layer.walk(self.layer.directory(self.layer.top), b".", closed=True):
+        for each in self.store.walk(self.store.directory(self.store.top), b".", closed=True):
             if each is None or is_below(path := WorkspacePath(each.path), _REPOSITORY):
                 continue
             if path not in self.directories:
@@ -285,7 +285,7 @@ class Scratch:
 
 def _leads(node: Node, parent: Node, name: bytes) -> bool:
     try:
-        return node.layer.leads(parent, name, node)
+        return node.store.leads(parent, name, node)
     except OSError:
         return False
 

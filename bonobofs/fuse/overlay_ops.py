@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final
 
-from bonobofs.enforcement.enforcer import Caller, Elsewhere, Part
+from bonobofs.enforcement.enforcer import Caller, RelatedChange, WrongLayerError
 from bonobofs.fuse.external_changes import once_moved
 from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import LEAVES, MOST_NAMES, NOTHING, Crossing, Handler, Header, Reply
@@ -21,11 +21,11 @@ from bonobofs.fuse.slices import Steps
 from bonobofs.fuse.temp_files import End, Holding
 from bonobofs.fuse.temp_table import joined
 from bonobofs.policy import messages
-from bonobofs.policy.decision import Allowed, Apart, Denied, Refused
-from bonobofs.policy.request import EXISTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Denied, Layer, Permit, Refused
+from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
-Removal = Callable[[int, bytes, Allowed], None]
+Removal = Callable[[int, bytes, Permit], None]
 _ATTEMPTS: Final = 3
 """How often the judgement of a move begins."""
 
@@ -44,51 +44,51 @@ class Scratching(Holding):
         if beside is None:
             return parent, directory
         if name in beside.names:
-            return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
+            return beside.upper, self._scratch.store.directory(beside.upper, changing=True)
         if name in beside.gone:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return parent, directory
 
-    def _home(self, header: Header, request: Request, parent: Node, directory: int, leave: Allowed) -> tuple[Node, int]:
+    def _home(self, header: Header, request: Request, parent: Node, directory: int, permit: Permit) -> tuple[Node, int]:
         """The directory in which something new is to be made, as the verdict says. FileExistsError: the name is taken.
 
         Elsewhere: it should be made in the source, in a directory that the source does not have. Refused, ENOSPC: the
         disk has no space for it.
         """
         name = os.fsencode(request.path.rpartition("/")[2])
-        if leave.apart is Apart.SCRATCH:
+        if permit.layer is Layer.SCRATCH:
             self._check_room(header, request, more=NAME)
             self._check_disk(header, request, NAME, 1)
         elif header.uid:
             self._backing.check_reserve(NAME)
-        if leave.apart is parent.apart:
+        if permit.layer is parent.layer:
             beside = self._scratch.beside(parent)
             if beside is not None:
                 beside.gone.discard(name)  # the policy says by now that it is no scratch: the source shows
             return parent, directory
-        if parent.apart:
-            raise Elsewhere(leave)
-        if leave.apart is Apart.TEMPORARY:
+        if parent.layer:
+            raise WrongLayerError(permit)
+        if permit.layer is Layer.STAGED:
             return parent, directory
-        beside = self._scratch.counterpart(parent, leave)
+        beside = self._scratch.counterpart(parent, permit)
         if name in beside.names or (name not in beside.gone and inode_number(directory, name)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        self._scratch.discard(self._inodes.join(parent, name), leave)
-        return beside.upper, self._scratch.layer.directory(beside.upper, changing=True)
+        self._scratch.discard(self._inodes.join(parent, name), permit)
+        return beside.upper, self._scratch.store.directory(beside.upper, changing=True)
 
     def _appeared(self, parent: Node, home: Node, name: bytes) -> None:
         """Something lies under this name in `home`, beside the directory in which it is shown."""
-        if home.apart is Apart.SCRATCH:
+        if home.layer is Layer.SCRATCH:
             self._scratch.sizes.add_names(self._inodes.join(parent, name), 1)
         if home is not parent:
             beside = self._scratch.directories[self._inodes.path(parent)]
             self._scratch.appeared(beside, name)
 
-    def _vanished(self, parent: Node, name: bytes, leave: Allowed) -> None:
+    def _vanished(self, parent: Node, name: bytes, permit: Permit) -> None:
         """What was shown under this name, of the layer or of the source, is to be shown no more."""
-        if leave.apart is Apart.SCRATCH and not parent.apart:
-            beside = self._scratch.counterpart(parent, leave)
-            below = inode_number(parent.layer.directory(parent), name)
+        if permit.layer is Layer.SCRATCH and not parent.layer:
+            beside = self._scratch.counterpart(parent, permit)
+            below = inode_number(parent.store.directory(parent), name)
             self._scratch.vanished(beside, name, below=below > 0)
             self._lately.note(parent.ino, name, below)  # in the source nothing was done
 
@@ -104,7 +104,7 @@ class Scratching(Holding):
         return self._no_entry if name in beside.gone else None
 
     def _entry_beside(self, beside: Beside, name: bytes) -> bytes:
-        return self._entry(beside.upper, name, self._scratch.layer.stat_entry(beside.upper, name))
+        return self._entry(beside.upper, name, self._scratch.store.stat_entry(beside.upper, name))
 
     # -- changing what the source has
 
@@ -114,7 +114,7 @@ class Scratching(Holding):
         def handle(header: Header, body: memoryview) -> Reply:
             try:
                 return handler(header, body)
-            except Elsewhere:
+            except WrongLayerError:
                 node = self._node(header.node_id)
                 raised = self._raise(header, node)
                 if raised is None:
@@ -128,20 +128,20 @@ class Scratching(Holding):
 
         Raises Refused where there is no room for it.
         """
-        if node.apart:
+        if node.layer:
             return None
         request = Request(Operation.WRITE_FILE, self._inodes.path(node), node.kind)
-        verdict = self._guard.decide(request, EXISTS)
-        if isinstance(verdict, Denied) or verdict.apart is not Apart.SCRATCH:
+        verdict = self._enforcer.decide(request, EXISTS)
+        if isinstance(verdict, Denied) or verdict.layer is not Layer.SCRATCH:
             return None
         if node.is_dir:
             self._check_disk(header, request, NAME, 1)
             beside = self._scratch.counterpart(node, verdict)
             if not beside.dressed:
-                self._scratch.layer.dress(beside.upper, node, verdict)
+                self._scratch.store.dress(beside.upper, node, verdict)
                 beside.dressed = True
             return beside.upper
-        st = node.layer.stat(node)
+        st = node.store.stat(node)
         if node.kind is Kind.FILE:
             self._check_scratch_alone(header, node, request)
             self._check_room(header, request, node.ino, st.st_size, more=NAME)
@@ -159,17 +159,19 @@ class Scratching(Holding):
         """
         links = self._inodes.links(node.ino)
         if len(links) > MOST_NAMES:
-            raise self._guard.refuse(Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header))
+            raise self._enforcer.refuse(
+                Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header)
+            )
         for parent, name in links:
-            verdict = self._guard.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
-            if isinstance(verdict, Allowed) and verdict.apart is Apart.SCRATCH:
+            verdict = self._enforcer.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
+            if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
                 continue
             try:
-                leads = node.layer.leads(parent, name, node)
+                leads = node.store.leads(parent, name, node)
             except OSError:
                 leads = False
             if leads:
-                raise self._guard.refuse(
+                raise self._enforcer.refuse(
                     Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header)
                 )
 
@@ -177,33 +179,33 @@ class Scratching(Holding):
         """Raises Refused where its [[scratch]] has no room for a file of this size, and `more` bytes beside it."""
         denied = self._scratch.sizes.refusal(request, number, size, more=more)
         if denied is not None:
-            raise self._guard.refuse(denied, self._caller(header))
+            raise self._enforcer.refuse(denied, self._caller(header))
 
     def _check_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
         """Raise ENOSPC where a change of the node would allocate `needed` bytes that are reserved."""
-        if node.apart is not Apart.SCRATCH:
-            node.layer.check_reserve(needed)
+        if node.layer is not Layer.SCRATCH:
+            node.store.check_reserve(needed)
         elif needed > 0:
             self._check_disk(header, request, needed)
 
     # -- removing
 
-    def _removal(self, where: Node, leave: Allowed, effect: Removal) -> Removal:
+    def _removal(self, where: Node, permit: Permit, effect: Removal) -> Removal:
         """What removes a name: of the layer, the effect itself; what the source has stays, and is only hidden."""
-        if leave.apart is where.apart:
+        if permit.layer is where.layer:
             return effect
-        if leave.apart is not Apart.SCRATCH:
-            raise Elsewhere(leave)
+        if permit.layer is not Layer.SCRATCH:
+            raise WrongLayerError(permit)
         return _stays
 
-    def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, leave: Allowed) -> None:
+    def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, permit: Permit) -> None:
         """ENOTEMPTY: a directory shows something that the layer has, or that is held, or that stays in the source."""
         self._check_none_held(path)
-        if where.apart or not (leave.apart or self._scratch.directories):
+        if where.layer or not (permit.layer or self._scratch.directories):
             return
         beside = self._scratch.directories.get(path)
         full = beside is not None and bool(beside.names)
-        if leave.apart:
+        if permit.layer:
             gone = beside.gone if beside is not None else set()
             full = full or any(each not in gone for each in self._backing.names_in(directory, name))
         if full:
@@ -219,52 +221,52 @@ class Scratching(Holding):
         source = self._raised_end(header, source)
         if exchange and target.st is not None:
             target = self._raised_end(header, target)
-        source, target = yield from self._judge_move(header, source, target, exchange=exchange, apart=Apart.SCRATCH)
+        source, target = yield from self._judge_move(header, source, target, exchange=exchange, layer=Layer.SCRATCH)
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        parts = [part._replace(apart=Apart.SCRATCH) for part in self._ends(source, target, exchange=exchange)]
+        parts = [part._replace(layer=Layer.SCRATCH) for part in self._ends(source, target, exchange=exchange)]
         self._check_moved_room(header, source, target, exchange=exchange)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
-        with self._guard.admit(
-            request, LEAVES, *parts, caller=self._caller(header), details=details, apart=Apart.SCRATCH
-        ) as leave:
-            self._rename_above(source, source.st, target, leave, exchange=exchange)
+        with self._enforcer.authorize(
+            request, LEAVES, *parts, caller=self._caller(header), details=details, layer=Layer.SCRATCH
+        ) as permit:
+            self._rename_above(source, source.st, target, permit, exchange=exchange)
         return NOTHING
 
-    def _rename_above(self, source: End, st: os.stat_result, target: End, leave: Allowed, *, exchange: bool) -> None:
+    def _rename_above(self, source: End, st: os.stat_result, target: End, permit: Permit, *, exchange: bool) -> None:
         """Move a name of the layer. What the source has under the new name is only shown no more."""
-        over, layer = target.st, self._scratch.layer
+        over, store = target.st, self._scratch.store
         moved, other = self._settled(source.parent, st), None
         if over is not None and exchange:
             other = self._settled(target.parent, over)
         elif over is not None:
-            other = self._giving_way_above(target, over, leave)
-        home = target.parent if target.parent.apart else self._scratch.counterpart(target.shown, leave).upper
+            other = self._giving_way_above(target, over, permit)
+        home = target.parent if target.parent.layer else self._scratch.counterpart(target.shown, permit).upper
         if home is not target.parent:
-            self._scratch.discard(target.path, leave)
-        above = target._replace(parent=home, directory=layer.directory(home, changing=True))
+            self._scratch.discard(target.path, permit)
+        above = target._replace(parent=home, directory=store.directory(home, changing=True))
         ends = source.directory, source.name, above.directory, target.name
-        self._or_stays(other, lambda: layer.rename(*ends, syscalls.RENAME_EXCHANGE if exchange else 0, leave))
+        self._or_stays(other, lambda: store.rename(*ends, syscalls.RENAME_EXCHANGE if exchange else 0, permit))
         self._renamed(source, st, moved, target, above, other, exchange=exchange)
         if not exchange:
-            self._vanished(source.shown, source.name, leave)
+            self._vanished(source.shown, source.name, permit)
             self._appeared(target.shown, home, target.name)
             self._scratch.sizes.add_names(source.path, -1)
         self._resized(moved, target.path)
         if exchange:
             self._resized(other, source.path)
 
-    def _giving_way_above(self, target: End, over: os.stat_result, leave: Allowed) -> Node | None:
+    def _giving_way_above(self, target: End, over: os.stat_result, permit: Permit) -> Node | None:
         if stat.S_ISDIR(over.st_mode):
-            self._check_shown_empty(target.parent, target.directory, target.name, target.path, leave)
+            self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
         return self._leaving(target.parent, target.directory, target.name, over)
 
     def _raised_end(self, header: Header, end: End) -> End:
         """The end, of what was brought up into the layer if the source had it. EXDEV: it cannot be."""
-        if end.parent.apart or end.st is None:
+        if end.parent.layer or end.st is None:
             return end
         if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
-            raise Crossing(messages.OF_SOURCE if self._guard.policy.scratch_table(end.path) else messages.ELSEWHERE)
+            raise Crossing(messages.OF_SOURCE if self._enforcer.policy.scratch_table(end.path) else messages.ELSEWHERE)
         node = self._inodes.reference(end.parent, end.name, end.st)
         try:
             if self._raise(header, node) is None:
@@ -277,7 +279,7 @@ class Scratching(Holding):
 
     def _check_moved_room(self, header: Header, source: End, target: End, *, exchange: bool) -> None:
         """Raises Refused where another [[scratch]] counts the file now and has no room, EXDEV for directories."""
-        policy = self._guard.policy
+        policy = self._enforcer.policy
         old, new = policy.scratch_table(source.path), policy.scratch_table(target.path)
         if old is new or old is None or new is None:
             return
@@ -289,18 +291,18 @@ class Scratching(Holding):
 
     def _resized(self, node: Node | None, path: WorkspacePath) -> None:
         """A file of the layer may have another size now, or count towards another [[scratch]]."""
-        if node is not None and node.apart is Apart.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
+        if node is not None and node.layer is Layer.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
             self._scratch.sizes.move(node.ino, path)
-            self._scratch.sizes.note(node.ino, path, node.layer.stat(node).st_size)
+            self._scratch.sizes.note(node.ino, path, node.store.stat(node).st_size)
 
     def _check_none_beside(self, *paths: WorkspacePath) -> None:
         """EXDEV: something lies beside a directory, or below it."""
         if self._scratch.directories and any(next(self._scratch.below(path), None) for path in paths):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    def _scratch_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part | None]:
+    def _scratch_moving(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
-        layer = self._scratch.layer
+        store = self._scratch.store
         for at, beside in list(self._scratch.below(origin.path)):
             there = WorkspacePath(path + at[len(origin.path) :])
             for name in beside.gone - beside.names.keys():
@@ -308,22 +310,22 @@ class Scratching(Holding):
             if beside.dressed:
                 yield _arriving_beside(there, EXISTS)
             for name in list(beside.names):
-                directory = layer.directory(beside.upper)  # between two steps, other requests may close it
+                directory = store.directory(beside.upper)  # between two steps, other requests may close it
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 yield _arriving_beside(joined(there, name), _leading(directory, name, st))
                 if stat.S_ISDIR(st.st_mode):
-                    for each in layer.walk(layer.directory(beside.upper), name):
+                    for each in store.walk(store.directory(beside.upper), name):
                         if each is None:
                             yield None
                             continue
                         below = WorkspacePath(f"{joined(there, name)}/{each.path}")
                         yield _arriving_beside(below, _leading(each.directory, each.name, each.st))
 
-    def _scratch_moved(self, source: End, target: End, leave: Allowed, *, exchange: bool) -> None:
+    def _scratch_moved(self, source: End, target: End, permit: Permit, *, exchange: bool) -> None:
         """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
         if self._scratch.directories and not exchange:
-            self._scratch.discard(target.path, leave)
-            self._scratch.move(target.parent, target.name, source.path, target.path, leave)
+            self._scratch.discard(target.path, permit)
+            self._scratch.move(target.parent, target.name, source.path, target.path, permit)
 
     def _end_again(self, header: Header, end: End) -> End:
         """The end as it is now, after other requests were served."""
@@ -340,7 +342,7 @@ class Scratching(Holding):
         return End(parent, where, directory, name, self._inodes.join(parent, name), st)
 
     def _judge_move(
-        self, header: Header, source: End, target: End, *, exchange: bool, apart: Apart = Apart.NO
+        self, header: Header, source: End, target: End, *, exchange: bool, layer: Layer = Layer.SOURCE
     ) -> Generator[None, None, tuple[End, End]]:
         """Judge all that a rename moves, and let others be served between; the ends, as they are at the end.
 
@@ -350,15 +352,15 @@ class Scratching(Holding):
         """
         moving = (source.st, target.st) if exchange else (source.st,)
         if not any(st is not None and stat.S_ISDIR(st.st_mode) for st in moving):
-            return source, target  # `admit` judges all
+            return source, target  # `authorize` judges all
         caller = self._caller(header)
         for _ in range(_ATTEMPTS):
-            turn, state = self._backing.turn, self._guard.state
+            turn, state = self._backing.turn, self._enforcer.state
             trees = [source.path, target.path]
             self._trees.extend(trees)
             try:
-                yield from self._judge_parts(self._parts(source, target, exchange=exchange), apart, caller)
-            except (Refused, Elsewhere):
+                yield from self._judge_parts(self._parts(source, target, exchange=exchange), layer, caller)
+            except (Refused, WrongLayerError):
                 raise
             except OSError as error:
                 self._note_failure(header, source, target, error)
@@ -371,19 +373,19 @@ class Scratching(Holding):
             before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
             if source.st is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if state == self._guard.state and all(map(_is_same, before, (source, target))):
+            if state == self._enforcer.state and all(map(_is_same, before, (source, target))):
                 return source, target
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    def _judge_parts(self, parts: Iterable[Part | None], apart: Apart, caller: Caller) -> Iterator[None]:
+    def _judge_parts(self, parts: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
         """`parts` has None where nothing is to be judged, and others may be served."""
         elsewhere = None
         for part in parts:
             if part is None:
                 yield
                 continue
-            judged = part._replace(apart=apart) if apart else part
-            elsewhere = self._guard.judge(judged, caller) or elsewhere
+            judged = part._replace(layer=layer) if layer else part
+            elsewhere = self._enforcer.judge(judged, caller) or elsewhere
             yield
         if elsewhere is not None:
             raise elsewhere
@@ -392,7 +394,7 @@ class Scratching(Holding):
         """Enter that a directory could not be looked through, so that nothing was moved."""
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        self._guard.note(
+        self._enforcer.note(
             request,
             LEAVES,
             caller=self._caller(header),
@@ -400,52 +402,52 @@ class Scratching(Holding):
             error=error.errno or errno.EIO,
         )
 
-    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[Part | None]:
+    def _parts(self, source: End, target: End, *, exchange: bool) -> Iterator[RelatedChange | None]:
         """All that a rename moves, and what gives way to it."""
         assert source.st is not None
-        yield Part(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
+        yield RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
         yield from self._ends(source, target, exchange=exchange)
         yield from self._below(source, source.st, target.path)
         if exchange and target.st is not None:
             yield from self._below(target, target.st, source.path)
 
-    def _ends(self, source: End, target: End, *, exchange: bool) -> list[Part]:
+    def _ends(self, source: End, target: End, *, exchange: bool) -> list[RelatedChange]:
         """What appears under the new name, and what becomes of that which has it."""
         assert source.st is not None
         parts = [self._arriving(source, source.st, target.path)]
         if target.st is not None:
             leaving = LEAVES if exchange else EXISTS
-            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
+            parts.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
             if exchange:
                 parts.append(self._arriving(target, target.st, source.path))
         return parts
 
-    def _arriving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Part:
+    def _arriving(self, origin: End, st: os.stat_result, path: WorkspacePath) -> RelatedChange:
         request = Request(Operation.RENAME, path, kind_of(st.st_mode))
-        return Part(request, self._appearing(origin.directory, origin.name, st, request))
+        return RelatedChange(request, self._appearing(origin.directory, origin.name, st, request))
 
-    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[Part | None]:
+    def _below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """Everything below a directory that moves to `path`: it leaves one path and appears at another."""
         if kind_of(st.st_mode) is not Kind.DIRECTORY:
             return
         if self._held.directories:
             yield from self._held_moving(origin, path)
-        if self._scratch.directories and not origin.parent.apart:
+        if self._scratch.directories and not origin.parent.layer:
             yield from self._scratch_moving(origin, path)
         # The descriptor in `origin` may have been closed since the first step.
-        for below in self._backing.walk(origin.parent.layer.directory(origin.parent), origin.name):
+        for below in self._backing.walk(origin.parent.store.directory(origin.parent), origin.name):
             if below is None:
                 yield None
                 continue
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             # What the source has at a scratch path goes along with its directory.
-            yield Part(Request(Operation.RENAME, leaving, kind), LEAVES, None)
+            yield RelatedChange(Request(Operation.RENAME, leaving, kind), LEAVES, None)
             request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
-            facts = self._appearing(below.directory, below.name, below.st, request)
-            if not origin.parent.apart:
-                facts = facts._replace(carried=True)
-            yield Part(request, facts, None)
+            context = self._appearing(below.directory, below.name, below.st, request)
+            if not origin.parent.layer:
+                context = context._replace(carried=True)
+            yield RelatedChange(request, context, None)
 
     def _renamed(
         self,
@@ -482,24 +484,24 @@ class Scratching(Holding):
 
     def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         super()._left(node, parent, name, st)
-        if parent.apart is not Apart.SCRATCH:
+        if parent.layer is not Layer.SCRATCH:
             return
         self._scratch.sizes.add_names(self._inodes.join(parent, name), -1)
         if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
-            self._scratch.sizes.drop(st.st_ino + parent.layer.numbers)
+            self._scratch.sizes.drop(st.st_ino + parent.store.numbers)
 
     def _forget_node(self, node_id: int, count: int) -> None:
         node = self._nodes.get(node_id)
         super()._forget_node(node_id, count)
-        if node is not None and node.apart is Apart.SCRATCH and node.parent is None and node.lookups <= 0:
+        if node is not None and node.layer is Layer.SCRATCH and node.parent is None and node.lookups <= 0:
             self._scratch.sizes.drop(node.ino)
 
 
-def _arriving_beside(path: WorkspacePath, facts: Facts) -> Part:
-    return Part(Request(Operation.RENAME, path), facts, Apart.SCRATCH)
+def _arriving_beside(path: WorkspacePath, context: Context) -> RelatedChange:
+    return RelatedChange(Request(Operation.RENAME, path), context, Layer.SCRATCH)
 
 
-def _leading(directory: int, name: bytes, st: os.stat_result) -> Facts:
+def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
     """Of something in the layer: that it exists, and where it leads if it is a symlink."""
     if not stat.S_ISLNK(st.st_mode):
         return EXISTS
@@ -513,7 +515,7 @@ def _is_same(one: End, other: End) -> bool:
     return (one.st.st_ino, one.st.st_dev) == (other.st.st_ino, other.st.st_dev)
 
 
-def _stays(_directory: int, _name: bytes, _leave: Allowed) -> None:
+def _stays(_directory: int, _name: bytes, _leave: Permit) -> None:
     """What the source has is left as it is."""
 
 

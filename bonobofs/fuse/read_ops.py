@@ -13,7 +13,7 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.branch_mirror import Mirroring
 from bonobofs.fuse.fd_cache import R, stale
 from bonobofs.fuse.inode_table import Node, kind_of
-from bonobofs.fuse.layer import Entry
+from bonobofs.fuse.layer_store import Entry
 from bonobofs.fuse.mount_context import NEVER, NOTHING, SHORT, Handler, Header, Reply
 from bonobofs.fuse.overlay import Beside
 from bonobofs.fuse.overlay_ops import inode_number
@@ -23,7 +23,7 @@ from bonobofs.fuse.slices import Job, Steps
 from bonobofs.fuse.splice import Stretch
 from bonobofs.fuse.temp_table import is_behind
 from bonobofs.policy.decision import as_document
-from bonobofs.policy.request import Facts, Kind, Operation, Request
+from bonobofs.policy.request import Context, Kind, Operation, Request
 
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
@@ -32,7 +32,7 @@ _WHY_NAME: Final = WHY + b"."
 """Prefix of the attribute of a directory that answers for a name in it, which need not exist."""
 _LOOKS: Final = 16
 """Times that a name is looked up while another process replaces its file."""
-_NEW_FILE: Final = Facts(size=0, mode=0o644)
+_NEW_FILE: Final = Context(size=0, mode=0o644)
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
 _HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
@@ -87,12 +87,12 @@ class Reading(Mirroring):
         mirrored = self._is_mirrored(parent, name)
         for _ in range(_LOOKS):
             try:
-                st = parent.layer.stat_entry(parent, name)
+                st = parent.store.stat_entry(parent, name)
             except FileNotFoundError:
-                if mirrored or parent.layer.place:
+                if mirrored or parent.store.place:
                     raise
                 return self._no_entry
-            if name == HIDDEN and parent.layer.place:
+            if name == HIDDEN and parent.store.place:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             reply = self._entry(parent, name, st)
             if mirrored:
@@ -117,7 +117,7 @@ class Reading(Mirroring):
             return entry
         if not self.repository.is_seen(header.uid):
             self._forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
-            entry = self._entry(parent, GIT, parent.layer.stat_entry(parent, GIT))
+            entry = self._entry(parent, GIT, parent.store.stat_entry(parent, GIT))
         return p.believed_for(0, entry)
 
     def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
@@ -130,15 +130,15 @@ class Reading(Mirroring):
         top = repository.stores[name].top
         top.lookups += 1
         seconds = NEVER if repository.shared else SHORT
-        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.layer.status(top))
+        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.status(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
         """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""
-        node = self._inodes.find(st.st_ino + parent.layer.numbers)
+        node = self._inodes.find(st.st_ino + parent.store.numbers)
         if node is None or node.fd >= 0:
             return True
         try:
-            node.layer.file(node, R)
+            node.store.file(node, R)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 self._forget_node(node.id, 1)
@@ -174,9 +174,9 @@ class Reading(Mirroring):
         if header.node_id >= virtual_dir.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
-        st = node.layer.status(node)
+        st = node.store.status(node)
         self._see(node, st)
-        return (_UNBELIEVED if node.layer.place else self._attr_times) + self._attr(node, st)
+        return (_UNBELIEVED if node.store.place else self._attr_times) + self._attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:
@@ -188,7 +188,7 @@ class Reading(Mirroring):
         if header.node_id >= virtual_dir.FIRST_ID:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         node = self._node(header.node_id)
-        return node.layer.readlink(node)
+        return node.store.readlink(node)
 
     def _read(self, header: Header, body: memoryview) -> Reply:
         _, offset, size, _, _, _, _ = p.READ_IN.unpack_from(body)
@@ -198,7 +198,7 @@ class Reading(Mirroring):
             except KeyError:
                 raise stale() from None
         node = self._node(header.node_id)
-        fd = node.layer.file(node, R)
+        fd = node.store.file(node, R)
         if size >= Stretch.SHORTEST:
             length = min(size, os.fstat(fd).st_size - offset)
             if length >= Stretch.SHORTEST:
@@ -218,12 +218,12 @@ class Reading(Mirroring):
                 raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
             return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)
         node = self._node(header.node_id)
-        return p.LSEEK_OUT.pack(os.lseek(node.layer.file(node, R), offset, whence))
+        return p.LSEEK_OUT.pack(os.lseek(node.store.file(node, R), offset, whence))
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
         self._backing.close_released()
         node = self._nodes.get(header.node_id)
-        v = (self._backing if node is None else node.layer).statvfs()
+        v = (self._backing if node is None else node.store).statvfs()
         size = v.f_bsize
         return p.STATFS_OUT.pack(
             v.f_blocks, v.f_bfree, v.f_bavail, v.f_files, v.f_ffree, size, v.f_namemax, v.f_frsize, 0
@@ -237,7 +237,7 @@ class Reading(Mirroring):
         if node.covered:
             return NOTHING
         beside = self._scratch.beside(node)
-        while not is_behind(cookie) and (found := node.layer.entries(node, cookie, size)):
+        while not is_behind(cookie) and (found := node.store.entries(node, cookie, size)):
             out = self._packed(node, self._over(node, beside, found), size)
             if out:
                 return out
@@ -246,7 +246,7 @@ class Reading(Mirroring):
 
     def _over(self, node: Node, beside: Beside | None, found: list[Entry]) -> list[Entry]:
         """Entries of a directory, with what lies beside it in the place of what that hides."""
-        if node.apart:
+        if node.layer:
             return [self._shown_above(node, entry) if entry[3] == b".." else entry for entry in found]
         if self._held.directories and (held := self._held.directories.get(self._inodes.path(node))):
             found = [entry for entry in found if entry[3] not in held]  # made by others since: what is held is shown
@@ -258,7 +258,7 @@ class Reading(Mirroring):
         for entry in found:
             name = entry[3]
             if name in beside.names:
-                st = self._scratch.layer.stat_entry(beside.upper, name)
+                st = self._scratch.store.stat_entry(beside.upper, name)
                 shown.append((st.st_ino, entry[1], st.st_mode >> 12, name))
             elif name not in beside.gone:
                 shown.append(entry)
@@ -291,7 +291,7 @@ class Reading(Mirroring):
         beside = self._scratch.beside(node)
         if beside is not None:
             # Others may have made or removed the name in the source since: what it has now is shown in its place there.
-            directory = node.layer.directory(node)
+            directory = node.store.directory(node)
             places += [
                 (place, name, None)
                 for name, place in beside.names.items()
@@ -300,10 +300,10 @@ class Reading(Mirroring):
             places.sort(key=_place)
         for place, name, held in places:
             if held is not None:
-                st = held.layer.stat(held)
+                st = held.store.stat(held)
             else:
                 assert beside is not None
-                st = self._scratch.layer.stat_entry(beside.upper, name)
+                st = self._scratch.store.stat_entry(beside.upper, name)
             yield st.st_ino, place, st.st_mode >> 12, name
 
     def _read_virtual(self, node_id: int, cookie: int) -> bytes:
@@ -324,7 +324,7 @@ class Reading(Mirroring):
         if node.covered:
             return NOTHING
         beside = self._scratch.beside(node)
-        while not is_behind(cookie) and (found := node.layer.entries(node, cookie, max(size // 4, 1024))):
+        while not is_behind(cookie) and (found := node.store.entries(node, cookie, max(size // 4, 1024))):
             out = self._packed_plus(node, beside, self._over(node, beside, found), size)
             if out:
                 return out
@@ -348,7 +348,7 @@ class Reading(Mirroring):
                 try:
                     if at_root and name == GIT and self.repository is not None and self.repository.shared:
                         out.append(_DOT_ENTRY)  # each user looks it up
-                    elif node.apart and self._is_mirrored(node, name):
+                    elif node.layer and self._is_mirrored(node, name):
                         out.append(_DOT_ENTRY)  # each lookup mirrors it
                     elif beside is not None and name in beside.names:
                         out.append(self._entry_beside(beside, name))
@@ -393,16 +393,16 @@ class Reading(Mirroring):
         node = self._node(header.node_id)
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
         if node.run is not None:
-            self._guard.settle(node.id)
+            self._enforcer.settle(node.id)
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:
         """Sync the trail, then the file. The kernel lets no writer of this mount into the file meanwhile."""
-        fd = os.dup(node.layer.synced(node))
+        fd = os.dup(node.store.synced(node))
         sync_file = os.fdatasync if data_only else os.fsync
 
         def sync() -> None:
-            self._guard.trail.sync()
+            self._enforcer.trail.sync()
             sync_file(fd)
 
         job = Job(sync)
@@ -421,21 +421,21 @@ class Reading(Mirroring):
         node = self._dressed(self._node(header.node_id))
         if name.startswith(_WHY_NAME):
             return _sized(self._why_name(header, name[len(_WHY_NAME) :]), size)
-        if (node.fresh and name == _CAPABILITY) or (node.layer.place and name != WHY):
+        if (node.fresh and name == _CAPABILITY) or (node.store.place and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
-        value = self._why(node) if name == WHY else node.layer.get_xattr(node, name)
+        value = self._why(node) if name == WHY else node.store.get_xattr(node, name)
         return _sized(value, size)
 
     def _why(self, node: Node) -> bytes:
         """The decision about writing the node's path, as JSON: what a program can ask before it tries."""
         path = self._inodes.path(node)
-        st = node.layer.stat(node)
+        st = node.store.stat(node)
         kind = kind_of(st.st_mode)
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
-        facts = self._here(node)
+        context = self._here(node)
         if kind is Kind.FILE:
-            facts = self._with_links(node, st, operation, facts._replace(size=st.st_size, size_before=st.st_size))
-        decision = self._guard.explain(Request(operation, path, kind), facts)
+            context = self._with_links(node, st, operation, context._replace(size=st.st_size, size_before=st.st_size))
+        decision = self._enforcer.explain(Request(operation, path, kind), context)
         return json.dumps(as_document(decision, path, operation)).encode()
 
     def _why_name(self, header: Header, name: bytes) -> bytes:
@@ -457,7 +457,7 @@ class Reading(Mirroring):
             finally:
                 self._forget_node(found, 1)
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        decision = self._guard.explain(request, _NEW_FILE)
+        decision = self._enforcer.explain(request, _NEW_FILE)
         return json.dumps(as_document(decision, request.path, request.operation)).encode()
 
     def _listxattr(self, header: Header, body: memoryview) -> Reply:
@@ -465,7 +465,7 @@ class Reading(Mirroring):
         if header.node_id >= virtual_dir.FIRST_ID:
             return _sized(b"", size)
         node = self._dressed(self._node(header.node_id))
-        found = [] if node.layer.place else node.layer.list_xattrs(node)
+        found = [] if node.store.place else node.store.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
         return _sized(b"".join(os.fsencode(name) + b"\0" for name in found), size)

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.entry import INODE, TOUCHES
 from bonobofs.audit.temp_cleanup import Stray, by_way_of
-from bonobofs.enforcement.enforcer import Admission, Guard, Part
+from bonobofs.enforcement.enforcer import Admission, Enforcer, RelatedChange
 from bonobofs.errors import TrailError
 from bonobofs.fuse.external_changes import Noticing
 from bonobofs.fuse.git_grants import Grants
@@ -54,10 +54,10 @@ class Admissions:
     """What is asked over the line. Used by the thread that serves."""
 
     def __init__(
-        self, guard: Guard, noticing: Noticing, notices: Notices, grants: Grants, root: int, session: str
+        self, guard: Enforcer, noticing: Noticing, notices: Notices, grants: Grants, root: int, session: str
     ) -> None:
         """`root` is the source, open; `session` the UUID."""
-        self._guard: Final = guard
+        self._enforcer: Final = guard
         self._grants: Final = grants
         self.descriptors: list[int] = []
         """What the companion has handed over."""
@@ -129,40 +129,40 @@ class Admissions:
         self._bound.clear()
         if taken := self._grants.end_all():
             with suppress(TrailError):
-                self._guard.trail.event("checkout", {"files": len(taken), "paths": taken[:20], "end": "unknown"})
+                self._enforcer.trail.event("checkout", {"files": len(taken), "paths": taken[:20], "end": "unknown"})
         for number in list(self._open):
             one = self._open.pop(number)
             one.admission.details = {"end": "unknown"}
             one.admission.end(errno.EOWNERDEAD)
             # What cannot be entered now is not taken away now: the next session does both.
             with suppress(TrailError):
-                self._guard.enter_outcomes()
-                self._guard.trail.flush()
+                self._enforcer.enter_outcomes()
+                self._enforcer.trail.flush()
                 if one.stray is not None:
-                    temp_cleanup.remove(self._root, self._guard.trail, [one.stray])
+                    temp_cleanup.remove(self._root, self._enforcer.trail, [one.stray])
             self._show(one)
 
     # -- what is asked
 
-    def _judge(self, part: Part) -> Decision:
-        return in_source(self._guard.decide(part.request, part.facts), part.request)
+    def _judge(self, part: RelatedChange) -> Decision:
+        return in_source(self._enforcer.decide(part.request, part.context), part.request)
 
     def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
         if "question" not in asked:
-            leases = self._guard.policy.leases
+            leases = self._enforcer.policy.leases
             known = "none" if leases is None else "known" if leases.known else "unknown"
-            return {"generation": self._guard.state[0], "leases": known}
+            return {"generation": self._enforcer.state[0], "leases": known}
         part = question(asked["question"])
         in_mount = asked.get("in_mount", False)
-        return plain_decision(self._guard.explain(part.request, part.facts) if in_mount else self._judge(part))
+        return plain_decision(self._enforcer.explain(part.request, part.context) if in_mount else self._judge(part))
 
     def _decide_each(self, asked: dict[str, Any]) -> dict[str, Any]:
         denied = []
         for number, plain in enumerate(asked["questions"]):
             part = question(plain)
-            verdict = self._guard.decide(part.request, part.facts)
+            verdict = self._enforcer.decide(part.request, part.context)
             if isinstance(verdict, Denied):
-                published = self._guard.decide_published(part.request)
+                published = self._enforcer.decide_published(part.request)
                 denied.append([number, plain_decision(published if isinstance(published, Denied) else verdict)])
         return {"denied": denied}
 
@@ -177,18 +177,18 @@ class Admissions:
 
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
         number, details, guard = asked["number"], asked["details"], asked["guard"]
-        self._guard.forget_in_time()
-        if asked.get("generation", self._guard.state[0]) != self._guard.state[0]:
+        self._enforcer.forget_in_time()
+        if asked.get("generation", self._enforcer.state[0]) != self._enforcer.state[0]:
             return {"stale": True}
         first, parts = question(asked["question"]), [question(part) for part in asked["parts"]]
         who = caller(asked["caller"])
         for part in (first, *parts):
             denied = self._judge(part)
             if isinstance(denied, Denied):
-                raise self._guard.refuse(denied, who, guard=guard)
-        admission = self._guard.admit(
+                raise self._enforcer.refuse(denied, who, guard=guard)
+        admission = self._enforcer.authorize(
             first.request,
-            first.facts,
+            first.context,
             *parts,
             caller=who,
             details=details,
@@ -196,11 +196,11 @@ class Admissions:
             action=asked["action"],
             guard=guard,
         )
-        self._guard.beside += 1
+        self._enforcer.beside += 1
         self._open[number] = self._under_way(admission, [first, *parts], {**who.details, **(details or {})})
-        return plain_decision(admission.leave)
+        return plain_decision(admission.permit)
 
-    def _under_way(self, admission: Admission, parts: list[Part], details: dict[str, Any]) -> _Open:
+    def _under_way(self, admission: Admission, parts: list[RelatedChange], details: dict[str, Any]) -> _Open:
         path = parts[0].request.path
         named = [*(part.request.path for part in parts), *details.get(TOUCHES, ())]
         by, stray = by_way_of(path, details), None
@@ -213,19 +213,19 @@ class Admissions:
     def _refuse(self, asked: dict[str, Any]) -> dict[str, Any]:
         denied = decision(asked)
         assert isinstance(denied, Denied)
-        return plain_decision(self._guard.refuse(denied, caller(asked["caller"]), guard=asked["guard"]).decision)
+        return plain_decision(self._enforcer.refuse(denied, caller(asked["caller"]), guard=asked["guard"]).decision)
 
     def _note(self, asked: dict[str, Any]) -> dict[str, Any]:
         part, who = question(asked.pop("question")), caller(asked.pop("caller"))
-        self._guard.note(*part[:2], caller=who, **asked)
+        self._enforcer.note(*part[:2], caller=who, **asked)
         return {}
 
     def _event(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self._guard.trail.event(asked["operation"], asked["details"])
+        self._enforcer.trail.event(asked["operation"], asked["details"])
         return {}
 
     def _sync(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self._guard.sync()
+        self._enforcer.sync()
         return {}
 
     # -- how it ended
@@ -236,8 +236,8 @@ class Admissions:
         one.admission.reason = asked["reason"]
         one.admission.end(asked["error"])
         with suppress(TrailError):  # it stays queued, and the next change is refused if it cannot be written then
-            self._guard.enter_outcomes()
-            self._guard.trail.flush()
+            self._enforcer.enter_outcomes()
+            self._enforcer.trail.flush()
         try:
             self._show(one)
         finally:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from bonobofs.audit import recovery, temp_cleanup
 from bonobofs.audit.recovery import Difference
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import BonobofsError, InterruptedWaitError, MountError, TrailError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.append_lock import Turns
@@ -35,7 +35,7 @@ from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import Inodes
 from bonobofs.fuse.kernel_transport import Connection, mount, unmount
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Scratch, Sizes
 from bonobofs.fuse.remote_authorization import Admissions
 from bonobofs.fuse.session_git_dir import Person, Repository
@@ -44,9 +44,9 @@ from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual_dir import ALL, LONGEST, Virtual
 from bonobofs.fuse.virtual_dir import NAME as VIRTUAL
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.decision import Apart
+from bonobofs.policy.decision import Layer
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.state import scratch_dir as layers
 from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
 from bonobofs.system import syscalls
@@ -81,14 +81,14 @@ class Server:
     def __init__(self, config: dict[str, Any], beginning: Beginning) -> None:
         self._config: Final = config
         self._mountpoint: Final[str] = config["mountpoint"]
-        agent = Agent(config["agent"]["label"], config["agent"]["id"], config["role"])
+        agent = Principal(config["agent"]["label"], config["agent"]["id"], config["role"])
         if beginning.root < 0 and beginning.failure is not None:
             raise beginning.failure
         self._root: Final = beginning.root
         policy = _policy(config)
         identity = Identity(config["session"], agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config["trail"]), Path(config["head"]), identity)
-        self._guard: Final = Guard(
+        self._enforcer: Final = Enforcer(
             policy,
             agent,
             self._trail,
@@ -99,14 +99,14 @@ class Server:
         inodes = Inodes()
         limit = syscalls.raise_limit()
         self._backing: Final = _backing(self._root, inodes, limit)
-        held, scratch = self._apart(inodes, limit)
+        held, scratch = self._layer(inodes, limit)
         repository = self._repository(inodes, limit)
         self._backing.note_mounts()
         self._diagnostics: Final = Diagnostics()
         companion, standing = accompany(config, beginning)
         virtual = Virtual(
             {
-                b"policy.md": lambda _: describe(self._guard.policy, agent.role).encode(),
+                b"policy.md": lambda _: describe(self._enforcer.policy, agent.role).encode(),
                 b"denials.jsonl": self._denials,
                 b"whoami.json": lambda _: self._whoami(agent),
                 b"scratch": lambda viewer: held.describe(viewer) + scratch.describe(viewer),
@@ -129,7 +129,7 @@ class Server:
             self._backing,
             held,
             scratch,
-            self._guard,
+            self._enforcer,
             virtual,
             self._transport.notices,
         )
@@ -143,21 +143,21 @@ class Server:
     def _attend(self, companion: Companion | None, standing: Standing) -> tuple[Hearing, Beside]:
         config, diagnostics, noticing = self._config, self._diagnostics, self._operations.noticing
         admissions = Admissions(
-            self._guard, noticing, self._transport.notices, self._operations.grants, self._root, config["session"]
+            self._enforcer, noticing, self._transport.notices, self._operations.grants, self._root, config["session"]
         )
         self._operations.is_needed = admissions.needs
-        hearing = Hearing(companion, standing, self._operations, admissions, self._guard, config, diagnostics)
+        hearing = Hearing(companion, standing, self._operations, admissions, self._enforcer, config, diagnostics)
         beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)
         return hearing, beside
 
-    def _apart(self, inodes: Inodes, limit: int) -> tuple[Held, Scratch]:
+    def _layer(self, inodes: Inodes, limit: int) -> tuple[Held, Scratch]:
         """What will be held, and the scratch layer. `limit` is how many descriptors may be open."""
         directory, cookies = Path(self._config["session_dir"]), count(FIRST_COOKIE + 1)
         path = layers.make(directory, keep=self._config.get("keep_scratch", False))
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        layer = Backing(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, apart=Apart.SCRATCH)
-        scratch = Scratch(layer, inodes, Sizes(lambda: self._guard.policy), cookies)
-        self._guard.room = scratch.refusal
+        store = LayerStore(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, layer=Layer.SCRATCH)
+        scratch = Scratch(store, inodes, Sizes(lambda: self._enforcer.policy), cookies)
+        self._enforcer.room = scratch.refusal
         return Held(str(directory), limit // 2, cookies), scratch
 
     def _repository(self, inodes: Inodes, limit: int) -> Repository | None:
@@ -171,20 +171,20 @@ class Server:
             top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             place = os.fsdecode(VIRTUAL) + f"/{name}"
             cache, pins = min(limit // 32, _MOST_CACHED), limit // 64
-            stores[name.encode()] = Backing(top, inodes, cache=cache, pins=pins, apart=Apart.SCRATCH, place=place)
+            stores[name.encode()] = LayerStore(top, inodes, cache=cache, pins=pins, layer=Layer.SCRATCH, place=place)
         person = Person(shown["uid"], shown["gid"], tuple(shown["groups"]))
         common = os.open(shown["common"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return Repository(self._backing, stores, common, person, shared=self._config["allow_other"])
 
-    def _whoami(self, agent: Agent) -> bytes:
-        policy = self._guard.policy
+    def _whoami(self, agent: Principal) -> bytes:
+        policy = self._enforcer.policy
         digest, text = self._who
         if digest != policy.digest:
             text = self._describe_agent(agent, policy)
             self._who = policy.digest, text
         return text
 
-    def _describe_agent(self, agent: Agent, policy: Policy) -> bytes:
+    def _describe_agent(self, agent: Principal, policy: Policy) -> bytes:
         who = {name: self._config.get(name) for name in ("team", "role", "chain", "session", "source")}
         may_call = callable_words(policy, agent.role)
         socket = os.path.join(self._config["session_dir"], INSIDE, GUARD_SOCKET)
@@ -196,7 +196,7 @@ class Server:
         """One line for each refusal that the viewer may see, the last ones that fit: a path alone may have 150 KB."""
         lines: deque[bytes] = deque()
         room = LONGEST
-        for uid, denial in reversed(self._guard.denials):
+        for uid, denial in reversed(self._enforcer.denials):
             if viewer not in (ALL, uid):
                 continue
             line = json.dumps(denial).encode() + b"\n"
@@ -212,7 +212,7 @@ class Server:
         self._transport.handshake(watched=self._watched)
         self._beside.listen()
         # Also where nobody can be heard: then nothing is ever known of leases.
-        self._guard.follow(0.0)
+        self._enforcer.follow(0.0)
         self._begin_trail()
         self._catch_up(_SECONDS_TO_KNOW)
         threading.Thread(target=self._keep_synced, daemon=True).start()
@@ -259,7 +259,7 @@ class Server:
             unmount(self._mountpoint, lazy=True)
 
     def _before(self, now: float) -> None:
-        if clock_gettime(CLOCK_BOOTTIME) >= self._guard.known_until:
+        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.known_until:
             self._catch_up(_SECONDS_TO_RENEW)
         self._operations.begin(now)
 
@@ -267,7 +267,7 @@ class Server:
         """Hear what the companion says of the leases: before a change is refused, it may only be late."""
         deadline = time.monotonic() + seconds
         self._beside.heard()
-        while self._guard.is_forgetting() and (left := deadline - time.monotonic()) > 0:
+        while self._enforcer.is_forgetting() and (left := deadline - time.monotonic()) > 0:
             ear = self._beside.fileno()
             if ear < 0:
                 break
@@ -275,11 +275,11 @@ class Server:
             poll.register(ear, select.POLLIN)
             if poll.poll(left * 1000):
                 self._beside.heard()
-        self._guard.forget_in_time()
+        self._enforcer.forget_in_time()
 
     def _after(self) -> None:
         try:
-            self._guard.enter_outcomes()
+            self._enforcer.enter_outcomes()
             self._backing.after()
             self._operations.relieve()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
@@ -304,14 +304,14 @@ class Server:
             if self._settle_asked:
                 self._settle()
             else:
-                self._guard.settle_quiet(now)
+                self._enforcer.settle_quiet(now)
         except TrailError as error:
             self._trail_fails = True
             self._diagnostics.say(str(error))
         if self._trail_fails:
             self._trail_fails = False
-            self._guard.end_runs()
-            self._guard.end_counters()
+            self._enforcer.end_runs()
+            self._enforcer.end_counters()
         if self._reload_asked:
             self._reload_asked = False
             self._hearing.reload()
@@ -324,7 +324,7 @@ class Server:
         """Settle all that is under way, as was asked by SIGUSR1, and say so by the time of a file."""
         self._settle_asked = False
         try:
-            self._guard.settle_all()
+            self._enforcer.settle_all()
             self._trail.sync()
         finally:
             Path(self._config["session_dir"], "settled").touch(mode=0o600)
@@ -340,7 +340,7 @@ class Server:
 
     def _begin_trail(self) -> None:
         details = {name: self._config[name] for name in ("source", "mountpoint", "role")}
-        self._trail.event("mount", {**details, "policy": self._guard.policy.digest})
+        self._trail.event("mount", {**details, "policy": self._enforcer.policy.digest})
         found = self._config.get("out_of_band", [])
         protected = {each["path"] for each in found if each["protected"]}
         recovery.enter(
@@ -360,7 +360,7 @@ class Server:
     def _end_trail(self) -> None:
         self._synced.set()
         try:
-            self._guard.settle_all()
+            self._enforcer.settle_all()
             self._trail.close()
         except TrailError as error:
             self._diagnostics.say(str(error))
@@ -374,12 +374,12 @@ def _policy(config: dict[str, Any]) -> Policy:
     return policy if config["repository"] is None else policy.with_repository()
 
 
-def _backing(root: int, inodes: Inodes, limit: int) -> Backing:
+def _backing(root: int, inodes: Inodes, limit: int) -> LayerStore:
     """The source, which may have 13 of 16 descriptors, and the scratch layer 3. Those of a cache give way to others.
 
     Temporary files take half at most, so that some are left for files that are removed while they are open.
     """
-    return Backing(root, inodes, cache=min(limit // 4, _MOST_CACHED), pins=limit // 2 + limit // 16)
+    return LayerStore(root, inodes, cache=min(limit // 4, _MOST_CACHED), pins=limit // 2 + limit // 16)
 
 
 def _turns(home: Path) -> Turns | None:

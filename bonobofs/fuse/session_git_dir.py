@@ -12,7 +12,7 @@ import os
 from typing import Final, NamedTuple
 
 from bonobofs.fuse import abi as p
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 
 NAME: Final = b".git"
 HIDDEN: Final = b"alternates"
@@ -32,7 +32,7 @@ class Repository:
     """What one mount shows of git."""
 
     def __init__(
-        self, root: Backing, stores: dict[bytes, Backing], common: int, person: Person, *, shared: bool
+        self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: Person, *, shared: bool
     ) -> None:
         """`stores` are by their names in `.bonobofs`. `common` is a descriptor of the directory of the source's refs.
 

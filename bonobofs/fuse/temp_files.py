@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.enforcer import Part
+from bonobofs.enforcement.enforcer import RelatedChange
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import Core, Crossing, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.policy import messages
-from bonobofs.policy.decision import Allowed, Apart, Denied
-from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.decision import Denied, Layer, Permit
+from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
-_GOES: Final = Facts(leaves=True, held=True)
+_GOES: Final = Context(leaves=True, held=True)
 """A held name goes away."""
 _SYMLINKS: Final = 2 << 128
 """Added to the inode number of a held symlink, which is not the source's."""
@@ -60,10 +60,10 @@ class Holding(Core):
 
     # -- made
 
-    def _check_temporary_room(self, header: Header, request: Request, facts: Facts) -> None:
-        """Raises Refused where the file would be temporary and no descriptor is left for it. Called before `admit`."""
-        if (self._held.is_full or self._backing.is_crowded) and _held(self._guard.decide(request, facts)):
-            raise self._guard.refuse(
+    def _check_temporary_room(self, header: Header, request: Request, context: Context) -> None:
+        """Raises Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
+        if (self._held.is_full or self._backing.is_crowded) and _held(self._enforcer.decide(request, context)):
+            raise self._enforcer.refuse(
                 Denied(*messages.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
             )
 
@@ -71,30 +71,30 @@ class Holding(Core):
         """Raise Refused where the disk of the state directory has no space for so many bytes and inodes."""
         denied = self._scratch.room.refusal(request, size, names)
         if denied is not None:
-            raise self._guard.refuse(denied, self._caller(header))
+            raise self._enforcer.refuse(denied, self._caller(header))
 
-    def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> Node:
+    def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
         """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
         above = self._free(parent, directory, name)
-        fd = self._backing.create_nameless(directory, mode, leave)
+        fd = self._backing.create_nameless(directory, mode, permit)
         node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._backing)
         self._backing.hold_nameless(node, fd, R | W)
-        node.apart = Apart.TEMPORARY
+        node.layer = Layer.STAGED
         self._held.add(above, name, node)
         return node
 
     def _hold_symlink(
-        self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, leave: Allowed
+        self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, permit: Permit
     ) -> Node:
         above = self._free(parent, directory, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         self._check_disk(header, request, NAME, 1)  # it lies in the session's directory
-        fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), leave)
+        fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), permit)
         node = self._inodes.adopt(
             _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing
         )
         self._backing.hold_nameless(node, fd, 0)
-        node.apart = Apart.TEMPORARY
+        node.layer = Layer.STAGED
         self._held.add(above, name, node)
         return node
 
@@ -112,7 +112,7 @@ class Holding(Core):
 
     def _unlink_held(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), node.kind)
-        with self._guard.admit(request, _GOES, caller=self._caller(header), apart=Apart.TEMPORARY):
+        with self._enforcer.authorize(request, _GOES, caller=self._caller(header), layer=Layer.STAGED):
             self._settle_run(node)
             self._drop_held(parent, name)
 
@@ -124,7 +124,7 @@ class Holding(Core):
 
     def _settle_run(self, node: Node) -> None:
         if node.run is not None:
-            self._guard.settle(node.id)
+            self._enforcer.settle(node.id)
             node.run = None
 
     # -- linked
@@ -137,21 +137,21 @@ class Holding(Core):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
         taken = self._held_at(parent, name) is not None
-        facts = self._appearing_held(node, st, request, in_source=False)._replace(held=taken)
-        verdict = self._guard.decide(request, facts)
-        apart = Apart.TEMPORARY if _held(verdict) else Apart.NO
-        old = Part(Request(Operation.LINK, path, node.kind), HELD, Apart.TEMPORARY)
-        admission = self._guard.admit(
-            request, facts, old, caller=self._caller(header), details={"from": path}, apart=apart
+        context = self._appearing_held(node, st, request, in_source=False)._replace(held=taken)
+        verdict = self._enforcer.decide(request, context)
+        layer = Layer.STAGED if _held(verdict) else Layer.SOURCE
+        old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
+        admission = self._enforcer.authorize(
+            request, context, old, caller=self._caller(header), details={"from": path}, layer=layer
         )
-        with admission as leave:
-            if apart:
+        with admission as permit:
+            if layer:
                 self._held.add(self._free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             else:
                 self._settle_run(node)
-                self._backing.enter(node, directory, name, b"", leave)
+                self._backing.enter(node, directory, name, b"", permit)
                 self._named(node, parent, name)
                 self._did_name(parent, name, node.ino)
                 self._did(node)
@@ -159,17 +159,17 @@ class Holding(Core):
 
     def _check_in_source(self, directory: Node) -> None:
         """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
-        if directory.apart:
+        if directory.layer:
             raise Crossing(messages.OF_HELD)
 
     def _named(self, node: Node, parent: Node, name: bytes) -> None:
         """The held file lies in the source now, under this name."""
-        if node.apart is Apart.NO:
+        if node.layer is Layer.SOURCE:
             assert node.parent is not None
             self._inodes.note_link(node.ino, node.parent, node.name)
             self._inodes.note_link(node.ino, parent, name)
             return
-        node.apart = Apart.NO
+        node.layer = Layer.SOURCE
         self._inodes.rename(node, parent, name)
         self._backing.keep_named(node)
 
@@ -193,22 +193,24 @@ class Holding(Core):
         self._settle_run(moving)
         st = self._backing.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
-        facts = self._appearing_held(moving, st, request, in_source=over is None and target.st is not None)
-        facts = facts._replace(held=over is not None)
-        if _held(self._guard.decide(request, facts)):
+        context = self._appearing_held(moving, st, request, in_source=over is None and target.st is not None)
+        context = context._replace(held=over is not None)
+        if _held(self._enforcer.decide(request, context)):
             exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-            self._rename_among_held(header, moving, source, target, Part(request, facts, Apart.TEMPORARY), exchange)
+            self._rename_among_held(
+                header, moving, source, target, RelatedChange(request, context, Layer.STAGED), exchange
+            )
         else:
-            self._enter(header, moving, source, target, request, facts)
+            self._enter(header, moving, source, target, request, context)
         return True
 
     def _rename_among_held(
-        self, header: Header, node: Node, source: End, target: End, appears: Part, exchange: bool
+        self, header: Header, node: Node, source: End, target: End, appears: RelatedChange, exchange: bool
     ) -> None:
         old = Request(Operation.RENAME, source.path, node.kind)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
-        with self._guard.admit(
-            old, _GOES, appears, caller=self._caller(header), details=details, apart=Apart.TEMPORARY
+        with self._enforcer.authorize(
+            old, _GOES, appears, caller=self._caller(header), details=details, layer=Layer.STAGED
         ):
             above, below = self._inodes.path(source.parent), self._inodes.path(target.parent)
             over = self._held_at(target.parent, target.name)
@@ -222,7 +224,7 @@ class Holding(Core):
             self._held.add(below, target.name, node)
             self._held.drop(above, source.name)
 
-    def _enter(self, header: Header, node: Node, source: End, target: End, request: Request, facts: Facts) -> None:
+    def _enter(self, header: Header, node: Node, source: End, target: End, request: Request, context: Context) -> None:
         """Bring what is held into the source, in one step; killed at any point, there is the old file or the new one.
 
         What is stated of the change goes by the target's path: it is that which changes in the source.
@@ -231,26 +233,26 @@ class Holding(Core):
         if over is not None and (over.st_dev, over.st_ino) == (self._backing.device, node.ino):
             self._drop_held(source.parent, source.name)
             return
-        parts = [Part(Request(Operation.RENAME, source.path, node.kind), _GOES, Apart.TEMPORARY)]
+        parts = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
         if over is not None:
-            parts.append(Part(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), EXISTS))
+            parts.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), EXISTS))
         details: dict[str, object] = {"from": source.path}
         by = stray_name() if over is not None or node.kind is Kind.SYMLINK else ""
         if by:
             details[BY] = by
             if node.kind is Kind.FILE:
                 details[INODE] = node.ino
-        with self._guard.admit(
+        with self._enforcer.authorize(
             request,
-            facts,
+            context,
             *parts,
             caller=self._caller(header),
             details=details,
             action="create" if over is None else "modify",
-        ) as leave:
+        ) as permit:
             other = self._giving_place(target, over) if over is not None else None
             ends = target.directory, target.name, by.encode()
-            self._or_stays(other, lambda: self._come_in(node, *ends, leave))
+            self._or_stays(other, lambda: self._come_in(node, *ends, permit))
         if over is not None:
             self._left(other, target.parent, target.name, over)
         if node.kind is Kind.SYMLINK:
@@ -269,9 +271,9 @@ class Holding(Core):
         except FileNotFoundError as error:
             raise stale() from error  # somebody has just removed it: as below
 
-    def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
+    def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
         try:
-            self._backing.enter(node, directory, name, by, leave)
+            self._backing.enter(node, directory, name, by, permit)
         except FileExistsError as error:
             raise stale() from error  # somebody has just made the name: the kernel looks again, and asks again
 
@@ -290,28 +292,28 @@ class Holding(Core):
                 self._drop_held(target.parent, target.name)
             self._held.move(source.path, target.path, exchange=exchange)
 
-    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[Part]:
+    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
         """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
         for old, node in list(self._held.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            facts = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
-            yield Part(Request(Operation.RENAME, old, node.kind), _GOES, Apart.TEMPORARY)
-            yield Part(request, facts, Apart.TEMPORARY)
+            context = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
+            yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
+            yield RelatedChange(request, context, Layer.STAGED)
 
     def _check_none_held(self, path: WorkspacePath) -> None:
         """A directory with held names in it is not empty."""
         if self._held.directories and next(self._held.below(path), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
-    def _appearing_held(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Facts:
+    def _appearing_held(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
         """Facts of something held that gets the name of `request`. `in_source`: the source has that name already."""
         if node.kind is Kind.SYMLINK:
-            return Facts(target=os.fsdecode(self._backing.readlink(node)), in_source=in_source)
-        facts = Facts(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
-        if st.st_size and self._needs_head(request, facts, st):
-            facts = facts._replace(head=os.pread(self._backing.file(node, R), HEAD_BYTES, 0))
-        return facts
+            return Context(target=os.fsdecode(self._backing.readlink(node)), in_source=in_source)
+        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
+        if st.st_size and self._needs_head(request, context, st):
+            context = context._replace(head=os.pread(self._backing.file(node, R), HEAD_BYTES, 0))
+        return context
 
 
 def _held(verdict: object) -> bool:
-    return isinstance(verdict, Allowed) and verdict.apart is Apart.TEMPORARY
+    return isinstance(verdict, Permit) and verdict.layer is Layer.STAGED

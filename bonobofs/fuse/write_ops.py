@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final, NoReturn
 
-from bonobofs.enforcement.enforcer import Elsewhere, Run
+from bonobofs.enforcement.enforcer import WriteBatch, WrongLayerError
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -18,8 +18,8 @@ from bonobofs.fuse.granted_files import INLINE, OPENED, GrantedFiles
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.slices import finished
-from bonobofs.policy.decision import Allowed, Apart
-from bonobofs.policy.request import HEAD_BYTES, Facts, Operation, Request
+from bonobofs.policy.decision import Layer, Permit
+from bonobofs.policy.request import HEAD_BYTES, Context, Operation, Request
 from bonobofs.system import syscalls
 
 _CREATING: Final = 0
@@ -47,9 +47,9 @@ class Content(GrantedFiles):
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
         node = self._changed(header, Operation.WRITE_FILE)
-        fd = node.layer.file(node, W)
+        fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
-        if appends and self.turns is not None and not node.apart:
+        if appends and self.turns is not None and not node.layer:
             self.turns.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._see(node, st)
@@ -59,17 +59,17 @@ class Content(GrantedFiles):
             return p.WRITE_OUT.pack(size, 0)
         try:
             run = self._running(header, node, fd, st, at, data, write_flags)
-        except Elsewhere:
+        except WrongLayerError:
             if self._raise(header, node) is None:
                 raise
             return self._write(header, body)  # of the layer by now
         # The kernel writes the pages of a mapping in no caller's name.
-        needed = _allocated(st, at, size) if header.uid or node.apart or write_flags & p.WRITE_CACHE else 0
+        needed = _allocated(st, at, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
         written = self._put(header, node, fd, data, -1 if appends else at, needed, run)
         self._count(run, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
-            self._kill_set_ids(header, node, fd, st, run.leave)
-        if appends and self.turns is not None and not node.apart:
+            self._kill_set_ids(header, node, fd, st, run.permit)
+        if appends and self.turns is not None and not node.layer:
             self.turns.end()
         after = os.fstat(fd)
         if at != offset or after.st_size != run.size:
@@ -77,37 +77,37 @@ class Content(GrantedFiles):
         node.told = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
-    def _put(self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, run: Run) -> int:
+    def _put(self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, run: WriteBatch) -> int:
         """Write at an offset, or at the end where that is -1, which allocates `needed` bytes; bytes written."""
         try:
             self._check_space(header, node, run.request, needed)
-            return node.layer.append(fd, data, run.leave) if at < 0 else node.layer.write(fd, data, at, run.leave)
+            return node.store.append(fd, data, run.permit) if at < 0 else node.store.write(fd, data, at, run.permit)
         except BaseException as error:
-            self._guard.settle(node.id, getattr(error, "errno", None) or errno.EIO)
+            self._enforcer.settle(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
 
-    def _count(self, run: Run, node: Node, written: int, size: int) -> None:
+    def _count(self, run: WriteBatch, node: Node, written: int, size: int) -> None:
         run.count += 1
         run.written += written
         run.size = size
         run.last = self._backing.now
-        if node.apart is Apart.SCRATCH:
+        if node.layer is Layer.SCRATCH:
             self._scratch.sizes.note(node.ino, run.request.path, size)
 
     def _running(
         self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
-    ) -> Run:
+    ) -> WriteBatch:
         """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
         run = node.run
         if (
             run is not None
-            and self._guard.is_current(run)
+            and self._enforcer.is_current(run)
             and st.st_size <= run.limit
             and at + len(data) <= run.limit
             and st.st_nlink == 1
             # A write sets both times to one value; a link, a removal or a rename by somebody else sets only this one.
             and st.st_ctime_ns == st.st_mtime_ns
-            and (at >= HEAD_BYTES or not run.leave.judges_content)
+            and (at >= HEAD_BYTES or not run.permit.judges_content)
         ):
             return run
         try:
@@ -117,43 +117,43 @@ class Content(GrantedFiles):
                 self._notices.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
             raise
 
-    def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> Run:
-        node.layer.confirm(node)
+    def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> WriteBatch:
+        node.store.confirm(node)
         st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
             self._gone(node)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
-        facts = self._here(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
-        if offset < HEAD_BYTES and self._needs_head(request, facts, st):
-            head = node.layer.head(node) if st.st_size else b""
-            facts = facts._replace(head=_overlaid(head, offset, data))
-        facts = self._with_links(node, st, Operation.WRITE_FILE, facts)
-        if node.apart is Apart.SCRATCH:
-            self._check_room(header, request, node.ino, facts.size)
+        context = self._here(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
+        if offset < HEAD_BYTES and self._needs_head(request, context, st):
+            head = node.store.head(node) if st.st_size else b""
+            context = context._replace(head=_overlaid(head, offset, data))
+        context = self._with_links(node, st, Operation.WRITE_FILE, context)
+        if node.layer is Layer.SCRATCH:
+            self._check_room(header, request, node.ino, context.size)
         run = node.run
-        if run is not None and self._guard.is_current(run):
-            verdict = self._guard.decide(request, facts)
-            if isinstance(verdict, Allowed) and verdict.apart is node.apart:
+        if run is not None and self._enforcer.is_current(run):
+            verdict = self._enforcer.decide(request, context)
+            if isinstance(verdict, Permit) and verdict.layer is node.layer:
                 run.extend(verdict)
-                return self._bounded(run, node, facts.size)
-        node.run = self._guard.begin(
-            node.id, request, facts, self._backing.now, caller=self._caller(header), apart=node.apart
+                return self._bounded(run, node, context.size)
+        node.run = self._enforcer.begin(
+            node.id, request, context, self._backing.now, caller=self._caller(header), layer=node.layer
         )
-        return self._bounded(node.run, node, facts.size)
+        return self._bounded(node.run, node, context.size)
 
-    def _bounded(self, run: Run, node: Node, size: int) -> Run:
+    def _bounded(self, run: WriteBatch, node: Node, size: int) -> WriteBatch:
         """The run, which goes no further than there is known to be room for it."""
-        if node.apart is Apart.SCRATCH and self._scratch.sizes.bounds(run.request.path):
+        if node.layer is Layer.SCRATCH and self._scratch.sizes.bounds(run.request.path):
             run.limit = size
         return run
 
     def _gone(self, node: Node) -> NoReturn:
         """The file was removed or replaced behind the mount while the kernel believed its name."""
-        node.layer.lost(node)
+        node.store.lost(node)
         self._inodes.cut_off(node)
         raise stale()
 
-    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, leave: Allowed) -> None:
+    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
         """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
 
         Set-group-id without group execution stays for a member of the group.
@@ -162,36 +162,38 @@ class Content(GrantedFiles):
         if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
             killed |= stat.S_ISGID
         if st.st_mode & killed:
-            node.layer.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, leave)
+            node.store.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, permit)
             self._notices.inode(node.id, -1, 0)
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
         node = self._changed(header, Operation.ALLOCATE)
-        fd = node.layer.file(node, W)
-        node.layer.confirm(node)
+        fd = node.store.file(node, W)
+        node.store.confirm(node)
         st = os.fstat(fd)
         self._see(node, st)
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
-        facts = self._here(node)._replace(size=after, size_before=st.st_size)
+        context = self._here(node)._replace(size=after, size_before=st.st_size)
         zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE)
-        if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, facts, st):
-            head = _overlaid(node.layer.head(node), offset, bytes(min(length, HEAD_BYTES)))
-            facts = facts._replace(head=head)
-        facts = self._with_links(node, st, Operation.ALLOCATE, facts)
-        if node.apart is Apart.SCRATCH:
+        if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, context, st):
+            head = _overlaid(node.store.head(node), offset, bytes(min(length, HEAD_BYTES)))
+            context = context._replace(head=head)
+        context = self._with_links(node, st, Operation.ALLOCATE, context)
+        if node.layer is Layer.SCRATCH:
             self._check_room(header, request, node.ino, after)
             if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
-        with self._guard.admit(request, facts, caller=self._caller(header), size=length, apart=node.apart) as leave:
-            if (header.uid or node.apart) and not mode & syscalls.FALLOC_PUNCH_HOLE:
+        with self._enforcer.authorize(
+            request, context, caller=self._caller(header), size=length, layer=node.layer
+        ) as permit:
+            if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
                 self._check_space(header, node, request, _allocated(st, offset, length))
-            node.layer.allocate(fd, mode, offset, length, leave)
+            node.store.allocate(fd, mode, offset, length, permit)
             self._resized(node, request.path)
             if header.uid and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, node, fd, st, leave)
+                self._kill_set_ids(header, node, fd, st, permit)
         node.told = told_by(os.fstat(fd))
         return NOTHING
 
@@ -204,7 +206,7 @@ class Content(GrantedFiles):
     def _copy(self, header: Header, body: memoryview) -> int:
         try:
             return self._copy_to(header, body)
-        except Elsewhere:
+        except WrongLayerError:
             if self._raise(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
                 raise
             return self._copy_to(header, body)
@@ -216,37 +218,37 @@ class Content(GrantedFiles):
         if header.node_id >= virtual_dir.FIRST_ID:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
         source = self._node(header.node_id)
-        target_fd = target.layer.file(target, R | W if source is target else W)
-        source_fd = target_fd if source is target else source.layer.file(source, R)
-        target.layer.confirm(target)
+        target_fd = target.store.file(target, R | W if source is target else W)
+        source_fd = target_fd if source is target else source.store.file(source, R)
+        target.store.confirm(target)
         st = os.fstat(target_fd)
         self._see(target, st)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
-        facts = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
-        if target_offset < HEAD_BYTES and self._needs_head(request, facts, st):
+        context = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
+        if target_offset < HEAD_BYTES and self._needs_head(request, context, st):
             brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
-            head = target.layer.head(target) if st.st_size else b""
-            facts = facts._replace(head=_overlaid(head, target_offset, brought))
-        facts = self._with_links(target, st, Operation.COPY_RANGE, facts)
-        if target.apart is Apart.SCRATCH:
-            self._check_room(header, request, target.ino, facts.size)
-        admission = self._guard.admit(
+            head = target.store.head(target) if st.st_size else b""
+            context = context._replace(head=_overlaid(head, target_offset, brought))
+        context = self._with_links(target, st, Operation.COPY_RANGE, context)
+        if target.layer is Layer.SCRATCH:
+            self._check_room(header, request, target.ino, context.size)
+        admission = self._enforcer.authorize(
             request,
-            facts,
+            context,
             caller=self._caller(header),
             details={"from": self._inodes.path(source)},
             size=length,
-            apart=target.apart,
+            layer=target.layer,
         )
-        with admission as leave:
-            if header.uid or target.apart:
+        with admission as permit:
+            if header.uid or target.layer:
                 self._check_space(header, target, request, _allocated(st, target_offset, length))
-            copied = target.layer.copy_range(source_fd, source_offset, target_fd, target_offset, length, leave)
+            copied = target.store.copy_range(source_fd, source_offset, target_fd, target_offset, length, permit)
             admission.written = copied
             self._resized(target, request.path)
             if header.uid and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, target, target_fd, st, leave)
+                self._kill_set_ids(header, target, target_fd, st, permit)
         target.told = told_by(os.fstat(target_fd))
         return copied
 
@@ -256,20 +258,22 @@ class Content(GrantedFiles):
         parent, directory = self._changing(header, Operation.CREATE_FILE, name)
         mode &= 0o7777
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        facts = Facts(size=0, mode=self._made_mode(directory, mode, umask))
+        context = Context(size=0, mode=self._made_mode(directory, mode, umask))
         groups = self._groups(header, body)
         grant = self._grant_at(parent, name)
         if grant is not None and stat.S_ISREG(grant.mode):
             steps = self._take_in_file(header, grant, parent, name, umask, groups)
             return finished(steps) if grant.size <= INLINE else steps
-        self._check_temporary_room(header, request, facts)
-        run = self._guard.begin(_CREATING, request, facts, self._backing.now, caller=self._caller(header), apart=None)
+        self._check_temporary_room(header, request, context)
+        run = self._enforcer.begin(
+            _CREATING, request, context, self._backing.now, caller=self._caller(header), layer=None
+        )
         try:
-            home, directory = self._home(header, request, parent, directory, run.leave)
+            home, directory = self._home(header, request, parent, directory, run.permit)
             self._act_as(header, groups, umask)
-            node, reply = self._make_file(home, directory, name, mode, run.leave)
+            node, reply = self._make_file(home, directory, name, mode, run.permit)
         except BaseException as error:
-            self._guard.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
+            self._enforcer.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
                 # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
                 # and judged as one that exists.
@@ -278,24 +282,24 @@ class Content(GrantedFiles):
         finally:
             self._backing.act_as_self()
         self._appeared(parent, home, name)
-        self._guard.rekey(_CREATING, node.id)
+        self._enforcer.rekey(_CREATING, node.id)
         node.run = self._bounded(run, node, 0)
         node.fresh = True
         return reply + OPENED
 
-    def _make_file(self, home: Node, directory: int, name: bytes, mode: int, leave: Allowed) -> tuple[Node, bytes]:
+    def _make_file(self, home: Node, directory: int, name: bytes, mode: int, permit: Permit) -> tuple[Node, bytes]:
         """Make a file where the verdict says; its node, with a reference, and its entry."""
-        if leave.apart is Apart.TEMPORARY:
-            held = self._hold_file(home, directory, name, mode, leave)
+        if permit.layer is Layer.STAGED:
+            held = self._hold_file(home, directory, name, mode, permit)
             return held, self._held_entry(held)
-        layer = home.layer
-        fd = self._replace_kept(home, directory, name, mode, leave) if self.grants.hidden else -1
-        fd = layer.create(directory, name, mode, leave) if fd < 0 else fd
+        store = home.store
+        fd = self._replace_kept(home, directory, name, mode, permit) if self.grants.hidden else -1
+        fd = store.create(directory, name, mode, permit) if fd < 0 else fd
         st = os.fstat(fd)
         reply = self._entry(home, name, st, made=True)
-        node = self._inodes.find(st.st_ino + layer.numbers)
+        node = self._inodes.find(st.st_ino + store.numbers)
         assert node is not None
-        layer.keep_created(node, fd, mode)
+        store.keep_created(node, fd, mode)
         self._did_name(home, name, st.st_ino)
         return node, reply
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from bonobofs.policy.decision import Code, Denied
-from bonobofs.policy.request import Agent, Operation, WorkspacePath
+from bonobofs.policy.request import Operation, Principal, WorkspacePath
 
 AIDLC_BRANCH_PREFIX: Final = "aidlc/"
 PROTECTED_BRANCHES: Final = ["main", "master", "develop"]
@@ -208,7 +208,7 @@ def rules_of(document: Mapping[str, Any]) -> Rules:
     return Rules(**table)
 
 
-def identity(agent: Agent, rules: Rules) -> tuple[str, str]:
+def identity(agent: Principal, rules: Rules) -> tuple[str, str]:
     """Name and e-mail address of the agent, as author and committer."""
     name = agent.label.translate(_NOT_IN_IDENTITY).strip(" .,:;\"'\\") or agent.id
     email = f"{agent.id}@bonobofs.invalid"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import Caller, Part
+from bonobofs.enforcement.enforcer import Caller, RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.files.failed_calls import enter_failure, recorded
 from bonobofs.files.resource import Closing
@@ -56,7 +56,7 @@ from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
 from bonobofs.git.tree_update import IndexUpdate, TreeUpdate
 from bonobofs.policy.decision import Code, Denied, Refused
-from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 __all__ = [
     "AIDLC_BRANCH_PREFIX",
@@ -111,10 +111,10 @@ class _Operation:
             with self.session.turn:
                 raise self.session.guard.refuse(denied, caller, guard="git")
 
-    def demand_part(self, part: Part, *codes: Code) -> None:
+    def demand_part(self, part: RelatedChange, *codes: Code) -> None:
         """Refused, once recorded, if the engine denies it, with one of these codes if any are named."""
         with self.session.turn:
-            decision = self.session.guard.decide(part.request, part.facts)
+            decision = self.session.guard.decide(part.request, part.context)
         if isinstance(decision, Denied) and (not codes or decision.code in codes):
             self.demand(decision)
 
@@ -280,12 +280,12 @@ class GitGuard(Closing):
             update = call.update(self._workspace, old.commit, commit)
             details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: [".git/", *touched(update)]}
             parts = self._parts(call, update, old.commit)
-            admit = self._session.guard.admit
+            authorize = self._session.guard.authorize
             with (
                 self._session.turn,
-                admit(call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git") as leave,
+                authorize(call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git") as permit,
             ):
-                update.apply(leave)
+                update.apply(permit)
                 call.move_head(branch_name, commit)
                 call.checkout.give_back(branch_name)
 
@@ -393,10 +393,10 @@ class GitGuard(Closing):
 
     def _check_agent(self, agent: str, operation: Operation, caller: Caller) -> None:
         """Refused, once recorded, if the agent is not the session's."""
-        door = self._session.guard
-        if not is_of_the_session(agent, door.agent):
+        authorizer = self._session.guard
+        if not is_of_the_session(agent, authorizer.agent):
             with self._session.turn:
-                raise door.refuse(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
+                raise authorizer.refuse(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
 
     @contextmanager
     def _operation(self, agent: str, operation: Operation, caller: Caller) -> Iterator[_Operation]:
@@ -419,7 +419,7 @@ class GitGuard(Closing):
         with self._session.turn:
             self._session.guard.note(call.request, caller=call.caller, details=details, guard="git")
 
-    def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[Part]:
+    def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[RelatedChange]:
         """What a checkout asks of the policy: each path that becomes what no protected branch has there."""
         repository = call.checkout.repository
         tips = repository.protected_tips(call.rules)
@@ -434,7 +434,7 @@ class GitGuard(Closing):
         Refused; GitError: a path is a directory, lies beyond a symlink, or is neither there nor tracked.
         """
         for path in paths:
-            call.demand_part(Part(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
+            call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
             if unfit(os.fsencode(path)):
                 call.demand(branch_rules.NOT_OURS, path)
         for filtered in call.checkout.filtered(paths):
@@ -453,9 +453,11 @@ class GitGuard(Closing):
                     kind = None if place.found is None else place.kind
                     size, real = 0 if place.found is None else place.found.st_size, place.path
             if kind is None:
-                call.demand_part(Part(Request(Operation.DELETE_FILE, path), Facts(leaves=True, in_source=True)))
+                call.demand_part(
+                    RelatedChange(Request(Operation.DELETE_FILE, path), Context(leaves=True, in_source=True))
+                )
             elif kind is Kind.FILE:
-                call.demand_part(Part(Request(Operation.WRITE_FILE, path), Facts(size=size, in_source=True)))
+                call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path), Context(size=size, in_source=True)))
             is_missing = kind is None and path not in tracked
             if real != path or is_missing or kind not in (None, Kind.FILE, Kind.SYMLINK):
                 raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))

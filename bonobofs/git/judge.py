@@ -89,21 +89,21 @@ class BranchFacts(NamedTuple):
     """Another work tree has the branch checked out, or this one has it and it is to be deleted."""
 
 
-def judge_branch(rules: Rules, name: str, facts: BranchFacts) -> Refusal | None:
+def judge_branch(rules: Rules, name: str, context: BranchFacts) -> Refusal | None:
     """Why a branch may not be moved so; None: it may, as far as its commits are admitted."""
     refusal = branch_rules.new_branch(rules, name)
     if refusal is not None:
         return refusal
-    if facts.has_namesake:
+    if context.has_namesake:
         return branch_rules.AMBIGUOUS
-    if facts.publisher not in ("", facts.agent):
+    if context.publisher not in ("", context.agent):
         return branch_rules.PUBLISHER
-    if facts.is_checked_out:
+    if context.is_checked_out:
         return branch_rules.CHECKED_OUT
-    if facts.current != facts.old:
+    if context.current != context.old:
         return branch_rules.MOVED
-    drops = bool(facts.current) and not facts.is_fast_forward
-    if drops and (facts.publisher != facts.agent or facts.published_tip != facts.current):
+    drops = bool(context.current) and not context.is_fast_forward
+    if drops and (context.publisher != context.agent or context.published_tip != context.current):
         return branch_rules.FORCE
     return None
 
@@ -115,13 +115,13 @@ def judge_tag(name: str, *, exists: bool, has_namesake: bool) -> Refusal | None:
     return branch_rules.AMBIGUOUS if has_namesake else branch_rules.new_tag(name)
 
 
-def kind_of(facts: BranchFacts, *, merges: bool) -> str:
+def kind_of(context: BranchFacts, *, merges: bool) -> str:
     """The kind of the update of a branch; `merges`: its new commits hold a merge, or it has none of its own."""
-    if not facts.new:
+    if not context.new:
         return DELETE
-    if not facts.current:
+    if not context.current:
         return CREATE
-    if not facts.is_fast_forward:
+    if not context.is_fast_forward:
         return FORCE
     return MERGE if merges else FAST_FORWARD
 

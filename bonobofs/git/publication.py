@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import pygit2
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import Caller, Door, Part
+from bonobofs.enforcement.enforcer import Authorizer, Caller, RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules, judge
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
@@ -32,7 +32,7 @@ from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
 from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
 from bonobofs.git.tree_changes import TreeChanges
-from bonobofs.policy.decision import Allowed, Denied
+from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "git"
@@ -72,7 +72,7 @@ class Published(NamedTuple):
 
 class _Move(NamedTuple):
     published: Published
-    parts: list[Part]
+    parts: list[RelatedChange]
 
 
 def sync_refs(common: Path, refs: Iterable[str]) -> None:
@@ -91,7 +91,7 @@ class Publisher:
 
     def __init__(
         self,
-        door: Door,
+        authorizer: Authorizer,
         repository: Repository,
         branches: Branches,
         *,
@@ -106,15 +106,15 @@ class Publisher:
         which publication changes files. `turn` is held for each question to the door, and from an intent to its
         outcome.
         """
-        self._door: Final = door
+        self._authorizer: Final = authorizer
         self._repository: Final = repository
         self._branches: Final = branches
         self._objects: Final = objects
         self._journal: Final = journal
         self._touches: Final = list(touches)
         self._turn: Final = turn
-        self._rules: Final = rules_of(door.policy.document)
-        self._own: Final = identity(door.agent, self._rules)
+        self._rules: Final = rules_of(authorizer.policy.document)
+        self._own: Final = identity(authorizer.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
         self._base: Final = cache(repository.merge_base)
         self._elsewhere: Final[dict[str, frozenset[str]]] = {}
@@ -129,7 +129,7 @@ class Publisher:
         details: dict[str, Any] | None = None,
         caller: Caller = PUSH,
         touches: Sequence[str] = (),
-        follow: Callable[[Allowed], None] | None = None,
+        follow: Callable[[Permit], None] | None = None,
         then: Callable[[list[Published]], None] | None = None,
     ) -> list[Published]:
         """Judge, record and make the updates.
@@ -152,7 +152,7 @@ class Publisher:
         common = self._repository.common_dir
         with (
             self._turn,
-            self._door.admit(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as leave,
+            self._authorizer.authorize(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as permit,
         ):
             journal = self._journal
             if journal is not None:
@@ -161,7 +161,7 @@ class Publisher:
                 token = str(os.getpid()) if journal is None else journal.token
                 self._add_objects(token)
                 if follow is not None:
-                    follow(leave)
+                    follow(permit)
                 self._move_refs(published, operation.value)
                 sync_refs(common, [one.ref for one in published if one.new])
                 self._add_objects(token)  # git gc may have removed objects that nothing referred to
@@ -184,15 +184,17 @@ class Publisher:
             return self._judge_tag(RefUpdate(ref, old, new), issue, operation, caller)
         if not ref.startswith(BRANCHES):
             self._refuse(branch_rules.REF.of(operation, about=f"Reference: {ref}."), caller)
-        facts = self._branch_facts(ref, old, new, operation, caller)
-        self._demand(judge.judge_branch(self._rules, ref[len(BRANCHES) :], facts), operation, caller, f"Branch: {ref}.")
-        commits = self._new_commits(new, facts.current, operation, caller)
+        context = self._branch_facts(ref, old, new, operation, caller)
+        self._demand(
+            judge.judge_branch(self._rules, ref[len(BRANCHES) :], context), operation, caller, f"Branch: {ref}."
+        )
+        commits = self._new_commits(new, context.current, operation, caller)
         merges = not commits or any(len(self._parents(oid)) > 1 for oid in commits)
-        kind = judge.kind_of(facts, merges=merges)
+        kind = judge.kind_of(context, merges=merges)
         resets = kind == judge.FORCE and not commits
         self._demand_role(Operation.RESET if resets else judge.OPERATIONS[kind], caller)
-        parts = self._judge_commits(commits, facts.current, new, issue, operation, caller) if new else []
-        return _Move(Published(ref, facts.current, new, kind, tuple(commits)), parts)
+        parts = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
+        return _Move(Published(ref, context.current, new, kind, tuple(commits)), parts)
 
     def _judge_tag(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
         ref, old, new = update
@@ -225,7 +227,7 @@ class Publisher:
         namesake = any(self._repository.exists(prefix + name) for prefix in (TAGS, REMOTES))
         git_dir, common = self._repository.git_dir, self._repository.common_dir
         elsewhere = is_checked_out_elsewhere(git_dir, common, ref) or (not new and read_head(git_dir) == f"ref: {ref}")
-        return BranchFacts(current, old, new, forwards, publisher, tip, self._door.agent.id, namesake, elsewhere)
+        return BranchFacts(current, old, new, forwards, publisher, tip, self._authorizer.agent.id, namesake, elsewhere)
 
     def _new_commits(self, tip: str, current: str, operation: Operation, caller: Caller) -> list[str]:
         if not tip:
@@ -240,7 +242,7 @@ class Publisher:
 
     def _judge_commits(
         self, commits: list[str], current: str, tip: str, issue: str | None, operation: Operation, caller: Caller
-    ) -> list[Part]:
+    ) -> list[RelatedChange]:
         """The questions about all paths of the new commits, and of the update as a whole."""
         roots = [*self._tips, *filter(None, [current])]
         standing = Standing(
@@ -248,7 +250,7 @@ class Publisher:
         )
         changes = TreeChanges(self._repository, operation)
         new = set(commits)
-        parts: list[Part] = []
+        parts: list[RelatedChange] = []
         for oid in commits:
             commit = judge.read_commit(oid, self._repository.bytes_of(oid))
             refusal = branch_rules.OBJECT if commit is None else judge.judge_commit(self._rules, commit, standing)
@@ -307,7 +309,7 @@ class Publisher:
         operation: Operation,
         caller: Caller,
         count: int,
-    ) -> list[Part]:
+    ) -> list[RelatedChange]:
         found: list[Difference] = []
         for each in differences:
             found.append(each)
@@ -346,14 +348,14 @@ class Publisher:
         found = []
         for _, each in zip(range(_MOST_SEARCHED), walk, strict=False):
             if each.author.time == commit.author.time and len(each.parent_ids) <= 1:
-                facts = judge.read_commit(str(each.id), self._repository.bytes_of(str(each.id)))
-                if facts is not None and facts.author == commit.author:
-                    found.append(facts)
-        return [facts for facts in found if self._repository.fingerprint(facts.oid) == wanted]
+                context = judge.read_commit(str(each.id), self._repository.bytes_of(str(each.id)))
+                if context is not None and context.author == commit.author:
+                    found.append(context)
+        return [context for context in found if self._repository.fingerprint(context.oid) == wanted]
 
     def _demand_role(self, operation: Operation, caller: Caller) -> None:
         with self._turn:
-            verdict = self._door.decide(Request(operation, WorkspacePath("")))
+            verdict = self._authorizer.decide(Request(operation, WorkspacePath("")))
         if isinstance(verdict, Denied):
             self._refuse(verdict, caller)
 
@@ -363,11 +365,11 @@ class Publisher:
 
     def _refuse(self, denied: Denied, caller: Caller) -> NoReturn:
         with self._turn:
-            raise self._door.refuse(denied, caller, guard=GUARD)
+            raise self._authorizer.refuse(denied, caller, guard=GUARD)
 
     # -- recording and making
 
-    def _recorded(self, published: Sequence[Published], parts: Sequence[Part]) -> dict[str, Any]:
+    def _recorded(self, published: Sequence[Published], parts: Sequence[RelatedChange]) -> dict[str, Any]:
         paths = list(dict.fromkeys(part.request.path for part in parts))
         updates = [
             {**one._asdict(), "commits": list(one.commits[-_MOST_RECORDED:]), "count": len(one.commits)}

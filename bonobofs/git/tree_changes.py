@@ -10,12 +10,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bonobofs.enforcement.enforcer import Part
+from bonobofs.enforcement.enforcer import RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository
 from bonobofs.policy.decision import Denied
-from bonobofs.policy.request import NO_FACTS, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 GITMODULES: Final = b".gitmodules"
 _LONGEST_GITMODULES: Final = 1 << 20
@@ -73,7 +73,7 @@ class TreeChanges:
                 return branch_rules.SUBMODULE.of(self._operation, named(path))
         return None
 
-    def parts(self, differences: Iterable[Difference], before: str) -> Iterator[Part]:
+    def parts(self, differences: Iterable[Difference], before: str) -> Iterator[RelatedChange]:
         """The questions of differences; `before` is the commit ("" for none) whose directories exist already."""
         for difference in differences:
             if difference in self._seen:
@@ -83,25 +83,29 @@ class TreeChanges:
             if difference.old is None:
                 yield from self._new_directories(difference.path, before)
 
-    def _part(self, difference: Difference) -> Part:
+    def _part(self, difference: Difference) -> RelatedChange:
         path, old, new = difference
         if new is None:
             kind = Kind.SYMLINK if old is not None and old.mode == SYMLINK else Kind.FILE
-            return Part(Request(Operation.DELETE_FILE, named(path), kind), Facts(leaves=True, in_source=True))
+            return RelatedChange(
+                Request(Operation.DELETE_FILE, named(path), kind), Context(leaves=True, in_source=True)
+            )
         if new.mode == SUBMODULE:
-            return Part(Request(Operation.MKDIR, named(path), Kind.DIRECTORY), NO_FACTS)
+            return RelatedChange(Request(Operation.MKDIR, named(path), Kind.DIRECTORY), NO_FACTS)
         if new.mode == SYMLINK:
             # A longer text leads nowhere; the engine refuses NUL.
             long = self._repository.size(new.oid) > _LONGEST_TARGET
             target = "\0" if long else self._repository.bytes_of(new.oid).decode("utf-8", "surrogateescape")
-            return Part(Request(Operation.SYMLINK, named(path), Kind.SYMLINK), Facts(target=target, in_source=True))
-        return Part(Request(Operation.WRITE_FILE, named(path)), self._facts(old, new))
+            return RelatedChange(
+                Request(Operation.SYMLINK, named(path), Kind.SYMLINK), Context(target=target, in_source=True)
+            )
+        return RelatedChange(Request(Operation.WRITE_FILE, named(path)), self._facts(old, new))
 
-    def _facts(self, old: Entry | None, new: Entry) -> Facts:
+    def _facts(self, old: Entry | None, new: Entry) -> Context:
         was_file = old is not None and old.mode not in (SYMLINK, SUBMODULE)
         same_mode = was_file and old is not None and old.mode == new.mode
         same_content = was_file and old is not None and old.oid == new.oid
-        return Facts(
+        return Context(
             size=self._repository.size(new.oid),
             size_before=self._size_before(old) if was_file and old is not None else 0,
             mode=-1 if same_mode else _MODES[new.mode == EXECUTABLE],
@@ -115,14 +119,14 @@ class TreeChanges:
         except GitError:  # a partial clone
             return 0
 
-    def _new_directories(self, path: bytes, before: str) -> Iterator[Part]:
+    def _new_directories(self, path: bytes, before: str) -> Iterator[RelatedChange]:
         names = path.split(b"/")
         for depth in range(1, len(names)):
             directory = b"/".join(names[:depth])
             if directory not in self._directories:
                 self._directories.add(directory)
                 if not self._repository.is_directory(before, directory):
-                    yield Part(Request(Operation.MKDIR, named(directory), Kind.DIRECTORY), NO_FACTS)
+                    yield RelatedChange(Request(Operation.MKDIR, named(directory), Kind.DIRECTORY), NO_FACTS)
 
     def _leads_out(self, oid: str) -> bool:
         """Whether a .gitmodules names a path or a repository outside of the workspace, or is too long to be read."""

@@ -19,7 +19,7 @@ from bonobofs.files.workspace import Workspace
 from bonobofs.git.checkout import Checkout, give, joined, split
 from bonobofs.git.repository import SUBMODULE, Difference, Entry
 from bonobofs.git.shared_head import prepared_index
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 
 _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -34,7 +34,7 @@ class IndexUpdate:
         self.differences: Final = [one._replace(old=None if was is None else Entry(*was)) for one, was in found]
         self._checkout: Final = checkout
 
-    def apply(self, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+    def apply(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
         """Change the index. GitError: another process has it."""
         checkout = self._checkout
         with (
@@ -74,7 +74,7 @@ class TreeUpdate:
         paths = joined(one.path for one in self._steps if one.new is not None)
         checkout.run("checkout-index", "-z", "--stdin", f"--prefix={self._export}/", data=paths)
 
-    def apply(self, leave: Allowed) -> None:
+    def apply(self, permit: Permit) -> None:
         """Change files, then the index. GitError: a file was changed meanwhile, or another process has the index."""
         checkout = self._checkout
         with (
@@ -86,7 +86,7 @@ class TreeUpdate:
                 path = os.fsdecode(one.path)
                 if self._look(one.path) != self._known[one.path]:
                     raise GitError(f"{path} was changed meanwhile", kind="dirty", paths=(path,))
-                self._put(path, None if one.new is None else self._export / path, leave)
+                self._put(path, None if one.new is None else self._export / path, permit)
             index.replace()
 
     def _look(self, path: bytes) -> tuple[int, ...] | None:
@@ -112,7 +112,7 @@ class TreeUpdate:
         below = (os.path.join(at, name) for at, _, names in os.walk(os.path.join(root, path)) for name in names)
         return any(os.path.relpath(name, root) not in leaving for name in below)
 
-    def _put(self, path: str, source: Path | None, leave: Allowed) -> None:  # noqa: ARG002 - no change without one
+    def _put(self, path: str, source: Path | None, permit: Permit) -> None:  # noqa: ARG002 - no change without one
         """Give a path an exported file, or with None remove it and the directories that are empty without it."""
         above, _, name = path.rpartition("/")
         with suppress(FileNotFoundError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, Part
+from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
@@ -34,10 +34,10 @@ from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_he
 from bonobofs.ipc.decision_codec import decision, plain_decision
 from bonobofs.ipc.request_codec import plain_question
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.decision import Allowed, Denied, Refused, as_document
+from bonobofs.policy.decision import Denied, Permit, Refused, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
 
 MOST_ADVERTISED: Final = 2000
 """Branches of the source that a push is shown. A push to one that is not shown is refused as moved."""
@@ -123,13 +123,13 @@ class Channel:
         return self.receive()[0]
 
 
-class JudgingDoor:
-    """A `Door` whose verdicts are made here, by the policy and the leases of the companion, and recorded by the server.
+class JudgingAuthorizer:
+    """An `Authorizer` that decides here, by the policy and leases of the companion; the server records each decision.
 
     The server compares the generation by which was judged with its own; after a change all is judged again.
     """
 
-    def __init__(self, channel: Channel, agent: Agent) -> None:
+    def __init__(self, channel: Channel, agent: Principal) -> None:
         self.agent: Final = agent
         self._channel: Final = channel
         self._plain: dict[str, Any] = {}
@@ -148,30 +148,30 @@ class JudgingDoor:
             known = None if leases is None else compile_leases(leases) if isinstance(leases, list) else UNKNOWN
             self.policy = policy.bound_by(known)
 
-    def decide(self, request: Request, facts: Facts = NO_FACTS) -> Allowed | Denied:
-        """As `Door.decide`."""
-        return decide_in_source(self.policy, self.agent, request, facts)
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
+        """As `Authorizer.decide`."""
+        return decide_in_source(self.policy, self.agent, request, context)
 
-    def admit(
+    def authorize(
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
-        *parts: Part,
+        context: Context = NO_FACTS,
+        *parts: RelatedChange,
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """As `Door.admit`."""
+        """As `Authorizer.admit`."""
         while True:
-            for part in (Part(request, facts), *parts):
-                verdict = self.decide(part.request, part.facts)
+            for part in (RelatedChange(request, context), *parts):
+                verdict = self.decide(part.request, part.context)
                 if isinstance(verdict, Denied):
                     raise self.refuse(verdict, caller, guard=guard)
             answer = self._channel.ask(
                 "admit",
-                question=plain_question(request, facts),
+                question=plain_question(request, context),
                 caller=list(caller),
                 details=details,
                 size=size,
@@ -182,15 +182,15 @@ class JudgingDoor:
             if "state" not in answer:
                 break
             self.follow(answer["state"])
-        leave = decision(answer)
-        if isinstance(leave, Denied):
-            raise Refused(leave)
-        return Admission(self._ended, request, leave, answer["number"], action, guard)
+        permit = decision(answer)
+        if isinstance(permit, Denied):
+            raise Refused(permit)
+        return Admission(self._ended, request, permit, answer["number"], action, guard)
 
-    def note(  # noqa: PLR0913 - as for `Door.note`
+    def note(  # noqa: PLR0913 - as for `Authorizer.note`
         self,
         request: Request,
-        facts: Facts = NO_FACTS,
+        context: Context = NO_FACTS,
         *,
         guard: str = "file",
         caller: Caller = NOBODY,
@@ -199,16 +199,16 @@ class JudgingDoor:
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """As `Door.note`; publication has no call that changes nothing."""
+        """As `Authorizer.note`; publication has no call that changes nothing."""
         raise NotImplementedError
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """As `Door.refuse`."""
+        """As `Authorizer.refuse`."""
         self._channel.ask("refuse", **plain_decision(denied), caller=list(caller), guard=guard)
         return Refused(denied)
 
     def sync(self) -> None:
-        """As `Door.sync`; the server syncs the record."""
+        """As `Authorizer.sync`; the server syncs the record."""
 
     def _ended(self, outcome: Outcome) -> None:
         told = {"error": outcome.error, "reason": outcome.reason, "details": outcome.details}
@@ -245,7 +245,7 @@ class Worker:
             raise GitError("the source is not the root of a git work tree", kind="unreadable")
         self._git_dir: Final = git_dir
         self._common: Final = find_common_dir(git_dir)
-        self._door: Final = JudgingDoor(channel, Agent(*config["agent"]))
+        self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
         places = [self._directory, *map(Path, config["left"])]
         self._left: Final = [(str(place), left) for place in places for left in _patiently(recover, place / JOURNAL)]
@@ -275,7 +275,7 @@ class Worker:
         while True:
             asked, descriptors = self._channel.receive()
             try:
-                self._door.follow(asked.pop("state"))
+                self._authorizer.follow(asked.pop("state"))
                 answer = self._acts[asked.pop("do")](asked, descriptors)
             except Refused as refused:
                 answer = {"status": 1, **_refusal(refused.decision)}
@@ -321,11 +321,11 @@ class Worker:
             if len(updates) > MOST_UPDATES:
                 raise self._refuse(branch_rules.LIMIT, f"More than {MOST_UPDATES} references.", PUSH)
             repository = Repository(self._git_dir, [objects])
-            publisher = Publisher(self._door, repository, self._branches, objects=objects, journal=self._journal)
+            publisher = Publisher(self._authorizer, repository, self._branches, objects=objects, journal=self._journal)
             with ExitStack() as stack:
                 index: list[Index] = []
 
-                def prepare(_: Allowed) -> None:
+                def prepare(_: Permit) -> None:
                     head = read_head(self._git_dir)
                     moved = next((one for one in updates if head == f"ref: {one.ref}"), None)
                     if moved is not None:
@@ -370,7 +370,7 @@ class Worker:
         try:
             with (
                 self._demanded_index(repository, old, new) as index,
-                self._door.admit(request, caller=_SWITCH, details=details, guard=GUARD),
+                self._authorizer.authorize(request, caller=_SWITCH, details=details, guard=GUARD),
             ):
                 index.replace()
                 replace_head(self._git_dir, self._journal.token, current, head, self._reflog(old, new, current, head))
@@ -392,14 +392,14 @@ class Worker:
         return oid if oid and repository.commit(oid) is not None else ""
 
     def _reflog(self, old: str, new: str, current: str, head: str) -> str:
-        name, email = identity(self._door.agent, rules_of(self._door.policy.document))
+        name, email = identity(self._authorizer.agent, rules_of(self._authorizer.policy.document))
         names = [each.removeprefix(f"ref: {BRANCHES}") for each in (current, head)]
         told = f"checkout: moving from {names[0]} to {names[1]}"
         return f"{old or ZERO} {new or ZERO} {name} <{email}> {int(time.time())} +0000\t{told}\n"
 
     def _refuse(self, refusal: Refusal, about: str, caller: Caller) -> Refused:
         operation = Operation.PUBLISH if caller is PUSH else Operation.CHECKOUT_BRANCH
-        return self._door.refuse(refusal.of(operation, about=about), caller, guard=GUARD)
+        return self._authorizer.refuse(refusal.of(operation, about=about), caller, guard=GUARD)
 
     def _upload(self, descriptors: list[int]) -> dict[str, Any]:
         receiving = _Receiving(self._directory, self._common, self._advertised(""))
@@ -414,13 +414,13 @@ class Worker:
         return {"status": running.returncode}
 
     def _prepare(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        rules = rules_of(self._door.policy.document)
+        rules = rules_of(self._authorizer.policy.document)
         return prepare(Repository(self._git_dir), rules, descriptors[0], asked)
 
     def _advertised(self, ref: str) -> dict[str, str]:
         """The protected branches, the branch `ref` and further branches of the source, by reference."""
         repository = Repository(self._git_dir)
-        rules = rules_of(self._door.policy.document)
+        rules = rules_of(self._authorizer.policy.document)
         names = [BRANCHES + name for name in rules.protected_branches]
         found = {name: repository.target(name) for name in [*names, *filter(None, [ref])] if "*" not in name}
         for each in repository.raw.references.iterator():

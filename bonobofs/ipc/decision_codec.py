@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied, Holding
+from bonobofs.policy.decision import Code, Decision, Denied, Holding, Layer, Permit
 from bonobofs.policy.request import Operation, WorkspacePath
 
 
@@ -22,5 +22,5 @@ def decision(plain: dict[str, Any]) -> Decision:
         code, rule, reason, instead, path, operation, _, about = plain["denied"]
         holding = None if plain["holding"] is None else Holding(*plain["holding"])
         return Denied(Code(code), rule, reason, instead, WorkspacePath(path), Operation(operation), holding, about)
-    rule, max_size, judges_content, apart = plain["allowed"]
-    return Allowed(rule, max_size, judges_content, Apart(apart))
+    rule, max_size, judges_content, layer = plain["allowed"]
+    return Permit(rule, max_size, judges_content, Layer(layer))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import messages
-from bonobofs.policy.decision import REPOSITORY_RULE, Allowed, Apart
+from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
 from bonobofs.policy.grant_families import EVERY, FAMILIES
 from bonobofs.policy.grants import BUILT_IN, CALLS
 from bonobofs.policy.lease_set import Leases
@@ -52,7 +52,7 @@ class Rule:
     executable: bool
     refusal: messages.Refusal | None
     """Of a rule with `refuse`: it refuses every change, also one that another rule admits."""
-    leave: Allowed
+    permit: Permit
     offer: messages.Offer
     wrong_suffix: messages.Refusal
     wrong_name: messages.Refusal
@@ -70,7 +70,7 @@ class Role:
     write: Matcher[bool] | None
     elsewhere: messages.Refusal
     default: messages.Refusal
-    calls: Mapping[Operation, Allowed | messages.Refusal]
+    calls: Mapping[Operation, Permit | messages.Refusal]
     """The verdict of every operation that a role's lists name."""
 
 
@@ -115,7 +115,7 @@ class Scratch:
 
     order: int
     table: ScratchTable
-    leave: Allowed
+    permit: Permit
 
 
 class Tracked:
@@ -151,20 +151,20 @@ class Repository:
     """Names, or patterns with `*`."""
     table: ScratchTable
     """What holds its bytes; no [[scratch]] counts them."""
-    leave: Allowed
+    permit: Permit
 
     def protects(self, branch: str) -> bool:
         """Whether the branch follows the source."""
         return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
 
-    def judge(self, parts: Sequence[str]) -> Allowed | messages.Refusal:
+    def judge(self, parts: Sequence[str]) -> Permit | messages.Refusal:
         """The verdict on every change of a path that begins with `.git`."""
         if len(parts) == 1:
             return messages.REPOSITORY
         # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
         if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
             return messages.PROTECTED_BRANCH
-        return self.leave
+        return self.permit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Temporary:
 
     names: Names
     paths: Matcher[bool]
-    leave: Allowed
+    permit: Permit
 
     def admits(self, parts: Sequence[str]) -> bool:
         """Whether a file or symlink of this name is held. Never those by which editors find out about a directory."""
@@ -202,7 +202,7 @@ class Policy:
     offers: tuple[messages.Offer, ...]
     roles: Mapping[str, Role]
     unknown_role: messages.Refusal
-    default: Allowed | None
+    default: Permit | None
     """The leave where no rule matches, or None: refused."""
     symlinks_anywhere: bool
     """A symlink may be absolute, or leave the workspace."""
@@ -227,8 +227,8 @@ class Policy:
         """This policy for a mount in which `.git` is the session's own."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
         table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, messages.REPOSITORY)
-        leave = Allowed(REPOSITORY_RULE, apart=Apart.SCRATCH)
-        return dataclasses.replace(self, repository=Repository(tuple(protected), table, leave))
+        permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
+        return dataclasses.replace(self, repository=Repository(tuple(protected), table, permit))
 
     def repository_of(self, parts: Sequence[str]) -> Repository | None:
         """The session's repository, if the path is it or lies in it."""
@@ -305,7 +305,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         offers=offers,
         roles={name: _role(name, roles, offers) for name in roles},
         unknown_role=messages.unknown_role(sorted(roles)),
-        default=Allowed("default") if document.get("default", "deny") == "allow" else None,
+        default=Permit("default") if document.get("default", "deny") == "allow" else None,
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
     )
@@ -334,8 +334,8 @@ def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch
         limit = table.get("max_total")
         described = ScratchTable(index, patterns, limit, messages.scratch_is_full(patterns, limit))
         for pattern in patterns:
-            leave = Allowed(f"scratch:{pattern.text}", apart=Apart.SCRATCH)
-            found.append((pattern, Scratch(len(found), described, leave)))
+            permit = Permit(f"scratch:{pattern.text}", layer=Layer.SCRATCH)
+            found.append((pattern, Scratch(len(found), described, permit)))
     return found
 
 
@@ -347,7 +347,7 @@ def _temporary(texts: Sequence[str]) -> Temporary | None:
     return Temporary(
         names=Names(one.components[1] for one, is_name in zip(patterns, anywhere, strict=True) if is_name),
         paths=Matcher((one, True) for one, is_name in zip(patterns, anywhere, strict=True) if not is_name),
-        leave=Allowed(Apart.TEMPORARY.value, apart=Apart.TEMPORARY),
+        permit=Permit(Layer.STAGED.value, layer=Layer.STAGED),
     )
 
 
@@ -411,7 +411,7 @@ def _rule(offer: messages.Offer, order: int, rank: int, refuse: str | None) -> R
         max_size=offer.max_size,
         executable=offer.executable,
         refusal=None if refuse is None else messages.rule_refuses(offer.name, refuse),
-        leave=Allowed(offer.name, offer.max_size, not offer.executable),
+        permit=Permit(offer.name, offer.max_size, not offer.executable),
         offer=offer,
         wrong_suffix=messages.suffix(offer),
         wrong_name=messages.special_suffix(offer),
@@ -436,13 +436,13 @@ def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[me
     )
 
 
-def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Allowed | messages.Refusal]:
-    verdicts: dict[Operation, Allowed | messages.Refusal] = {}
+def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Permit | messages.Refusal]:
+    verdicts: dict[Operation, Permit | messages.Refusal] = {}
     for operation, (family, spellings) in CALLS.items():
         own = roles[name].get(family, ())
         word = next((each for each in spellings if each in own or EVERY in own), None)
         if word is not None:
-            verdicts[operation] = Allowed(messages.call_rule(name, family, word))
+            verdicts[operation] = Permit(messages.call_rule(name, family, word))
         elif not spellings:
             verdicts[operation] = messages.NOBODYS[family]
         else:

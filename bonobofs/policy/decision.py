@@ -35,22 +35,22 @@ class Code(enum.StrEnum):
 
 
 @at_hand
-class Apart(enum.StrEnum):
+class Layer(enum.StrEnum):
     """Where the bytes of an allowed change go, if not into the source."""
 
-    NO = ""
+    SOURCE = ""
     SCRATCH = "scratch"
     """Into the session's scratch layer; the path is one of `[[scratch]]`."""
-    TEMPORARY = "temporary"
+    STAGED = "temporary"
     """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
 
 
-KEPT_APART: Final[dict[Apart, tuple[str, str]]] = {
-    Apart.SCRATCH: (
+OTHER_LAYER: Final[dict[Layer, tuple[str, str]]] = {
+    Layer.SCRATCH: (
         "Scratch files live in the session's scratch layer; they never reach the workspace and end with the session.",
         "Write where a rule admits it what is to stay.",
     ),
-    Apart.TEMPORARY: (
+    Layer.STAGED: (
         "A file of this name is held in the mount; it reaches the workspace under the name that it is renamed or linked"
         " to, if the rules admit that, and else ends with the session.",
         "Rename it onto the name that is meant, or write to that at once.",
@@ -86,10 +86,10 @@ ERRNO: Final[dict[Code, int]] = {
 }
 
 
-class Allowed(NamedTuple):
+class Permit(NamedTuple):
     """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it.
 
-    One that a process was given can be told to another of the same session (`policy.told`).
+    One that a process was given can be told to another of the same session (`ipc.decision_codec`).
     """
 
     rule: str
@@ -98,8 +98,8 @@ class Allowed(NamedTuple):
     """The largest size in bytes to which this verdict extends; None: any."""
     judges_content: bool = False
     """The rule forbids executable content: a change of the first bytes must be judged anew."""
-    apart: Apart = Apart.NO
-    """Anything but NO: the change must not touch the source. Such a verdict speaks for paths inside a mount alone."""
+    layer: Layer = Layer.SOURCE
+    """A change in any layer but SOURCE must not touch the source. Only requests inside a mount get such a permit."""
 
 
 class Holding(NamedTuple):
@@ -138,7 +138,7 @@ class Denied(NamedTuple):
         return ERRNO[self.code]
 
 
-Decision = Allowed | Denied
+Decision = Permit | Denied
 
 
 def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             **holding,
             **about,
         }
-    reason, instead = KEPT_APART.get(decision.apart, (None, None))
+    reason, instead = OTHER_LAYER.get(decision.layer, (None, None))
     if decision.rule == REPOSITORY_RULE:
         reason, instead = OF_REPOSITORY
     return {

@@ -37,7 +37,7 @@ _ASKING_WHY: Final = """\
 - The policy cannot be changed from here. Ask the operator."""
 
 
-_KEPT_APART: Final = (
+_OTHER_LAYER: Final = (
     "These may be written, and are not written into the workspace: they end with the session. `.bonobofs/scratch`"
     " lists what there is of them now. Nothing that is to stay belongs here."
 )
@@ -76,7 +76,7 @@ def describe(policy: Policy, role: str) -> str:
     else:
         told = ["## Allowed", _bullets(_allowed(policy, role))]
         if policy.scratch or policy.temporary is not None or policy.repository is not None:
-            told += ["## Allowed, and kept apart", _KEPT_APART, _bullets(_kept_apart(policy))]
+            told += ["## Allowed, and kept apart", _OTHER_LAYER, _bullets(_kept_apart(policy))]
         told += ["## Refused", _bullets(_refused(policy, role))]
         told += ["## Tools and gates", _bullets(_callable(policy, role))]
     return "\n\n".join(["# What may be written here", intro, *told, _WORKING_HERE, _ASKING_WHY]) + "\n"

@@ -16,12 +16,12 @@ from typing import Final
 
 from bonobofs.policy import messages
 from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
-from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied
+from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.description import allowed_directories, callable_words, describe
 from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.messages import Refusal
 from bonobofs.policy.pattern import NO_CHARACTER
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request
 
 __all__ = [
     "Policy",
@@ -55,7 +55,7 @@ _FILE: Final = Kind.FILE
 _DIRECTORY: Final = Kind.DIRECTORY
 _DEVICE: Final = Kind.DEVICE
 _SYMLINK: Final = Kind.SYMLINK
-_SCRATCH: Final = Apart.SCRATCH
+_SCRATCH: Final = Layer.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
 _REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
@@ -90,7 +90,7 @@ the owner clears set-id bits, ACLs and capabilities are attributes, and build to
 link) are not among them: the other names keep what they have."""
 
 
-def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
+def decide(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
     """Whether the agent may make this change. Never raises, whatever the path.
 
     An Allowed speaks for later changes of the same path too: any size up to `max_size` is admitted while first bytes
@@ -99,30 +99,30 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     operation, path, kind = request
     parts = path.split("/") if path else []
     dotted = "/." in path or path[:1] == "."
-    leaves = facts.leaves
+    leaves = context.leaves
     if operation in _NOT_PLAIN:
         if operation in OF_A_GATE:
             return _by_lists(policy, agent, request, _not_a_place(path, parts, operation, dotted, leaves=False))
         leaves = True
     refusal = _not_a_place(path, parts, operation, dotted, leaves)
-    if refusal is None and facts.target is not None and not leaves:
-        refusal = _leads_out(policy, parts, facts.target, carried=facts.carried)
-    if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and facts.privileged):
+    if refusal is None and context.target is not None and not leaves:
+        refusal = _leads_out(policy, parts, context.target, carried=context.carried)
+    if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and context.privileged):
         refusal = messages.DEVICE
-    if refusal is None and facts.tool:
+    if refusal is None and context.tool:
         refusal = _lacks(policy, agent, operation)
     if refusal is None:
-        verdict = _judge_path(policy, agent.role, parts, kind, facts, dotted, leaves)
+        verdict = _judge_path(policy, agent.role, parts, kind, context, dotted, leaves)
         if isinstance(verdict, Refusal):
             refusal = verdict
         elif (
-            facts.foreign_names > 0
+            context.foreign_names > 0
             and operation in _OF_THE_INODE
             and kind is not _DIRECTORY
-            and verdict.apart is not _SCRATCH  # a file of the source is copied there before it is changed
+            and verdict.layer is not _SCRATCH  # a file of the source is copied there before it is changed
         ):
             refusal = messages.HARDLINK
-        elif policy.leases is None or verdict.apart:
+        elif policy.leases is None or verdict.layer:
             return verdict
         elif not policy.leases.known:
             refusal = messages.LEASES_UNKNOWN
@@ -135,28 +135,28 @@ def decide(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FAC
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
 
-def _by_lists(policy: Policy, agent: Agent, request: Request, refusal: Refusal | None) -> Decision:
+def _by_lists(policy: Policy, agent: Principal, request: Request, refusal: Refusal | None) -> Decision:
     """What the role's lists say of an operation of a gate, if its path is one."""
     refusal = refusal or _lacks(policy, agent, request.operation)
     if refusal is not None:
         return Denied(*refusal, request.path, request.operation)
     verdict = policy.roles[agent.role].calls[request.operation]
-    assert isinstance(verdict, Allowed)
+    assert isinstance(verdict, Permit)
     return verdict
 
 
-def _lacks(policy: Policy, agent: Agent, operation: Operation) -> Refusal | None:
+def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | None:
     """Why the role may not call this; None: it may."""
     role = policy.roles.get(agent.role)
     if role is None:
         return policy.unknown_role
     verdict = role.calls.get(operation, messages.NO_TOOL)
-    return None if isinstance(verdict, Allowed) else verdict
+    return None if isinstance(verdict, Permit) else verdict
 
 
-def decide_in_source(policy: Policy, agent: Agent, request: Request, facts: Facts = NO_FACTS) -> Decision:
+def decide_in_source(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
     """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
-    return in_source(decide(policy, agent, request, facts), request)
+    return in_source(decide(policy, agent, request, context), request)
 
 
 def decide_published(policy: Policy, request: Request) -> Decision:
@@ -170,14 +170,14 @@ def decide_published(policy: Policy, request: Request) -> Decision:
     holding = None if leases is None else leases.against(request.path.split("/"))
     if holding is not None:
         return Denied(*messages.LEASED, request.path, request.operation, holding)
-    return Allowed(messages.PUBLISHED)
+    return Permit(messages.PUBLISHED)
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
     """What a decision on this request comes to for who can hold nothing apart."""
-    if isinstance(decision, Denied) or decision.apart is Apart.NO:
+    if isinstance(decision, Denied) or decision.layer is Layer.SOURCE:
         return decision
-    reason, instead = messages.ONLY_IN_A_MOUNT[decision.apart]
+    reason, instead = messages.ONLY_IN_A_MOUNT[decision.layer]
     return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
@@ -223,22 +223,22 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
 
 
 def _judge_path(
-    policy: Policy, role_name: str, parts: list[str], kind: Kind, facts: Facts, dotted: bool, leaves: bool
-) -> Allowed | Refusal:
+    policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
+) -> Permit | Refusal:
     """The verdict on the path and on what comes to lie there."""
     verdict = _apart_or_closed(policy, role_name, parts)
     if verdict is not None:
         return verdict
     temporary = policy.temporary
-    if temporary is None or facts.in_source or not _is_temporary(temporary, parts, kind):
-        return _judge_ordinary(policy, role_name, parts, kind, facts, dotted, leaves)
-    if facts.held:
-        return temporary.leave
-    verdict = _judge_ordinary(policy, role_name, parts, kind, facts, dotted, leaves)
-    return verdict if isinstance(verdict, Allowed) else temporary.leave
+    if temporary is None or context.in_source or not _is_temporary(temporary, parts, kind):
+        return _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
+    if context.held:
+        return temporary.permit
+    verdict = _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
+    return verdict if isinstance(verdict, Permit) else temporary.permit
 
 
-def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Allowed | Refusal | None:
+def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Permit | Refusal | None:
     """The verdict on a path that is protected, denied to the role, or scratch."""
     if (repository := policy.repository_of(parts)) is not None:
         return repository.judge(parts) if role_name in policy.roles else policy.unknown_role
@@ -262,8 +262,8 @@ def _is_temporary(temporary: Temporary, parts: list[str], kind: Kind) -> bool:
 
 
 def _judge_ordinary(
-    policy: Policy, role_name: str, parts: list[str], kind: Kind, facts: Facts, dotted: bool, leaves: bool
-) -> Allowed | Refusal:
+    policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
+) -> Permit | Refusal:
     """The verdict on a change of the source itself."""
     role = policy.roles[role_name]
     if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
@@ -273,14 +273,14 @@ def _judge_ordinary(
     if leaves and (refusals := policy.keep.find(parts)):
         return refusals[0]
     matched = policy.rules.find(parts)
-    return _by_rules(matched, parts, kind, facts, leaves) if matched else policy.default or role.default
+    return _by_rules(matched, parts, kind, context, leaves) if matched else policy.default or role.default
 
 
-def _first_scratch(found: list[Refusal | Scratch]) -> Allowed:
-    return min((one for one in found if isinstance(one, Scratch)), key=_order).leave
+def _first_scratch(found: list[Refusal | Scratch]) -> Permit:
+    return min((one for one in found if isinstance(one, Scratch)), key=_order).permit
 
 
-def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Allowed | Refusal:
+def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, context: Context, leaves: bool) -> Permit | Refusal:
     """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
     for rule in matched:
         if rule.refusal is not None:
@@ -288,7 +288,7 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
     if len(matched) > 1:
         matched.sort(key=_rank)
     if kind is _DIRECTORY:
-        return matched[0].leave
+        return matched[0].permit
     stem, _, extension = parts[-1].rpartition(".") if parts else ("", "", "")
     if not stem.strip("."):
         extension = ""
@@ -297,13 +297,13 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, facts: Facts, l
         if rule.extensions is not None and extension not in rule.extensions:
             fault = (2, rule.order, rule.wrong_suffix if kind is _FILE else rule.wrong_name)
         elif leaves or kind is not _FILE:
-            return rule.leave
-        elif not rule.executable and _runs(facts):
+            return rule.permit
+        elif not rule.executable and _runs(context):
             fault = (1, rule.order, rule.is_executable)
-        elif rule.max_size is not None and facts.size > rule.max_size and facts.size >= facts.size_before:
+        elif rule.max_size is not None and context.size > rule.max_size and context.size >= context.size_before:
             fault = (0, rule.order, rule.too_large)
         else:
-            return rule.leave
+            return rule.permit
         if closest is None or fault < closest:
             closest = fault
     assert closest is not None
@@ -318,5 +318,5 @@ def _order(scratch: Scratch) -> int:
     return scratch.order
 
 
-def _runs(facts: Facts) -> bool:
-    return (facts.mode != -1 and facts.mode & _X_BITS != 0) or facts.head.startswith(EXECUTABLE_HEADS)
+def _runs(context: Context) -> bool:
+    return (context.mode != -1 and context.mode & _X_BITS != 0) or context.head.startswith(EXECUTABLE_HEADS)

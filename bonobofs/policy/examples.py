@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from bonobofs.policy.decision import Decision, Denied
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
 
-_SMALL_FILE: Final = Facts(size=1, mode=0o644, head=b"a")
+_SMALL_FILE: Final = Context(size=1, mode=0o644, head=b"a")
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
@@ -39,7 +39,7 @@ def _tables(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str
 
 
 def _failures(policy: Policy, name: str, role: str, table: Mapping[str, Any]) -> Iterator[str]:
-    agent = Agent("example", "", role)
+    agent = Principal("example", "", role)
     for path in table.get("allow", ()):
         decision = create(policy, agent, path)
         if isinstance(decision, Denied):
@@ -51,7 +51,7 @@ def _failures(policy: Policy, name: str, role: str, table: Mapping[str, Any]) ->
             yield f"{name}: {_shown(path)} should be denied, but {decision.rule} admits it"
 
 
-def create(policy: Policy, agent: Agent, path: str) -> Decision:
+def create(policy: Policy, agent: Principal, path: str) -> Decision:
     """The decision on the creation of a small plain file in the source; of a directory, if the path ends in a slash."""
     if path.endswith("/"):
         return decide_in_source(policy, agent, Request(Operation.MKDIR, WorkspacePath(path[:-1]), Kind.DIRECTORY))

@@ -20,7 +20,7 @@ class Call(NamedTuple):
 
 
 WRITING: Final = Operation.WRITE_FILE
-"""The one tool that is a change of a path too. It is asked for as a tool by `Facts.tool`."""
+"""The one tool that is a change of a path too. It is asked for as a tool by `Context.tool`."""
 
 OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.READ_FILE: Call("tools", ("read_file",)),

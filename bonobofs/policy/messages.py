@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bonobofs.policy.decision import Apart, Code
+from bonobofs.policy.decision import Code, Layer
 from bonobofs.policy.pattern import Pattern, Reach
 
 _SHOWN: Final = 6
@@ -173,11 +173,11 @@ RESERVED: Final = Refusal(
     "Read .bonobofs/policy.md there, and write somewhere else.",
 )
 ONLY_IN_A_MOUNT: Final = {
-    Apart.SCRATCH: (
+    Layer.SCRATCH: (
         "Scratch files exist only inside a mount; none of them is written into the workspace.",
         "Make it in a mount of the workspace, or write where a rule admits it.",
     ),
-    Apart.TEMPORARY: (
+    Layer.STAGED: (
         "Temporary names are held only inside a mount; none of them is written into the workspace.",
         "Write the file under its own name; it appears or changes at once.",
     ),

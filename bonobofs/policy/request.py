@@ -99,7 +99,7 @@ class Kind(enum.Enum):
     DEVICE = "device"
 
 
-class Agent(NamedTuple):
+class Principal(NamedTuple):
     """Who asks. The label is for people; the UUID is the identity; the role is the session's."""
 
     label: str
@@ -115,7 +115,7 @@ class Request(NamedTuple):
     kind: Kind = Kind.FILE
 
 
-class Facts(NamedTuple):
+class Context(NamedTuple):
     """What the engine cannot know by itself. Sizes are bytes; -1 says that the change does not touch it."""
 
     size: int = -1
@@ -143,8 +143,8 @@ class Facts(NamedTuple):
     """It is asked through the tool of the operation's name, which the role must have too."""
 
 
-NO_FACTS: Final = Facts()
-EXISTS: Final = Facts(in_source=True)
+NO_FACTS: Final = Context()
+EXISTS: Final = Context(in_source=True)
 """Something of the source, of which nothing else is to be known."""
-HELD: Final = Facts(held=True)
+HELD: Final = Context(held=True)
 """Something that is held under a temporary name, of which nothing else is to be known."""

@@ -11,7 +11,7 @@ from bonobofs.policy.document import load
 from bonobofs.policy.examples import create
 from bonobofs.policy.pattern import parse
 from bonobofs.policy.presets import preset_file
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.policy.toml_positions import Place
 
 _SHOWN: Final = 3
@@ -47,7 +47,7 @@ def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[P
         admitted: dict[str, str] = {}
         for role in policy.roles:
             for path in paths:
-                decision = create(policy, Agent("", "", role), path)
+                decision = create(policy, Principal("", "", role), path)
                 if not isinstance(decision, Denied):
                     admitted.setdefault(path, decision.rule)
         if not admitted:

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.ipc.client import SOCKET_VARIABLE, call
 from bonobofs.policy import messages
-from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied, as_document
+from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide
-from bonobofs.policy.request import HEAD_BYTES, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.session.lease_service import known
 from bonobofs.session.registration import choose_policy
 from bonobofs.session.session_list import around, lies_in, statuses
@@ -48,7 +48,7 @@ _MADE: Final = {
 _PLAIN_FILE: Final = 0o644
 
 
-Decide = Callable[[Request, Facts], Decision]
+Decide = Callable[[Request, Context], Decision]
 
 
 class _Place(NamedTuple):
@@ -130,9 +130,9 @@ def _ask(
     chosen = operation or _usual(path, found)
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
     kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
-    facts = _facts(place, relative, chosen, size, found if kind is Kind.FILE else None)
-    facts = facts._replace(in_source=_in_source(place, relative, found))
-    decision = place.decide(Request(chosen, WorkspacePath(relative), kind), facts)
+    context = _context(place, relative, chosen, size, found if kind is Kind.FILE else None)
+    context = context._replace(in_source=_in_source(place, relative, found))
+    decision = place.decide(Request(chosen, WorkspacePath(relative), kind), context)
     if chosen is Operation.RENAME or to is not None:
         target = None if to is None else _locate(place.root, base, to, chosen)[0]
         decision = _judge_move(place, (relative, kind, found), chosen, target, decision)
@@ -153,7 +153,7 @@ def _judge_move(
     for path, each, st in (("", kind, found), *below):
         old, new = relative + path, None if target is None else target + path
         if path and operation is Operation.RENAME:
-            decisions.append(place.decide(Request(operation, WorkspacePath(old), each), Facts(leaves=True)))
+            decisions.append(place.decide(Request(operation, WorkspacePath(old), each), Context(leaves=True)))
         if new is not None:
             decisions.append(
                 place.decide(Request(operation, WorkspacePath(new), each), _appearing(place.root / old, each, st))
@@ -161,8 +161,8 @@ def _judge_move(
     denied = next((one for one in decisions if isinstance(one, Denied)), None)
     if denied is not None:
         return denied
-    layers = {one.apart for one in decisions if isinstance(one, Allowed)}
-    return leaving if Apart.SCRATCH not in layers or len(layers) == 1 else _crosses(relative, operation)
+    layers = {one.layer for one in decisions if isinstance(one, Permit)}
+    return leaving if Layer.SCRATCH not in layers or len(layers) == 1 else _crosses(relative, operation)
 
 
 def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
@@ -175,12 +175,12 @@ def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
                 yield path[len(str(directory)) :], _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE), st
 
 
-def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Facts:
+def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Context:
     if kind is Kind.SYMLINK and found is not None:
-        return Facts(target=os.readlink(path), in_source=True)
+        return Context(target=os.readlink(path), in_source=True)
     if kind is not Kind.FILE or found is None:
-        return Facts(in_source=found is not None)
-    return Facts(size=found.st_size, mode=stat.S_IMODE(found.st_mode), head=_head(path), in_source=True)
+        return Context(in_source=found is not None)
+    return Context(size=found.st_size, mode=stat.S_IMODE(found.st_mode), head=_head(path), in_source=True)
 
 
 def _head(path: Path) -> bytes:
@@ -216,7 +216,7 @@ def _place(home: Path, named: Path, workspace: Path | None, role: str | None) ->
 
 
 def _by(policy: Policy, role: str) -> Decide:
-    return partial(decide, policy, Agent("", "", role))
+    return partial(decide, policy, Principal("", "", role))
 
 
 def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
@@ -249,10 +249,12 @@ def _usual(path: str, found: os.stat_result | None) -> Operation:
     return Operation.CREATE_FILE if found is None else Operation.WRITE_FILE
 
 
-def _facts(place: _Place, relative: str, operation: Operation, size: int | None, found: os.stat_result | None) -> Facts:
+def _context(
+    place: _Place, relative: str, operation: Operation, size: int | None, found: os.stat_result | None
+) -> Context:
     before = found.st_size if found is not None else 0
     after = size if size is not None else before
-    return Facts(
+    return Context(
         size=after if operation in _OF_CONTENT else -1,
         size_before=before,
         mode=_PLAIN_FILE if operation is Operation.CREATE_FILE and found is None else -1,
@@ -266,7 +268,7 @@ def _in_source(place: _Place, relative: str, found: os.stat_result | None) -> bo
     """Whether the source has the name; in a mount it may also be held there, which the mount itself can tell."""
     if found is None:
         return False
-    return not place.mounted or _asked(place.root / relative).get("rule") != Apart.TEMPORARY
+    return not place.mounted or _asked(place.root / relative).get("rule") != Layer.STAGED
 
 
 def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import BonobofsError, TrailError
 from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state import heartbeats
@@ -30,7 +30,7 @@ class Turn:
     handler raises before the method returns.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Enforcer) -> None:
         self._guard: Final = guard
         self._lock: Final = threading.Lock()
 
@@ -62,7 +62,7 @@ class Turn:
 
 
 @contextlib.contextmanager
-def following(home: Path, session: Session, guard: Guard) -> Iterator[Turn]:
+def following(home: Path, session: Session, guard: Enforcer) -> Iterator[Turn]:
     """Bind the guard by the leases for the length of a `with` block; gives what each change must hold. StateError."""
     holder = Holder(session.agent, session.agent_id, session.chain).key
     turn, ended = Turn(guard), threading.Event()
@@ -95,7 +95,7 @@ def _follow(database: Database, session: str, follower: Follower, turn: Turn, en
             with contextlib.suppress(BonobofsError, OSError):
                 _look(follower, turn)
         with contextlib.suppress(BonobofsError, OSError):
-            heartbeats.leave(database, session)
+            heartbeats.detach(database, session)
 
 
 def _look(follower: Follower, turn: Turn) -> None:

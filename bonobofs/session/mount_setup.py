@@ -22,7 +22,7 @@ from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.kept_repository import settle
 from bonobofs.git.session_repository import Author, Owner, build
 from bonobofs.policy.engine import Policy
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.session import launcher, mount_checks, shim_files, transport_choice
 from bonobofs.session.guest_user import Guest, find_guest, let_inside, open_way
 from bonobofs.session.registration import Drawn, Who, choose_policy, draw
@@ -190,7 +190,7 @@ def _repository(home: Path, drawn: Drawn, guest: Guest | None) -> tuple[dict[str
     if not os.path.lexists(source / ".git"):
         return None, ()
     rules = rules_of(drawn.policy.plain)
-    author = Author(*identity(Agent(session.agent, session.agent_id, session.role), rules))
+    author = Author(*identity(Principal(session.agent, session.agent_id, session.role), rules))
     if guest is None:
         uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
     else:
@@ -312,7 +312,7 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
             if processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
                 break
     with contextlib.suppress(BonobofsError):
-        take_off(Path(session.mountpoint or ""), leave=covered)
+        take_off(Path(session.mountpoint or ""), permit=covered)
     if served:
         note_ends(home, [session.session])
         return

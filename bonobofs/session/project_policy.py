@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import PolicyError, StateError, UsageError
 from bonobofs.policy.compiled import Policy, compile_policy
-from bonobofs.policy.decision import Apart, Denied
+from bonobofs.policy.decision import Denied, Layer
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import decide
 from bonobofs.policy.examples import create, failures
 from bonobofs.policy.pattern import Matcher
 from bonobofs.policy.pattern import parse as parse_pattern
-from bonobofs.policy.request import Agent, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.session.mount_checks import check_source
 from bonobofs.state.project_policies import exists, policy_file
 from bonobofs.system import mounts
@@ -216,8 +216,10 @@ def _reason_to_keep(pattern: str, paths: Iterable[str], preset: Policy) -> str |
     name = os.path.basename(pattern.strip("/"))
     # The preset lists some names at the root alone.
     inner = f"a/{name}" if pattern.startswith("**/") else pattern.strip("/")
-    decision = decide(preset, Agent("", "", "agent"), Request(Operation.MKDIR, WorkspacePath(inner), Kind.DIRECTORY))
-    if not isinstance(decision, Denied) and decision.apart is Apart.SCRATCH:
+    decision = decide(
+        preset, Principal("", "", "agent"), Request(Operation.MKDIR, WorkspacePath(inner), Kind.DIRECTORY)
+    )
+    if not isinstance(decision, Denied) and decision.layer is Layer.SCRATCH:
         return ""
     if isinstance(decision, Denied):
         return "the policy refuses it"
@@ -231,14 +233,14 @@ def _reason_to_keep(pattern: str, paths: Iterable[str], preset: Policy) -> str |
 
 def _examples(policy: Policy, project: Project, paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Paths of the project that the policy admits, and paths that it refuses."""
-    agent = Agent("example", "", "agent")
+    agent = Principal("example", "", "agent")
     plain = [path for path in paths if path.isprintable() and path.isascii()]
     known = {*_LANGUAGES, *_LOCKS, "Makefile", "README.md"}
     at_root = [path for path in plain if path in known]
     first_of = {path.partition("/")[0]: path for path in reversed(plain) if "/" in path}
     allow, closed = list[str](), list[str]()
     for path in [*at_root, *sorted(first_of.values())]:
-        if not isinstance(decision := create(policy, agent, path), Denied) and decision.apart is Apart.NO:
+        if not isinstance(decision := create(policy, agent, path), Denied) and decision.layer is Layer.SOURCE:
             allow.append(path)
     for path in plain:
         decision = create(policy, agent, path)

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.audit_log import AuditLog
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, TrailError
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.session.lease_heartbeat import Turn, following
 from bonobofs.session.mount_checks import check_source
 from bonobofs.session.registration import Who, choose_policy, draw
@@ -33,7 +33,7 @@ class OpenSession(NamedTuple):
     """What a Python caller works with while its session is open."""
 
     session: Session
-    guard: Guard
+    guard: Enforcer
     log: AuditLog
     turn: Turn
     """Held by whoever makes a change, from its intent to its outcome."""
@@ -85,9 +85,9 @@ def open_session(
     try:
         keeper.start()
         _tidy(state, root, trail)
-        guard = Guard(
+        guard = Enforcer(
             drawn.policy.compiled,
-            Agent(session.agent, session.agent_id, session.role),
+            Principal(session.agent, session.agent_id, session.role),
             trail,
             denials=denials_path(state, session.agent_id),
         )

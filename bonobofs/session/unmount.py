@@ -78,10 +78,10 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     return Ended(live, dead, closed, copies, remover, kept)
 
 
-def take_off(mountpoint: Path, *, leave: int = 0) -> int:
-    """Take mounts off this path though they are in use, until `leave` are left, and say how many. For dead ones."""
+def take_off(mountpoint: Path, *, permit: int = 0) -> int:
+    """Take mounts off this path though they are in use, until `permit` are left, and say how many. For dead ones."""
     taken = 0
-    while len(mounts.at(mountpoint)) > leave:
+    while len(mounts.at(mountpoint)) > permit:
         mounts.detach(mountpoint, lazy=True)
         taken += 1
     return taken

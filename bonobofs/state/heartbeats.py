@@ -110,7 +110,7 @@ def entered(database: Database) -> list[tuple[str, str, str]]:
         return [(row.id, row.role, row.source) for row in rows]
 
 
-def leave(database: Database, session: str) -> None:
+def detach(database: Database, session: str) -> None:
     """Enter that the session has ended: nothing of it is under way any more."""
     with database.note() as connection:
         connection.execute(

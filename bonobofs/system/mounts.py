@@ -68,7 +68,7 @@ def copies(mount: Mount) -> tuple[str, ...]:
         return other[1:] == mount[1:]
 
     here = [str(other.mountpoint) for other in ours() if is_copy(other)]
-    return (*here, *map(str, processes.apart(lambda table: any(map(is_copy, all_mounts(table))))))
+    return (*here, *map(str, processes.detached(lambda table: any(map(is_copy, all_mounts(table))))))
 
 
 def at(mountpoint: Path) -> list[Mount]:

@@ -112,7 +112,7 @@ def holding(directory: Path) -> list[Process]:
     return found
 
 
-def apart(holds_it: Callable[[Path], bool]) -> list[Process]:
+def detached(holds_it: Callable[[Path], bool]) -> list[Process]:
     """Processes of other mount namespaces whose table of mounts has it, as far as this user may look."""
     holds = {_link("/proc/self/ns/mnt"): False, "": False}
     found = []

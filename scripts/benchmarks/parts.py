@@ -28,7 +28,7 @@ from bonobofs.audit.writer import Identity, Trail
 from bonobofs.guards import BeadsGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.request import Agent, Facts, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Operation, Principal, Request, WorkspacePath
 from bonobofs.session import open_session
 
 PASSES = 5
@@ -49,7 +49,7 @@ def decision(plan: Plan) -> float:
         for number in range(rules)
     )
     document = parse(text, "bench").model_dump(mode="json")
-    agent, facts = Agent("bench", str(uuid.uuid4()), "agent"), Facts(size=4096)
+    agent, context = Principal("bench", str(uuid.uuid4()), "agent"), Context(size=4096)
     chance = random.Random(7)
     passes = []
     for turn in range(PASSES):
@@ -62,7 +62,7 @@ def decision(plan: Plan) -> float:
         chance.shuffle(requests)
         started = perf_counter_ns()
         for request in requests:
-            decide(policy, agent, request, facts)
+            decide(policy, agent, request, context)
         passes.append((perf_counter_ns() - started) / len(requests) / 1e3)
     return statistics.median(passes)
 

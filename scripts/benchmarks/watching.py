@@ -25,7 +25,7 @@ BLIND: Final = """
 import json, os, socket, struct, sys
 line = socket.socket(fileno=int(sys.argv[1]))
 line.recv(1 << 16)
-said = json.dumps({"watch": "", "apart": False}).encode()
+said = json.dumps({"watch": "", "layer": False}).encode()
 line.sendall(struct.pack("=IB", len(said), 2) + said)
 while line.recv(1 << 16):
     pass

@@ -320,18 +320,18 @@ def test_what_was_held_apart_says_nothing_of_the_source(past: Past) -> None:
     (past.source / "target/old").write_text("x")
     past.enter(Operation.MKDIR, "target", "create", took=60)
     past.enter(Operation.CREATE_FILE, "target/old", "create", took=60, size=1)
-    scratch: dict[str, str | bool] = {"apart": "scratch"}
+    scratch: dict[str, str | bool] = {"layer": "scratch"}
     past.enter(Operation.CREATE_FILE, "target/new", "create", size=5, details=scratch)
     past.enter(Operation.WRITE_FILE, "target/old", "modify", size=7, details=scratch)
     past.enter(Operation.DELETE_FILE, "target/old", "delete", details=scratch)
-    past.enter(Operation.CREATE_FILE, "a.tmp", "create", size=5, details={"apart": "temporary"})
-    past.enter(Operation.CREATE_FILE, "b.tmp", "create", took=None, details={"apart": "temporary"})
+    past.enter(Operation.CREATE_FILE, "a.tmp", "create", size=5, details={"layer": "temporary"})
+    past.enter(Operation.CREATE_FILE, "b.tmp", "create", took=None, details={"layer": "temporary"})
     assert past.differences() == {}
 
 
 def test_what_came_from_a_held_name_is_expected_with_any_size(past: Past) -> None:
     for name in ("over", "fresh", "lost", "linked"):
-        past.enter(Operation.CREATE_FILE, "x.tmp", "create", details={"apart": "temporary"})
+        past.enter(Operation.CREATE_FILE, "x.tmp", "create", details={"layer": "temporary"})
         if name == "over":
             past.enter(Operation.CREATE_FILE, "over", "create", took=60, size=1)
         operation = Operation.LINK if name == "linked" else Operation.RENAME

@@ -83,9 +83,9 @@ def changed(*changes: Change) -> dict[str, str]:
         ),
         ([change("create_file", "d/x"), change("rename", "d", to="e")], {"e": "renamed from d", "e/x": "created"}),
         ([change("rename", "a", to="b", exchange=True)], {"a": "modified", "b": "modified"}),
-        ([change("create_file", "s", apart="scratch")], {}),
-        ([change("create_file", ".t", apart="temporary"), change("rename", "a", **FROM)], {"a": "modified"}),
-        ([change("create_file", ".t", apart="temporary"), change("rename", ".t", to=".u", apart="temporary")], {}),
+        ([change("create_file", "s", layer="scratch")], {}),
+        ([change("create_file", ".t", layer="temporary"), change("rename", "a", **FROM)], {"a": "modified"}),
+        ([change("create_file", ".t", layer="temporary"), change("rename", ".t", to=".u", layer="temporary")], {}),
         ([change("create_file", "a", result="error")], {}),
     ],
 )

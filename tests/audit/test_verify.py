@@ -344,7 +344,7 @@ def test_of_an_intent_it_is_told_what_was_kept_apart_and_what_may_have_been_left
     for name in ("plan.md", left):
         (source / name).write_text("text")
     trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
-    trail.intent(Operation.CREATE_FILE, "x.tmp", "create", "temporary", details={"apart": "temporary"})
+    trail.intent(Operation.CREATE_FILE, "x.tmp", "create", "temporary", details={"layer": "temporary"})
     trail.intent(Operation.RENAME, "x.tmp", "modify", "temporary", details={"to": "plan.md", "by": left})
     trail.close()
     (report,) = verify(tmp_path, look=lambda _: look_below(source))

@@ -13,13 +13,13 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.beads import Beads, find_beads
 from bonobofs.guards import BeadsGuard
-from bonobofs.policy.decision import Allowed
-from bonobofs.policy.request import Agent
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import Principal
 from bonobofs.session import OpenSession, open_session
 from tests.worlds.faulty import Faulty
 from tests.worlds.issues import WORLD, Workspace, find_bd
 
-ALICE = Agent("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f", "agent")
+ALICE = Principal("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f", "agent")
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +41,9 @@ def beads_workspace(bd: Path, source: Path, tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def leave() -> Allowed:
+def permit() -> Permit:
     """Leave to make a change; what it rests on is not the client's concern."""
-    return Allowed("test")
+    return Permit("test")
 
 
 @pytest.fixture

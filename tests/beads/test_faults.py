@@ -16,7 +16,7 @@ import pytest
 from bonobofs.beads import Beads, Changed, Edge, Issues, NewIssue, Turn, find_beads
 from bonobofs.beads.bd_lock import held, lock_path
 from bonobofs.errors import BeadsError
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 from tests.beads.conftest import ALICE
 from tests.fuse.waiting import until
 from tests.worlds import ROOT, environment
@@ -34,28 +34,28 @@ class Story(NamedTuple):
     """A change, the command of bd that makes it, and how it is known to be there."""
 
     command: str
-    change: Callable[[Turn, Allowed], Changed]
+    change: Callable[[Turn, Permit], Changed]
     is_there: Callable[[Issues], bool]
 
 
 CREATE = Story(
     "create",
-    lambda turn, leave: turn.create_issue(NewIssue("new", labels=("a:b",), description="text"), leave),
+    lambda turn, permit: turn.create_issue(NewIssue("new", labels=("a:b",), description="text"), permit),
     lambda issues: any((i.title, i.labels, i.description) == ("new", ("a:b",), "text") for i in issues.values()),
 )
 UPDATE = Story(
     "update",
-    lambda turn, leave: turn.update_issue("gt-one", leave, title="other", add_labels=["a:b"]),
+    lambda turn, permit: turn.update_issue("gt-one", permit, title="other", add_labels=["a:b"]),
     lambda issues: (issues["gt-one"].title, issues["gt-one"].labels) == ("other", ("a:b",)),
 )
 CLOSE = Story(
     "close",
-    lambda turn, leave: turn.close_issue("gt-one", leave, reason="why"),
+    lambda turn, permit: turn.close_issue("gt-one", permit, reason="why"),
     lambda issues: (issues["gt-one"].status, issues["gt-one"].close_reason) == ("closed", "why"),
 )
 COMMENT = Story(
     "comments add",
-    lambda turn, leave: turn.add_comment("gt-one", "hello", leave),
+    lambda turn, permit: turn.add_comment("gt-one", "hello", permit),
     lambda issues: issues["gt-one"].comment_count == 1,
 )
 STORIES = (
@@ -65,17 +65,17 @@ STORIES = (
     COMMENT,
     Story(
         "reopen",
-        lambda turn, leave: turn.reopen_issue("gt-shut", leave),
+        lambda turn, permit: turn.reopen_issue("gt-shut", permit),
         lambda issues: issues["gt-shut"].status == "open",
     ),
     Story(
         "dep add",
-        lambda turn, leave: turn.add_dependency("gt-one", "gt-two", "blocks", leave),
+        lambda turn, permit: turn.add_dependency("gt-one", "gt-two", "blocks", permit),
         lambda issues: Edge("gt-one", "gt-two", "blocks") in issues.edges,
     ),
     Story(
         "dep remove",
-        lambda turn, leave: turn.remove_dependency("gt-two", "gt-shut", leave),
+        lambda turn, permit: turn.remove_dependency("gt-two", "gt-shut", permit),
         lambda issues: Edge("gt-two", "gt-shut", "related") not in issues.edges,
     ),
 )
@@ -90,26 +90,26 @@ def _issues(beads_workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed before", "fails before", "lies", "mumbles"])
-def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
+def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
     """However bd ended, with success too, and everything is as it was."""
     with astray.turn() as turn:
         before = dict(turn.everything())
         for story in STORIES:
             faulty.will(how, story.command)
             with pytest.raises(BeadsError) as raised:
-                story.change(turn, leave)
+                story.change(turn, permit)
             assert raised.value.carried_out is False
             assert dict(turn.everything(fresh=True)) == before
 
 
 @pytest.mark.parametrize("how", ["killed after", "fails after", "notices", "bare"])
-def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, leave: Allowed, how: str) -> None:
+def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
     """However bd ended and whatever it said, and it is done once."""
     with astray.turn() as turn:
         before = len(turn.everything())
         for story in STORIES:
             faulty.will(how, story.command)
-            changed = story.change(turn, leave)
+            changed = story.change(turn, permit)
             assert story.is_there(turn.everything(fresh=True))
             assert changed.said or how == "bare"
         assert len(turn.everything()) == before + 1
@@ -117,17 +117,17 @@ def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, leave: Allowed, h
 
 @pytest.mark.parametrize(("story", "how", "is_done"), [(CLOSE, "hangs before", False), (CREATE, "hangs after", True)])
 def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
-    beads_workspace: Workspace, home: Path, faulty: Faulty, leave: Allowed, story: Story, how: str, is_done: bool
+    beads_workspace: Workspace, home: Path, faulty: Faulty, permit: Permit, story: Story, how: str, is_done: bool
 ) -> None:
     """After its time and a little more, also when it does not listen; no process of it is left."""
     faulty.will(how, story.command)
     hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=7)
     with hasty.turn() as turn:
         if is_done:
-            assert any("time limit" in line for line in story.change(turn, leave).said)
+            assert any("time limit" in line for line in story.change(turn, permit).said)
         else:
             with pytest.raises(BeadsError, match="time limit") as raised:
-                story.change(turn, leave)
+                story.change(turn, permit)
             assert raised.value.carried_out is False
         assert story.is_there(turn.everything(fresh=True)) is is_done
     until(lambda: not running(faulty.path), "no process of it is left")
@@ -135,17 +135,17 @@ def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
-    astray: Beads, faulty: Faulty, leave: Allowed, part: int
+    astray: Beads, faulty: Faulty, permit: Permit, part: int
 ) -> None:
     """Wherever it was: a creation is stored in full and done, or not stored and not done."""
     with astray.turn() as turn:
         started = time.monotonic()
-        turn.create_issue(NewIssue("how long it takes"), leave)
+        turn.create_issue(NewIssue("how long it takes"), permit)
         takes = (time.monotonic() - started) / 2
         faulty.will("killed midway", "create", seconds=takes * part / 7)
         is_done: bool | None = True
         try:
-            CREATE.change(turn, leave)
+            CREATE.change(turn, permit)
         except BeadsError as error:
             is_done = error.carried_out
         found = turn.everything(fresh=True)
@@ -155,88 +155,88 @@ def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
 
 @pytest.mark.parametrize("story", [CREATE, UPDATE])
 def test_what_bd_leaves_behind_stores_nothing_later(
-    astray: Beads, faulty: Faulty, leave: Allowed, story: Story
+    astray: Beads, faulty: Faulty, permit: Permit, story: Story
 ) -> None:
     """A call is over with all its processes before it is read back."""
     faulty.will("stores later", story.command)
     with astray.turn() as turn:
         with pytest.raises(BeadsError, match="somebody else's"):
-            story.change(turn, leave)
+            story.change(turn, permit)
         until(lambda: not running(faulty.path), "no process of it is left")
         faulty.let_go.touch()
         assert not story.is_there(turn.everything(fresh=True))
 
 
-def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faulty, leave: Allowed) -> None:
+def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faulty, permit: Permit) -> None:
     """With success from bd."""
     faulty.will("partly", "update", without=("add-label",))
     with astray.turn() as turn, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
-        UPDATE.change(turn, leave)
+        UPDATE.change(turn, permit)
     assert raised.value.carried_out is None
     assert (raised.value.done, raised.value.missing) == (("title",), ("label a:b",))
 
 
 @pytest.mark.parametrize("flag", ["labels", "description", "type"])
-def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, leave: Allowed, flag: str) -> None:
+def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, permit: Permit, flag: str) -> None:
     """It is taken away again, for good."""
     faulty.will("partly", "create", without=(flag,))
     new = NewIssue("new", "bug", labels=("a:b",), description="text")
     with astray.turn() as turn:
         before = dict(turn.everything())
         with pytest.raises(BeadsError, match="nothing is created") as raised:
-            turn.create_issue(new, leave)
+            turn.create_issue(new, permit)
         assert raised.value.carried_out is False
         assert dict(turn.everything(fresh=True)) == before
 
 
-def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty: Faulty, leave: Allowed) -> None:
+def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty: Faulty, permit: Permit) -> None:
     """So that a person can."""
     faulty.will("partly", "create", without=("labels",))
     faulty.will("fails before", "delete")
     with astray.turn() as turn:
         with pytest.raises(BeadsError, match="created in part") as raised:
-            CREATE.change(turn, leave)
+            CREATE.change(turn, permit)
         assert raised.value.carried_out is None
         (left,) = (issue.id for issue in turn.everything().values() if issue.title == "new")
         assert left in str(raised.value)
 
 
 @pytest.mark.parametrize("fault", ["create killed after", "update fails before", "update lies"])
-def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, leave: Allowed, fault: str) -> None:
+def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, permit: Permit, fault: str) -> None:
     """It takes two calls of bd, and either may go wrong."""
     command, _, how = fault.partition(" ")
     faulty.will(how, command)
     with astray.turn() as turn:
         before = dict(turn.everything())
         if command == "create":
-            made = turn.create_issue(NewIssue("hello", "message"), leave).issue
+            made = turn.create_issue(NewIssue("hello", "message"), permit).issue
             assert (made.issue_type, made.ephemeral) == ("message", False)
         else:
             with pytest.raises(BeadsError, match="nothing is created"):
-                turn.create_issue(NewIssue("hello", "message"), leave)
+                turn.create_issue(NewIssue("hello", "message"), permit)
             assert dict(turn.everything()) == before
 
 
 @pytest.mark.parametrize("story", [UPDATE, COMMENT, CREATE])
-def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, leave: Allowed, story: Story) -> None:
+def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, permit: Permit, story: Story) -> None:
     """It is neither done nor undone, and nothing says that it is."""
     with astray.turn() as turn:
         turn.everything()
         faulty.will("killed after", story.command)
         faulty.will("fails before", "comments" if story.command == "comments add" else "list")
         with pytest.raises(BeadsError, match="cannot be told") as raised:
-            story.change(turn, leave)
+            story.change(turn, permit)
     assert raised.value.carried_out is None
 
 
-def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
+def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
     """bd itself would wait without end; when the lock is free again all is as it was."""
     hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=7)
     with hasty.turn() as turn:
         turn.everything()
         holder = hold(beads_workspace.lock)
         with pytest.raises(BeadsError) as raised:
-            turn.close_issue("gt-one", leave)
+            turn.close_issue("gt-one", permit)
         assert raised.value.carried_out is None
         end(holder)
         assert not turn.everything(fresh=True)["gt-one"].is_closed

@@ -14,8 +14,8 @@ import pytest
 from bonobofs.beads import Beads, NewIssue, find_beads
 from bonobofs.beads.bd_commands import FLAGS, command
 from bonobofs.errors import BeadsError, UsageError
-from bonobofs.policy.decision import Allowed
-from bonobofs.policy.request import Agent
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import Principal
 from tests.beads.conftest import ALICE
 from tests.fuse.waiting import until
 from tests.worlds import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser
@@ -121,7 +121,7 @@ def test_what_an_agent_could_put_on_path_is_not_run(
 
 
 def test_bd_is_given_nothing_of_the_caller(
-    beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: Allowed
+    beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permit: Permit
 ) -> None:
     """Its environment, its directory, its standard input and its descriptors are all ours."""
     (tmp_path / "kept").mkdir()
@@ -140,7 +140,7 @@ os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
     secret = (tmp_path / "secret").open("w")
     os.set_inheritable(secret.fileno(), True)
     with secret, Beads(find_beads(beads_workspace.directory), home, ALICE, program=bd).turn() as turn:
-        turn.create_issue(NewIssue("one"), leave)
+        turn.create_issue(NewIssue("one"), permit)
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert [each["argv"][0] for each in told] == ["version", "where", "list", "create", "list"]
     for each in told:
@@ -160,7 +160,7 @@ os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
         assert each["argv"][0] == "version" or "--actor=alice" in each["argv"]
 
 
-def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace, leave: Allowed) -> None:
+def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
     """Neither its .env nor its configuration, of which hooks are a part that is not run."""
     (beads_workspace.beads / ".env").write_text("BD_ACTOR=bob\nBEADS_ACTOR=bob\nGIT_AUTHOR_EMAIL=bob@x\n")
     (beads_workspace.beads / "config.yaml").write_text("actor: bob\n")
@@ -168,9 +168,9 @@ def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace
     for event in ("create", "update", "close"):
         program(hooks / f"on_{event}", f"open({str(beads_workspace.person / 'ran')!r}, 'a')")
     with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("one"), leave).issue
-        turn.add_comment(made.id, "hello", leave)
-        turn.close_issue(made.id, leave)
+        made = turn.create_issue(NewIssue("one"), permit).issue
+        turn.add_comment(made.id, "hello", permit)
+        turn.close_issue(made.id, permit)
         assert [each.author for each in turn.comments(made.id)] == ["alice"]
     assert (made.created_by, made.owner) == ("alice", f"{ALICE.id}@bonobofs.invalid")
     # A hook of an ordinary call, to know that they would have run by now.
@@ -182,7 +182,7 @@ def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace
 
 @pytest.mark.root
 def test_root_runs_bd_as_whoever_owns_the_issues(
-    ordinary_user: OrdinaryUser, home: Path, leave: Allowed, bd: Path
+    ordinary_user: OrdinaryUser, home: Path, permit: Permit, bd: Path
 ) -> None:
     """In its .beads lie files that say what bd does; what it makes is that user's too, and nothing is left over."""
     said = ordinary_user.directory / "said"
@@ -204,7 +204,7 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
     said.unlink()
     before = set(Path("/run").iterdir())
     with Beads(find_beads(source), home, ALICE, program=other).turn() as turn:
-        turn.create_issue(NewIssue("one"), leave)
+        turn.create_issue(NewIssue("one"), permit)
     assert set(Path("/run").iterdir()) == before
     for line in said.read_text().splitlines():
         assert line.startswith(f"{(NOBODY,) * 3} {(NOBODY,) * 3} [{NOBODY}] /run/bonobofs-bd-")
@@ -214,14 +214,14 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
 def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
     """bd would take it for somebody else."""
     with pytest.raises(UsageError, match="without a name"):
-        Beads(place, home, Agent(" ", "0b5c1f2a", "agent"))
+        Beads(place, home, Principal(" ", "0b5c1f2a", "agent"))
 
 
-def test_an_agent_may_be_called_like_a_flag(beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
+def test_an_agent_may_be_called_like_a_flag(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
     """Its name is its name."""
-    agent = Agent("--force", ALICE.id, "agent")
+    agent = Principal("--force", ALICE.id, "agent")
     with Beads(find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd).turn() as turn:
-        assert turn.create_issue(NewIssue("one"), leave).issue.created_by == "--force"
+        assert turn.create_issue(NewIssue("one"), permit).issue.created_by == "--force"
 
 
 def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_bd_that_works_elsewhere_is_not_asked_anything(place: Path, home: Path
 
 
 def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
-    bd: Path, beads_workspace: Workspace, home: Path, tmp_path: Path, leave: Allowed
+    bd: Path, beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
 ) -> None:
     """bd may be configured to keep new issues in another workspace."""
     other = Workspace(bd, tmp_path / "other", tmp_path / "person").init()
@@ -275,7 +275,7 @@ def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
     leading = program(tmp_path / "bd", f"{led}\nos.execv({str(bd)!r}, ['bd', *sys.argv[1:]])")
     astray = Beads(find_beads(beads_workspace.directory), home, ALICE, program=leading)
     with astray.turn() as turn, pytest.raises(BeadsError, match="not among these issues") as raised:
-        turn.create_issue(NewIssue("one"), leave)
+        turn.create_issue(NewIssue("one"), permit)
     assert raised.value.carried_out is None
     (id_,) = other.everything()
     assert id_ in str(raised.value)
@@ -300,7 +300,7 @@ def test_a_beads_that_leads_into_the_workspace_is_not_used(source: Path, tmp_pat
 
 
 def test_a_worktree_has_the_beads_of_its_repository(
-    beads_workspace: Workspace, home: Path, tmp_path: Path, leave: Allowed
+    beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
 ) -> None:
     """Also where a copy of them was checked out with it; but not who only says to be a worktree."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(beads_workspace.directory)]
@@ -311,7 +311,7 @@ def test_a_worktree_has_the_beads_of_its_repository(
     assert (tree / ".beads").is_dir()
     assert find_beads(tree) == find_beads(beads_workspace.directory)
     with Beads(find_beads(tree), home, ALICE, program=beads_workspace.bd).turn() as turn:
-        made = turn.create_issue(NewIssue("one"), leave).issue
+        made = turn.create_issue(NewIssue("one"), permit).issue
     assert made.id in beads_workspace.everything()
     liar = tmp_path / "liar"
     (liar / ".beads").mkdir(parents=True)
@@ -331,91 +331,91 @@ def test_there_is_no_way_to_ask_for_another_flag() -> None:
 
 
 @pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b", "x" * 256])
-def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, leave: Allowed, label: str) -> None:
+def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, permit: Permit, label: str) -> None:
     """In a new issue, and in one that is there."""
     with beads.turn() as turn:
         with pytest.raises(UsageError):
-            turn.create_issue(NewIssue("x", labels=(label,)), leave)
-        made = turn.create_issue(NewIssue("x"), leave).issue
+            turn.create_issue(NewIssue("x", labels=(label,)), permit)
+        made = turn.create_issue(NewIssue("x"), permit).issue
         for change in ({"add_labels": [label]}, {"remove_labels": [label]}):
             with pytest.raises(UsageError):
-                turn.update_issue(made.id, leave, **change)  # type: ignore[arg-type] # one of the two
+                turn.update_issue(made.id, permit, **change)  # type: ignore[arg-type] # one of the two
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "x" * 200_000])
-def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, leave: Allowed, text: str) -> None:
+def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, permit: Permit, text: str) -> None:
     """NUL, what is not UTF-8, and more than the kernel lets through."""
     with beads.turn() as turn, pytest.raises(UsageError):
-        turn.create_issue(NewIssue("x", description=text), leave)
+        turn.create_issue(NewIssue("x", description=text), permit)
 
 
 @pytest.mark.parametrize(
     "text", ["--", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
 )
-def test_a_text_is_stored_as_it_is(beads: Beads, leave: Allowed, tmp_path: Path, text: str) -> None:
+def test_a_text_is_stored_as_it_is(beads: Beads, permit: Permit, tmp_path: Path, text: str) -> None:
     """In every field, and as a reason."""
     with beads.turn() as turn:
         new = NewIssue(text, description=text, design=text, acceptance=text, notes=text, assignee=text)
-        made = turn.create_issue(new, leave).issue
+        made = turn.create_issue(new, permit).issue
         assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
-        assert turn.update_issue(made.id, leave, notes=text + text, assignee="").issue.notes == text + text
-        assert turn.close_issue(made.id, leave, reason=text).issue.close_reason == text
+        assert turn.update_issue(made.id, permit, notes=text + text, assignee="").issue.notes == text + text
+        assert turn.close_issue(made.id, permit, reason=text).issue.close_reason == text
 
 
-def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, leave: Allowed) -> None:
+def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, permit: Permit) -> None:
     """Control characters, in a key or in a value, and no others."""
     harmless = {"k\t\n\x7f\\u0001": ["\b\f\r", "\\"]}
     with beads.turn() as turn:
         for metadata in ({"\x01": 1}, {"k": {"l": ["\x1b"]}}, {"k": "\\\0"}):
             with pytest.raises(UsageError, match="control characters"):
-                turn.create_issue(NewIssue("x", metadata=metadata), leave)
-        made = turn.create_issue(NewIssue("x", metadata=harmless), leave).issue
+                turn.create_issue(NewIssue("x", metadata=metadata), permit)
+        made = turn.create_issue(NewIssue("x", metadata=harmless), permit).issue
         with pytest.raises(UsageError, match="control characters"):
-            turn.update_issue(made.id, leave, metadata={"k": "\x1f"})
+            turn.update_issue(made.id, permit, metadata={"k": "\x1f"})
         assert harmless.items() <= turn.everything(fresh=True)[made.id].metadata.items()
 
 
-def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, leave: Allowed) -> None:
+def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, permit: Permit) -> None:
     """That is "-" and no other; in every other place "-" is a text too."""
     with beads.turn() as turn:
         with pytest.raises(UsageError, match="standard input"):
-            turn.create_issue(NewIssue("x", description="-"), leave)
-        made = turn.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), leave).issue
+            turn.create_issue(NewIssue("x", description="-"), permit)
+        made = turn.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), permit).issue
         assert (made.title, made.design, made.acceptance, made.notes, made.assignee) == ("-",) * 5
         with pytest.raises(UsageError, match="standard input"):
-            turn.update_issue(made.id, leave, description="-", notes="x")
-        assert turn.update_issue(made.id, leave, description="- ").issue.notes == "-"
-        turn.add_comment(made.id, "-", leave)
+            turn.update_issue(made.id, permit, description="-", notes="x")
+        assert turn.update_issue(made.id, permit, description="- ").issue.notes == "-"
+        turn.add_comment(made.id, "-", permit)
         assert [comment.text for comment in turn.comments(made.id)] == ["-"]
-        assert turn.close_issue(made.id, leave, reason="-").issue.close_reason == "-"
+        assert turn.close_issue(made.id, permit, reason="-").issue.close_reason == "-"
 
 
-def test_a_file_that_is_named_is_not_read(beads: Beads, leave: Allowed, tmp_path: Path) -> None:
+def test_a_file_that_is_named_is_not_read(beads: Beads, permit: Permit, tmp_path: Path) -> None:
     """Metadata goes to bd as JSON, in which a file's name is only a name."""
     (tmp_path / "secret").write_text('{"secret": 1}')
     with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), leave).issue
+        made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), permit).issue
     assert "secret" not in made.metadata
 
 
-def test_closing_is_not_a_matter_of_updating(beads: Beads, leave: Allowed) -> None:
+def test_closing_is_not_a_matter_of_updating(beads: Beads, permit: Permit) -> None:
     """bd would close what is blocked."""
     with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("x"), leave).issue
+        made = turn.create_issue(NewIssue("x"), permit).issue
         with pytest.raises(UsageError, match="by closing it"):
-            turn.update_issue(made.id, leave, status="closed")
+            turn.update_issue(made.id, permit, status="closed")
 
 
-def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, leave: Allowed) -> None:
+def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, permit: Permit) -> None:
     """And once."""
     with beads.turn() as turn:
-        first = turn.create_issue(NewIssue("x"), leave)
+        first = turn.create_issue(NewIssue("x"), permit)
     with beads.turn() as turn:
-        second = turn.create_issue(NewIssue("y"), leave)
-        assert set(turn.undo_create(second, leave)) == {first.issue.id}
+        second = turn.create_issue(NewIssue("y"), permit)
+        assert set(turn.undo_create(second, permit)) == {first.issue.id}
         for made in (first, second):
             with pytest.raises(UsageError, match="not created just now"):
-                turn.undo_create(made, leave)
+                turn.undo_create(made, permit)
 
 
 def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
@@ -426,14 +426,14 @@ def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
         turn.everything()
 
 
-def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Path, leave: Allowed) -> None:
+def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Path, permit: Permit) -> None:
     """What is read before a change is still so when it is made: of ten that count up, none is lost."""
     one = beads_workspace.create("0")
 
     def count_up() -> None:
         with beads.turn() as turn:
             title = turn.everything()[one].title
-            turn.update_issue(one, leave, title=str(int(title) + 1))
+            turn.update_issue(one, permit, title=str(int(title) + 1))
 
     threads = [threading.Thread(target=count_up) for _ in range(5)]
     for thread in threads:
@@ -444,7 +444,7 @@ def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Pa
 
 
 def test_a_thousand_issues_are_read_and_changed(
-    beads_workspace: Workspace, home: Path, faulty: Faulty, leave: Allowed
+    beads_workspace: Workspace, home: Path, faulty: Faulty, permit: Permit
 ) -> None:
     """With one list before and one after."""
     lines = [
@@ -456,5 +456,5 @@ def test_a_thousand_issues_are_read_and_changed(
     assert beads_workspace.run("import", file).returncode == 0
     with Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).turn() as turn:
         assert len(turn.everything()) == 1000
-        assert turn.add_dependency("gt-1", "gt-999", "blocks", leave).issue.edges
+        assert turn.add_dependency("gt-1", "gt-999", "blocks", permit).issue.edges
     assert faulty.called()[2:] == ["list", "dep add", "list"]

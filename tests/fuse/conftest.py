@@ -36,9 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not IS_ROOT:
-        apart = [item for item in items if item.get_closest_marker("root")]
-        config.hook.pytest_deselected(items=apart)
-        items[:] = [item for item in items if item not in apart]
+        layer = [item for item in items if item.get_closest_marker("root")]
+        config.hook.pytest_deselected(items=layer)
+        items[:] = [item for item in items if item not in layer]
 
 
 class Place(World):

@@ -20,21 +20,21 @@ from hypothesis import strategies as st
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import Inodes
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Header, Notices
 from bonobofs.fuse.overlay import Scratch, Sizes
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.temp_table import Held
 from bonobofs.fuse.virtual_dir import Virtual
-from bonobofs.policy.decision import Apart, Refused
+from bonobofs.policy.decision import Layer, Refused
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from tests.worlds import ALLOW_ALL, ROOT
 
 DENY_ALL: Final = 'default = "deny"\n'
@@ -58,20 +58,20 @@ class Server:
         os.setxattr(self.source / "file", "user.mark", b"here")
         self._root = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
         self.trail = directory / "trail"
-        agent = Agent("alice", str(uuid.uuid4()), "agent")
+        agent = Principal("alice", str(uuid.uuid4()), "agent")
         identity = Identity("session", agent.label, agent.id)
         if unwritable:
             full, null = os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_WRONLY)
             self._log = Trail(full, null, identity, self.trail)
         else:
             self._log = Trail.create(self.trail, directory / "head", identity)
-        self.guard = Guard(_policy(policy), agent, self._log)
+        self.guard = Enforcer(_policy(policy), agent, self._log)
         self._inodes = Inodes()
-        self._backing = Backing(self._root, self._inodes, cache=64, pins=64)
-        layer = directory / "layer"
-        layer.mkdir()
-        self._top = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
-        above = Backing(self._top, self._inodes, cache=8, pins=8, apart=Apart.SCRATCH)
+        self._backing = LayerStore(self._root, self._inodes, cache=64, pins=64)
+        store = directory / "layer"
+        store.mkdir()
+        self._top = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        above = LayerStore(self._top, self._inodes, cache=8, pins=8, layer=Layer.SCRATCH)
         self._scratch = Scratch(above, self._inodes, Sizes(lambda: self.guard.policy), count())
         virtual = Virtual({b"policy.md": lambda _: b"text"})
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True))
@@ -334,7 +334,7 @@ def test_whatever_changes_the_source_demands_the_leave() -> None:
     for function, call in _calls(FUSE / "backing.py"):
         assert function is not None
         taken = {a.arg: ast.unparse(a.annotation) for a in function.args.args if a.annotation is not None}
-        if taken.get("leave") != "Allowed":
+        if taken.get("permit") != "Permit":
             without.add(f"{function.name}: {call}")
     assert without == {"_open_closed: chmod", "_passable: fchmod"}
 

@@ -513,7 +513,7 @@ def test_every_step_is_on_record(world: Place) -> None:
 
     def told(entry: AuditEntry) -> tuple[str, ...]:
         details = entry.details
-        return entry.operation, entry.path, entry.result, details.get("apart", ""), details.get("from", "")
+        return entry.operation, entry.path, entry.result, details.get("layer", ""), details.get("from", "")
 
     assert [told(entry) for entry in intents] == [
         ("create_file", "notes/x.tmp", "allowed", "temporary", ""),

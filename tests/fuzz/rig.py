@@ -14,21 +14,21 @@ from typing import Final
 
 from bonobofs.audit.reader import read
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import Inodes
 from bonobofs.fuse.kernel_transport import Connection
-from bonobofs.fuse.layer import Backing
+from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Notices
 from bonobofs.fuse.overlay import Scratch, Sizes
 from bonobofs.fuse.temp_table import Held
 from bonobofs.fuse.virtual_dir import Virtual
-from bonobofs.policy.decision import Apart
+from bonobofs.policy.decision import Layer
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from tests.trees import Tree, look, unexplained
 
 POLICY: Final = """
@@ -84,16 +84,16 @@ class Rig:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self._kernel.setblocking(False)
         self._connection = Connection(ours.detach())
-        agent = Agent("alice", str(uuid.uuid4()), "agent")
+        agent = Principal("alice", str(uuid.uuid4()), "agent")
         self.trail = directory / "trail"
         self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
-        self._guard = Guard(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
+        self._guard = Enforcer(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
         inodes = Inodes()
-        self._backing = Backing(self._root, inodes, cache=8, pins=64)
-        layer = directory / "layer"
-        layer.mkdir()
-        self._layer = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
-        above = Backing(self._layer, inodes, cache=8, pins=64, apart=Apart.SCRATCH)
+        self._backing = LayerStore(self._root, inodes, cache=8, pins=64)
+        store = directory / "layer"
+        store.mkdir()
+        self._store = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        above = LayerStore(self._store, inodes, cache=8, pins=64, layer=Layer.SCRATCH)
         self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
         notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True))
         files = Virtual({b"policy.md": lambda _: b"text"})
@@ -110,13 +110,13 @@ class Rig:
         for node_id in list(self._operations._nodes):
             if node_id != p.ROOT_ID:
                 self._operations._forget_one(node_id, 1 << 62)
-        for layer in (self._backing, self._scratch.layer):
-            layer.drop_all()
-            os.close(layer._mountinfo)
+        for store in (self._backing, self._scratch.store):
+            store.drop_all()
+            os.close(store._mountinfo)
         self._connection.close()
         for fd in (
             self._root,
-            self._layer,
+            self._store,
             self._connection._wake,
             self._connection._waker,
             self._connection._slices.bell,

@@ -18,7 +18,7 @@ from bonobofs.git.publication import Published, Publisher, RefUpdate
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.git.repository import Repository
 from bonobofs.policy.decision import Denied, Refused
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.session import OpenSession, open_session
 from bonobofs.state.home import inside_directory, trail_path
 from tests.git_session.repositories import Repo
@@ -76,7 +76,7 @@ class Direct:
         return self.refused(ref, **arguments).rule
 
 
-def agents_clone(source: Repo, root: Path, agent: Agent) -> Repo:
+def agents_clone(source: Repo, root: Path, agent: Principal) -> Repo:
     name, email = identity(agent, rules_of({}))
     repo = Repo(root, name, email)
     root.mkdir()
@@ -115,7 +115,7 @@ class Publishing:
     def __init__(self, world: World, source: Repo) -> None:
         self.world = world
         self.source = source
-        self.agent = Agent(world.session.agent, world.session.agent_id, world.session.role)
+        self.agent = Principal(world.session.agent, world.session.agent_id, world.session.role)
         self.repo = Repo(world.path)
         for key in [key for key in self.repo.env if key.startswith(("GIT_AUTHOR", "GIT_COMMITTER"))]:
             del self.repo.env[key]

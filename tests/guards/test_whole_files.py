@@ -18,11 +18,11 @@ from bonobofs.audit.reader import read
 from bonobofs.audit.recovery import compare
 from bonobofs.audit.verify import read_head, verify
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.guards import FileGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.request import Agent
+from bonobofs.policy.request import Principal
 from bonobofs.session import open_session
 from tests.guards.conftest import Guarded, Program
 from tests.worlds import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser
@@ -154,7 +154,7 @@ class _Source(NamedTuple):
 
 class _Session(NamedTuple):
     session: _Source
-    guard: Guard
+    guard: Enforcer
     log: AuditLog
     turn: threading.Lock
     place: str
@@ -165,13 +165,13 @@ class _Session(NamedTuple):
 def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     """A guard on a file system that has no files without names."""
     world = mounted(policy=ALLOW_ALL)
-    alice = Agent("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
+    alice = Principal("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
     trail = Trail.create(tmp_path / "own.jsonl", tmp_path / "own.head", Identity("own", alice.label, alice.id))
     policy = compile_policy(parse('default = "allow"', "test").model_dump(mode="json"))
     with FileGuard(
         _Session(
             _Source(str(world.path)),
-            Guard(policy, alice, trail),
+            Enforcer(policy, alice, trail),
             AuditLog(trail),
             threading.Lock(),
             str(world.path),

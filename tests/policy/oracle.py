@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bonobofs.policy.decision import Apart, Code
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.decision import Code, Layer
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request
 
 EXECUTABLE = [
     *(b"#!", b"\x7fELF", b"MZ", b"\0asm"),
@@ -141,25 +141,25 @@ def suffix_of(name: str) -> str:
     return name[dot:] if dot >= 0 and set(name[:dot]) - {"."} else ""
 
 
-def refusal_by(rule: dict[str, Any], parts: list[str], kind: Kind, facts: Facts, leaves: bool) -> Code | None:
+def refusal_by(rule: dict[str, Any], parts: list[str], kind: Kind, context: Context, leaves: bool) -> Code | None:
     if kind is Kind.DIRECTORY:
         return None
     if rule["suffixes"] is not None and suffix_of(parts[-1] if parts else "") not in rule["suffixes"]:
         return Code.SUFFIX
     if leaves or kind is not Kind.FILE:
         return None
-    runs = (facts.mode != -1 and facts.mode & 0o111) or any(facts.head.startswith(magic) for magic in EXECUTABLE)
+    runs = (context.mode != -1 and context.mode & 0o111) or any(context.head.startswith(magic) for magic in EXECUTABLE)
     if not rule["executable"] and runs:
         return Code.EXECUTABLE
-    shrinks = facts.size < facts.size_before
-    if rule["max_size"] is not None and facts.size > rule["max_size"] and not shrinks:
+    shrinks = context.size < context.size_before
+    if rule["max_size"] is not None and context.size > rule["max_size"] and not shrinks:
         return Code.SIZE
     return None
 
 
-def is_temporary(document: dict[str, Any], parts: list[str], request: Request, facts: Facts) -> bool:
+def is_temporary(document: dict[str, Any], parts: list[str], request: Request, context: Context) -> bool:
     """Whether the request is for a name that is held apart until it is renamed, unless a rule admits it."""
-    if facts.in_source or request.kind not in (Kind.FILE, Kind.SYMLINK) or not parts:
+    if context.in_source or request.kind not in (Kind.FILE, Kind.SYMLINK) or not parts:
         return False
     if parts[-1] == "4913" or parts[-1][-1:] == "~":
         return False
@@ -186,19 +186,19 @@ def is_tracked(tracked: Sequence[str], parts: list[str]) -> bool:
     return False
 
 
-def codes(document: dict[str, Any], agent: Agent, request: Request, facts: Facts) -> set[Code]:
+def codes(document: dict[str, Any], agent: Principal, request: Request, context: Context) -> set[Code]:
     """The codes that a refusal may have, where several rules refuse any of theirs; empty: the change is allowed."""
-    answer = decide(document, agent, request, facts)
+    answer = decide(document, agent, request, context)
     return answer if isinstance(answer, set) else set()
 
 
 def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
-    document: dict[str, Any], agent: Agent, request: Request, facts: Facts, tracked: Sequence[str] = ()
-) -> set[Code] | Apart:
+    document: dict[str, Any], agent: Principal, request: Request, context: Context, tracked: Sequence[str] = ()
+) -> set[Code] | Layer:
     """Where the bytes of an allowed change go, or the codes that its refusal may have."""
     parts = request.path.split("/") if request.path else []
     operation = request.operation
-    leaves = facts.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
+    leaves = context.leaves or operation in (Operation.DELETE_FILE, Operation.RMDIR)
     protect = [".bonobofs/", "**/.git/", "**/.beads/"]
     protect += [pattern for table in document["protect"] for pattern in table["paths"]]
     role = document["role"].get(agent.role, UNDEFINED_AGENT if agent.role == "agent" else None)
@@ -208,36 +208,36 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     if any("\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff" for character in request.path):
         return {Code.OUTSIDE}
     if operation.value in WORDS_OF_CALLS:
-        return Apart.NO if role is not None and may_call(role, operation.value) else {Code.ROLE}
+        return Layer.SOURCE if role is not None and may_call(role, operation.value) else {Code.ROLE}
     if not parts and (leaves or operation.value not in ON_THE_ROOT):
         return {Code.OUTSIDE}
     scratch = parts != [] and is_scratch(document, parts, tracked)
-    if facts.target is not None and not leaves:
-        bound = facts.carried and not facts.target.startswith("/")
+    if context.target is not None and not leaves:
+        bound = context.carried and not context.target.startswith("/")
         anywhere = document["symlinks"] == "any" or (scratch and not bound)
-        if not target_is_good(protect, parts, facts.target, anywhere=anywhere):
+        if not target_is_good(protect, parts, context.target, anywhere=anywhere):
             return {Code.OUTSIDE}
     makes_device = operation is Operation.MKNOD and request.kind is Kind.DEVICE
-    if makes_device and not (document["devices"] and facts.privileged):
+    if makes_device and not (document["devices"] and context.privileged):
         return {Code.DEVICE}
-    if facts.tool and (role is None or operation.value not in role["tools"]):
+    if context.tool and (role is None or operation.value not in role["tools"]):
         return {Code.ROLE}
     if any_matches(protect, parts):
         return {Code.PROTECTED}
     if role is None or any_matches(role["deny"], parts):
         return {Code.ROLE}
     if scratch:
-        return Apart.SCRATCH
-    in_source = judge_in_source(document, role, parts, request, facts, leaves)
-    if is_temporary(document, parts, request, facts) and (facts.held or in_source):
-        return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.TEMPORARY
+        return Layer.SCRATCH
+    in_source = judge_in_source(document, role, parts, request, context, leaves)
+    if is_temporary(document, parts, request, context) and (context.held or in_source):
+        return {Code.HARDLINK} if has_foreign_names(request, context) else Layer.STAGED
     if in_source:
         return in_source
-    return {Code.HARDLINK} if has_foreign_names(request, facts) else Apart.NO
+    return {Code.HARDLINK} if has_foreign_names(request, context) else Layer.SOURCE
 
 
 def judge_in_source(
-    document: dict[str, Any], role: dict[str, Any], parts: list[str], request: Request, facts: Facts, leaves: bool
+    document: dict[str, Any], role: dict[str, Any], parts: list[str], request: Request, context: Context, leaves: bool
 ) -> set[Code]:
     """The codes that a refusal of an ordinary file may have; empty: it may be written."""
     keep = [pattern for table in document["keep"] for pattern in table["paths"]]
@@ -252,7 +252,7 @@ def judge_in_source(
         return {Code.DEFAULT}
     if any(rule.get("refuse") is not None for rule in matching):
         return {Code.PROTECTED}
-    refusals = {refusal_by(rule, parts, request.kind, facts, leaves) for rule in matching}
+    refusals = {refusal_by(rule, parts, request.kind, context, leaves) for rule in matching}
     if matching and None not in refusals:
         return {code for code in refusals if code is not None}
     return set()
@@ -264,6 +264,6 @@ def may_call(role: dict[str, Any], operation: str) -> bool:
     return any(word in listed or "*" in listed for word in words)
 
 
-def has_foreign_names(request: Request, facts: Facts) -> bool:
+def has_foreign_names(request: Request, context: Context) -> bool:
     on_the_inode = request.operation.value in ON_THE_INODE and request.kind is not Kind.DIRECTORY
-    return on_the_inode and facts.foreign_names > 0
+    return on_the_inode and context.foreign_names > 0

@@ -12,7 +12,7 @@ from bonobofs.policy import pattern
 from bonobofs.policy.compiled import parse_hidden, parse_temporary
 from bonobofs.policy.grant_families import FAMILIES
 from bonobofs.policy.grants import OF_A_GATE
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
 
 NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", "x.md.py", "x.", "..md", "a..b.md", "é"]
 NAMES += ["sedAb1", ".a.swp", "x.md~", "4913"]
@@ -118,7 +118,7 @@ documents = st.fixed_dictionaries(
         "role": st.dictionaries(st.sampled_from(["agent", "writer"]), roles, max_size=2),
     }
 )
-agents = st.sampled_from([*["agent"] * 6, *["writer"] * 3, "nobody"]).map(lambda role: Agent("alice", "1", role))
+agents = st.sampled_from([*["agent"] * 6, *["writer"] * 3, "nobody"]).map(lambda role: Principal("alice", "1", role))
 
 
 def _requests(operations: st.SearchStrategy[Operation]) -> st.SearchStrategy[Request]:
@@ -140,8 +140,8 @@ targets = mostly(
     st.sampled_from(["/etc/passwd", "", "..", "../..", "a/../b", "./a", "../.git/config", ".bonobofs/x"])
     | st.lists(st.sampled_from([*NAMES, "..", ".", "", "\0"]), max_size=4).map("/".join),
 )
-facts = st.builds(
-    Facts,
+context = st.builds(
+    Context,
     size=st.integers(-1, 12),
     size_before=st.integers(0, 12),
     mode=st.sampled_from([-1, 0o644, 0o600, 0o755, 0o2, 0o1, 0o7666]),

@@ -9,10 +9,10 @@ import pytest
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy.choragen import read_governance, read_locks
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, decide
-from bonobofs.policy.request import Agent, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -63,7 +63,7 @@ def policy_of(text: str) -> Policy:
 
 def allowed(policy: Policy, path: str, operation: Operation = Operation.WRITE_FILE, role: str = "agent") -> bool:
     request = Request(operation, WorkspacePath(path))
-    return isinstance(decide(policy, Agent("ann", "", role), request), Allowed)
+    return isinstance(decide(policy, Principal("ann", "", role), request), Permit)
 
 
 def test_what_was_allowed_is_and_what_was_not_is_not() -> None:

@@ -8,21 +8,21 @@ import pytest
 
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.policy import examples
-from bonobofs.policy.decision import Apart, Code, Denied
+from bonobofs.policy.decision import Code, Denied, Layer
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
 from bonobofs.policy.presets import packaged_default
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
 from tests.policy import oracle
 
 DOCUMENT = load(packaged_default()).model_dump(mode="json")
 POLICY = compile_policy(DOCUMENT)
-ALICE = Agent("alice", "1", "agent")
+ALICE = Principal("alice", "1", "agent")
 MB, KB = 1_000_000, 1_000
 
 
 def code(
-    path: str, operation: Operation = Operation.WRITE_FILE, known: Facts = NO_FACTS, kind: Kind = Kind.FILE
+    path: str, operation: Operation = Operation.WRITE_FILE, known: Context = NO_FACTS, kind: Kind = Kind.FILE
 ) -> str:
     decision = decide(POLICY, ALICE, Request(operation, WorkspacePath(path), kind), known)
     return decision.code.value if isinstance(decision, Denied) else "allowed"
@@ -70,9 +70,9 @@ def test_seed_000(rule: str, allowed: str, denied: dict[str, str]) -> None:
     assert {path: code(path) for path in denied} == denied
 
 
-def apart(path: str, kind: Kind = Kind.FILE) -> str:
-    decision = decide(POLICY, ALICE, Request(Operation.CREATE_FILE, WorkspacePath(path), kind), Facts(size=1))
-    return "denied" if isinstance(decision, Denied) else decision.apart.value
+def layer(path: str, kind: Kind = Kind.FILE) -> str:
+    decision = decide(POLICY, ALICE, Request(Operation.CREATE_FILE, WorkspacePath(path), kind), Context(size=1))
+    return "denied" if isinstance(decision, Denied) else decision.layer.value
 
 
 @pytest.mark.parametrize(
@@ -107,26 +107,26 @@ def test_the_names_that_tools_write_under_first_are_held(tool: str, names: list[
     """What each was seen to do, by strace where it runs on Linux."""
     for name in names:
         for path in (name, f"aidlc-docs/{name}", f"src/a/{name}"):
-            assert apart(path) == Apart.TEMPORARY, tool
-            assert apart(path, Kind.DIRECTORY) != Apart.TEMPORARY, tool
+            assert layer(path) == Layer.STAGED, tool
+            assert layer(path, Kind.DIRECTORY) != Layer.STAGED, tool
 
 
 def test_the_names_that_bonobofs_itself_writes_under_first_are_not_held() -> None:
     """They lie in the source for a moment, where the record finds them again."""
     for _ in range(100):
-        assert apart(f"aidlc-docs/{stray_name()}") == "denied"
+        assert layer(f"aidlc-docs/{stray_name()}") == "denied"
 
 
 def test_no_name_that_an_agent_chooses_takes_long() -> None:
     """Every pattern fails at once, or in time that grows with the name; else this would not end."""
     for text in (".", "a.", ".tmp", ".tmp.", "#", ".#", ".sw", "tmp.", "1.", "a.1", ".!1!", "A.o", ".0123456789"):
         for name in (text * (255 // len(text)), text * (255 // len(text)) + "x", "." + text * 50 + "~"):
-            assert apart(f"src/{name}") in ("denied", Apart.TEMPORARY)
+            assert layer(f"src/{name}") in ("denied", Layer.STAGED)
 
 
 def test_symlinks_are_held_too() -> None:
     for path in ("aidlc-docs/.#plan.md", "src/CuQT6jQq"):
-        assert apart(path, Kind.SYMLINK) == Apart.TEMPORARY
+        assert layer(path, Kind.SYMLINK) == Layer.STAGED
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_symlinks_are_held_too() -> None:
 def test_no_name_that_a_person_gives_is_held(name: str) -> None:
     """Held, it would seem to be written, and vanish with the session. Refused, somebody hears of it."""
     for path in (name, f"aidlc-docs/{name}", f"src/a/{name}"):
-        assert apart(path) == "denied"
+        assert layer(path) == "denied"
 
 
 def test_no_name_that_seed_000_admits_is_held() -> None:
@@ -228,8 +228,8 @@ def test_two_globs_meet_when_some_name_matches_both() -> None:
     ],
 )
 def test_caches_and_what_is_built_go_to_scratch(path: str) -> None:
-    assert apart(path) == Apart.SCRATCH
-    assert apart(path.rpartition("/")[0] or path, Kind.DIRECTORY) == Apart.SCRATCH
+    assert layer(path) == Layer.SCRATCH
+    assert layer(path.rpartition("/")[0] or path, Kind.DIRECTORY) == Layer.SCRATCH
     table = POLICY.scratch_table(path)
     assert table is not None
     assert table.max_total
@@ -243,12 +243,12 @@ def test_caches_and_what_is_built_go_to_scratch(path: str) -> None:
     ],
 )
 def test_documents_and_code_do_not_go_to_scratch(path: str) -> None:
-    assert apart(path) == Apart.NO
+    assert layer(path) == Layer.SOURCE
 
 
 def test_nothing_protected_goes_to_scratch() -> None:
     for path in ("node_modules/a/.git/config", "build/.beads/x", "target/.git"):
-        assert apart(path) == "denied"
+        assert layer(path) == "denied"
     assert code("policy.toml") == "PROTECTED"
 
 
@@ -257,34 +257,34 @@ def test_nothing_protected_goes_to_scratch() -> None:
     [("aidlc-docs/a.md", MB), ("templates/a.md", MB), ("orchestrator/a.py", 500 * KB), ("tests/a.py", 500 * KB)],
 )
 def test_artifacts_are_at_most_1_mb_and_code_500_kb(path: str, limit: int) -> None:
-    assert code(path, known=Facts(size=limit)) == "allowed"
-    assert code(path, known=Facts(size=limit + 1)) == "SIZE"
-    assert code(path, Operation.TRUNCATE, Facts(size=limit + 1, size_before=limit + 2)) == "allowed"
+    assert code(path, known=Context(size=limit)) == "allowed"
+    assert code(path, known=Context(size=limit + 1)) == "SIZE"
+    assert code(path, Operation.TRUNCATE, Context(size=limit + 1, size_before=limit + 2)) == "allowed"
 
 
 @pytest.mark.parametrize("path", ["aidlc-docs/a.md", "templates/a.md"])
 def test_documents_are_not_executable(path: str) -> None:
-    assert code(path, Operation.CREATE_FILE, Facts(mode=0o644)) == "allowed"
-    assert code(path, Operation.CREATE_FILE, Facts(mode=0o755)) == "EXECUTABLE"
-    assert code(path, known=Facts(size=9, head=b"#!/bin/s")) == "EXECUTABLE"
-    assert code(path, known=Facts(size=9, head=b"# Title\n")) == "allowed"
+    assert code(path, Operation.CREATE_FILE, Context(mode=0o644)) == "allowed"
+    assert code(path, Operation.CREATE_FILE, Context(mode=0o755)) == "EXECUTABLE"
+    assert code(path, known=Context(size=9, head=b"#!/bin/s")) == "EXECUTABLE"
+    assert code(path, known=Context(size=9, head=b"# Title\n")) == "allowed"
 
 
 def test_code_may_be_a_script() -> None:
-    assert code("orchestrator/run.py", Operation.CREATE_FILE, Facts(mode=0o755, head=b"#!/usr/b")) == "allowed"
+    assert code("orchestrator/run.py", Operation.CREATE_FILE, Context(mode=0o755, head=b"#!/usr/b")) == "allowed"
 
 
 @pytest.mark.parametrize("path", ["AGENTS.md", "README.md"])
 def test_agents_md_and_readme_md_are_never_deleted(path: str) -> None:
-    assert code(path, Operation.DELETE_FILE, Facts(leaves=True)) == "KEEP"
-    assert code(path, Operation.RENAME, Facts(leaves=True)) == "KEEP"
-    assert code(f"aidlc-docs/{path}", Operation.DELETE_FILE, Facts(leaves=True)) == "allowed"
+    assert code(path, Operation.DELETE_FILE, Context(leaves=True)) == "KEEP"
+    assert code(path, Operation.RENAME, Context(leaves=True)) == "KEEP"
+    assert code(f"aidlc-docs/{path}", Operation.DELETE_FILE, Context(leaves=True)) == "allowed"
 
 
 @pytest.mark.parametrize("path", [".git/HEAD", ".beads/issues.db", ".git", ".beads"])
 def test_git_and_beads_are_never_deleted(path: str) -> None:
-    assert code(path, Operation.DELETE_FILE, Facts(leaves=True)) == "PROTECTED"
-    assert code(path, Operation.RENAME, Facts(leaves=True), Kind.DIRECTORY) == "PROTECTED"
+    assert code(path, Operation.DELETE_FILE, Context(leaves=True)) == "PROTECTED"
+    assert code(path, Operation.RENAME, Context(leaves=True), Kind.DIRECTORY) == "PROTECTED"
 
 
 def test_directories_may_be_made_where_files_may() -> None:
@@ -295,7 +295,7 @@ def test_directories_may_be_made_where_files_may() -> None:
 
 
 def test_devices_are_closed() -> None:
-    assert code("aidlc-docs/null.md", Operation.MKNOD, Facts(privileged=True), Kind.DEVICE) == "DEVICE"
+    assert code("aidlc-docs/null.md", Operation.MKNOD, Context(privileged=True), Kind.DEVICE) == "DEVICE"
 
 
 def test_the_allowed_directories_are_listed_as_the_contracts_write_them() -> None:
@@ -342,14 +342,14 @@ def test_every_code_of_the_engine_can_be_met_under_it() -> None:
     met = {
         code("a/../b"),
         code("tests/x", Operation.MKNOD, kind=Kind.DEVICE),
-        code("tests/a.py", known=Facts(foreign_names=1)),
+        code("tests/a.py", known=Context(foreign_names=1)),
         code(".git"),
         code("tests/.x"),
         code("tests/a.md"),
-        code("aidlc-docs/a.md", known=Facts(mode=0o100)),
+        code("aidlc-docs/a.md", known=Context(mode=0o100)),
         code("README.md", Operation.DELETE_FILE),
         code("x"),
-        code("tests/a.py", known=Facts(size=MB)),
+        code("tests/a.py", known=Context(size=MB)),
     }
     elsewhere = {
         Code.ROLE,

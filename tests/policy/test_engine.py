@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.decision import Allowed, Apart, Code, Decision, Denied
+from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, decide_in_source, digest
-from bonobofs.policy.request import HELD, NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import HELD, NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
 from tests.policy.random_policies import (
     CHANGES,
     agents,
     changes,
+    context,
     documents,
-    facts,
     paths,
     patterns,
     plain_paths,
@@ -31,7 +31,7 @@ from tests.policy.random_policies import (
     temporary,
 )
 
-ALICE = Agent("alice", "1", "agent")
+ALICE = Principal("alice", "1", "agent")
 ALLOW_ALL: dict[str, Any] = {"default": "allow", "hidden": ["**"], "devices": True}
 
 
@@ -39,7 +39,7 @@ def ask(
     document: dict[str, Any],
     path: str,
     operation: Operation = Operation.WRITE_FILE,
-    known: Facts = NO_FACTS,
+    known: Context = NO_FACTS,
     *,
     kind: Kind = Kind.FILE,
     role: str = "agent",
@@ -60,29 +60,29 @@ def rule(paths: list[str], name: str = "rule", **limits: object) -> dict[str, An
 
 
 @settings(deadline=None)
-@given(documents, agents, paths, st.sampled_from(CHANGES), st.sampled_from(Kind), facts)
+@given(documents, agents, paths, st.sampled_from(CHANGES), st.sampled_from(Kind), context)
 def test_every_request_gets_an_answer(
-    document: dict[str, Any], agent: Agent, path: str, operation: Operation, kind: Kind, known: Facts
+    document: dict[str, Any], agent: Principal, path: str, operation: Operation, kind: Kind, known: Context
 ) -> None:
     request = Request(operation, WorkspacePath(path), kind)
     policy = compile_policy(document)
     decision = decide(policy, agent, request, known)
-    assert isinstance(decision, Allowed | Denied)
+    assert isinstance(decision, Permit | Denied)
     assert decide(policy, agent, request, known) == decision
 
 
 @settings(deadline=None)
-@given(documents, agents, changes, facts)
-def test_default_deny(document: dict[str, Any], agent: Agent, request: Request, known: Facts) -> None:
+@given(documents, agents, changes, context)
+def test_default_deny(document: dict[str, Any], agent: Principal, request: Request, known: Context) -> None:
     """Without a rule that matches, nothing is allowed in the source."""
     decision = decide_in_source(compile_policy({**document, "default": "deny", "rule": []}), agent, request, known)
     assert isinstance(decision, Denied)
 
 
 @settings(deadline=None)
-@given(documents, agents, requests, facts, patterns)
+@given(documents, agents, requests, context, patterns)
 def test_deny_trumps_allow(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, pattern: str
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, pattern: str
 ) -> None:
     """Protecting more never allows more, and nor does a role that is denied more."""
     before = decide(compile_policy(document), agent, request, known)
@@ -93,13 +93,13 @@ def test_deny_trumps_allow(
         {**document, "role": tables},
     ):
         after = decide(compile_policy(narrowed), agent, request, known)
-        assert isinstance(before, Allowed) or isinstance(after, Denied)
+        assert isinstance(before, Permit) or isinstance(after, Denied)
 
 
 @settings(deadline=None)
-@given(documents, agents, requests, facts, st.randoms(use_true_random=False))
+@given(documents, agents, requests, context, st.randoms(use_true_random=False))
 def test_order_of_rules_does_not_matter(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, random: Any
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, random: Any
 ) -> None:
     """It changes only which refusal is told; an Allowed is the same to the last field."""
     shuffled = [*document["rule"]]
@@ -110,20 +110,20 @@ def test_order_of_rules_does_not_matter(
 
 
 @settings(deadline=None)
-@given(documents, agents, changes, facts)
+@given(documents, agents, changes, context)
 def test_another_rule_never_forbids_what_a_rule_allows(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+    document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
     one, *others = document["rule"] or [rule(["a/"])]
     alone = decide(compile_policy({**document, "default": "deny", "rule": [one]}), agent, request, known)
     together = decide(compile_policy({**document, "default": "deny", "rule": [one, *others]}), agent, request, known)
-    assert isinstance(alone, Denied) or isinstance(together, Allowed)
+    assert isinstance(alone, Denied) or isinstance(together, Permit)
 
 
 @settings(deadline=None)
-@given(documents, agents, changes, facts, st.integers(0, 20), st.integers(1, 20))
+@given(documents, agents, changes, context, st.integers(0, 20), st.integers(1, 20))
 def test_shrinking_is_never_too_large(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, size: int, more: int
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, size: int, more: int
 ) -> None:
     smaller = known._replace(size=size, size_before=size + more)
     assert code(decide(compile_policy(document), agent, request, smaller)) is not Code.SIZE
@@ -132,18 +132,18 @@ def test_shrinking_is_never_too_large(
 @settings(deadline=None)
 @given(documents, agents, plain_paths)
 def test_what_may_be_written_may_be_deleted_whatever_its_size_and_content(
-    document: dict[str, Any], agent: Agent, path: str
+    document: dict[str, Any], agent: Principal, path: str
 ) -> None:
     policy = compile_policy({**document, "keep": []})
-    written = decide(policy, agent, Request(Operation.WRITE_FILE, WorkspacePath(path)), Facts(size=0))
-    big = Facts(size=10**12, mode=0o755, head=b"#!", leaves=True, foreign_names=3)
+    written = decide(policy, agent, Request(Operation.WRITE_FILE, WorkspacePath(path)), Context(size=0))
+    big = Context(size=10**12, mode=0o755, head=b"#!", leaves=True, foreign_names=3)
     deleted = decide(policy, agent, Request(Operation.DELETE_FILE, WorkspacePath(path)), big)
-    assert isinstance(written, Denied) or isinstance(deleted, Allowed)
+    assert isinstance(written, Denied) or isinstance(deleted, Permit)
 
 
 @settings(deadline=None)
-@given(changes, facts)
-def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Request, known: Facts) -> None:
+@given(changes, context)
+def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Request, known: Context) -> None:
     decision = decide(compile_policy(ALLOW_ALL), ALICE, request, known._replace(tool=False))
     never = {Code.OUTSIDE, Code.HARDLINK, *([] if known.privileged else [Code.DEVICE])}
     parts = request.path.split("/")
@@ -152,16 +152,16 @@ def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Reque
 
 
 @settings(deadline=None)
-@given(documents, requests, facts)
-def test_a_role_that_is_not_defined_may_do_nothing(document: dict[str, Any], request: Request, known: Facts) -> None:
+@given(documents, requests, context)
+def test_a_role_that_is_not_defined_may_do_nothing(document: dict[str, Any], request: Request, known: Context) -> None:
     decision = decide(compile_policy(document), ALICE._replace(role="nobody"), request, known)
     assert code(decision) in {Code.ROLE, Code.OUTSIDE, Code.DEVICE, Code.PROTECTED}
 
 
 @settings(deadline=None)
-@given(documents, agents, requests, facts, plain_paths)
+@given(documents, agents, requests, context, plain_paths)
 def test_a_refusal_holds_nothing_of_the_request_but_its_path(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, path: str
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, path: str
 ) -> None:
     """One rule and one code have one sentence, so that refusals can be counted and settled together."""
     policy = compile_policy(document)
@@ -175,12 +175,12 @@ def test_a_refusal_holds_nothing_of_the_request_but_its_path(
 
 
 @settings(deadline=None)
-@given(documents, agents, changes, facts, scratch_tables, temporary)
+@given(documents, agents, changes, context, scratch_tables, temporary)
 def test_scratch_and_temporary_names_never_bring_more_into_the_source(
     document: dict[str, Any],
-    agent: Agent,
+    agent: Principal,
     request: Request,
-    known: Facts,
+    known: Context,
     scratch: list[dict[str, Any]],
     held: list[str],
 ) -> None:
@@ -189,13 +189,13 @@ def test_scratch_and_temporary_names_never_bring_more_into_the_source(
     wider = {**document, "scratch": [*document["scratch"], *scratch], "temporary": [*document["temporary"], *held]}
     before = decide(compile_policy(without), agent, request, known)
     after = decide(compile_policy(wider), agent, request, known)
-    assert after == before or (isinstance(after, Allowed) and after.apart) or code(after) is Code.HARDLINK
+    assert after == before or (isinstance(after, Permit) and after.layer) or code(after) is Code.HARDLINK
 
 
 @settings(deadline=None)
-@given(documents, agents, changes, facts)
+@given(documents, agents, changes, context)
 def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+    document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
     """Everything but the root in scratch, and every name temporary: these stay closed all the same."""
     # A rule that refuses comes after scratch, as every rule.
@@ -216,13 +216,13 @@ def test_scratch_may_be_written_at_will() -> None:
         "keep": [{"paths": ["build/x"]}],
         "role": {"agent": {"write": ["docs/"], "deny": ["build/no/"]}},
     }
-    known = Facts(size=10**12, mode=0o777, head=b"#!", foreign_names=3)
+    known = Context(size=10**12, mode=0o777, head=b"#!", foreign_names=3)
     for path in ("build", "build/x", "build/a/.b/c", ".cache", "a/b/.cache/x.py"):
         for operation in CHANGES:
             for kind in (Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET):
                 decision = ask(document, path, operation, known, kind=kind)
-                assert isinstance(decision, Allowed)
-                assert (decision.apart, decision.max_size, decision.judges_content) == (Apart.SCRATCH, None, False)
+                assert isinstance(decision, Permit)
+                assert (decision.layer, decision.max_size, decision.judges_content) == (Layer.SCRATCH, None, False)
     assert code(ask(document, "build/no/x")) is Code.ROLE
     assert code(ask(document, "builds/x")) is Code.ROLE
     assert code(ask(document, "a/.caches")) is Code.HIDDEN
@@ -238,25 +238,25 @@ LEADING_OUT = ("/etc/passwd", "../../..", "../../../x", "a/../../../x", "../../w
 PROTECTED = ("../.git/config", "a/../../.git", "../a/../.git/x")
 
 
-def link(document: dict[str, Any], path: str, target: str, known: Facts = NO_FACTS) -> Decision:
+def link(document: dict[str, Any], path: str, target: str, known: Context = NO_FACTS) -> Decision:
     return ask(document, path, Operation.SYMLINK, known._replace(target=target), kind=Kind.SYMLINK)
 
 
 def test_a_symlink_in_scratch_leads_anywhere_but_into_a_protected_path() -> None:
     for target in LEADING_OUT:
         decision = link(LINKS, "build/x", target)
-        assert isinstance(decision, Allowed)
-        assert decision.apart is Apart.SCRATCH
+        assert isinstance(decision, Permit)
+        assert decision.layer is Layer.SCRATCH
         assert code(link(LINKS, "src/x", target)) is Code.OUTSIDE
         assert code(link(LINKS, "docs/.#x", target)) is Code.OUTSIDE
     for target in (*PROTECTED, "", "a\0"):
         for path in ("build/x", "src/x", "docs/.#x"):
             assert code(link(LINKS, path, target)) is Code.OUTSIDE
-    assert link(LINKS, "docs/.#x", "alice@host.1:2") == Allowed("temporary", apart=Apart.TEMPORARY)
+    assert link(LINKS, "docs/.#x", "alice@host.1:2") == Permit("temporary", layer=Layer.STAGED)
 
 
 def test_a_symlink_of_the_source_that_its_directory_takes_along_must_not_begin_to_lead_out() -> None:
-    carried = Facts(carried=True)
+    carried = Context(carried=True)
     assert code(link(LINKS, "build/x", "../../x", carried)) is Code.OUTSIDE
     assert code(link(LINKS, "build/x", "../src/x", carried)) is None
     assert code(link(LINKS, "build/x", "/usr/bin/python3", carried)) is None, "it leads where it led before"
@@ -265,7 +265,7 @@ def test_a_symlink_of_the_source_that_its_directory_takes_along_must_not_begin_t
 def test_symlinks_lead_anywhere_but_into_a_protected_path_where_the_policy_says_so() -> None:
     anywhere = {**LINKS, "symlinks": "any"}
     for target in LEADING_OUT:
-        assert link(anywhere, "src/x", target) == Allowed("rule")
+        assert link(anywhere, "src/x", target) == Permit("rule")
         assert code(link(anywhere, "elsewhere/x", target)) is Code.DEFAULT, "a rule must admit the path all the same"
     for target in (*PROTECTED, ""):
         assert code(link(anywhere, "src/x", target)) is Code.OUTSIDE
@@ -293,15 +293,15 @@ def test_what_git_tracks_is_never_scratch() -> None:
     }
     for path, answer in expected.items():
         decision = decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
-        assert (decision.code if isinstance(decision, Denied) else decision.apart) == answer, path
+        assert (decision.code if isinstance(decision, Denied) else decision.layer) == answer, path
 
 
 def test_the_root_is_never_scratch_and_no_symlink_lies_there() -> None:
     scratch = {"scratch": [{"paths": ["**"]}]}
     assert code(ask(scratch, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is Code.DEFAULT
-    assert ask({**scratch, "default": "allow"}, "", Operation.SET_MODE, kind=Kind.DIRECTORY) == Allowed("default")
+    assert ask({**scratch, "default": "allow"}, "", Operation.SET_MODE, kind=Kind.DIRECTORY) == Permit("default")
     for document in (scratch, ALLOW_ALL):
-        assert code(ask(document, "", Operation.SET_MODE, Facts(target="a"), kind=Kind.SYMLINK)) is Code.OUTSIDE
+        assert code(ask(document, "", Operation.SET_MODE, Context(target="a"), kind=Kind.SYMLINK)) is Code.OUTSIDE
 
 
 def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() -> None:
@@ -316,7 +316,7 @@ def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() 
     for path, (rule, index) in expected.items():
         decision = decide(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
         table = policy.scratch_table(path)
-        assert isinstance(decision, Allowed)
+        assert isinstance(decision, Permit)
         assert decision.rule == rule
         assert table is policy.scratch[index]
         assert (table.index, table.max_total) == (index, tables[index].get("max_total"))
@@ -330,42 +330,42 @@ def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
     for kind in (Kind.FILE, Kind.SYMLINK):
         for path in ("sedAbCdEf", "a/b/sed123456"):
             for operation in CHANGES:
-                decision = ask(document, path, operation, Facts(size=9, mode=0o755, head=b"#!"), kind=kind)
-                assert decision == Allowed("temporary", apart=Apart.TEMPORARY)
+                decision = ask(document, path, operation, Context(size=9, mode=0o755, head=b"#!"), kind=kind)
+                assert decision == Permit("temporary", layer=Layer.STAGED)
     assert code(ask(document, "a.tmp")) is Code.DEFAULT
-    assert code(ask(document, "a/sedAbCdEf", known=Facts(in_source=True))) is Code.DEFAULT
-    assert ask(document, "docs/a.tmp", known=Facts(size=1, in_source=True)) == Allowed("rule", 1)
-    assert code(ask(document, "docs/a.tmp", known=Facts(size=2, in_source=True))) is Code.SIZE
-    assert code(ask(document, "docs/a.tmp", known=Facts(foreign_names=1))) is Code.HARDLINK
+    assert code(ask(document, "a/sedAbCdEf", known=Context(in_source=True))) is Code.DEFAULT
+    assert ask(document, "docs/a.tmp", known=Context(size=1, in_source=True)) == Permit("rule", 1)
+    assert code(ask(document, "docs/a.tmp", known=Context(size=2, in_source=True))) is Code.SIZE
+    assert code(ask(document, "docs/a.tmp", known=Context(foreign_names=1))) is Code.HARDLINK
 
 
 def test_a_temporary_name_that_a_rule_admits_is_an_ordinary_file() -> None:
     document = {"temporary": ["**/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp", ".md"], max_size=1)]}
-    held = Allowed("temporary", apart=Apart.TEMPORARY)
-    assert ask(document, "docs/a.tmp", known=Facts(size=1)) == Allowed("rule", 1)
-    assert ask(document, "docs/a.tmp", Operation.DELETE_FILE) == Allowed("rule", 1)
+    held = Permit("temporary", layer=Layer.STAGED)
+    assert ask(document, "docs/a.tmp", known=Context(size=1)) == Permit("rule", 1)
+    assert ask(document, "docs/a.tmp", Operation.DELETE_FILE) == Permit("rule", 1)
     # What the rule does not admit as it is asked for is held, and so is a name in a place that is closed.
-    assert ask(document, "docs/a.tmp", known=Facts(size=2)) == held
-    assert ask(document, "docs/.a.tmp", known=Facts(size=1)) == held
-    assert ask(document, "src/a.tmp", known=Facts(size=1)) == held
-    assert ask({**document, "role": {"agent": {"write": ["src/"]}}}, "docs/a.tmp", known=Facts(size=1)) == held
+    assert ask(document, "docs/a.tmp", known=Context(size=2)) == held
+    assert ask(document, "docs/.a.tmp", known=Context(size=1)) == held
+    assert ask(document, "src/a.tmp", known=Context(size=1)) == held
+    assert ask({**document, "role": {"agent": {"write": ["src/"]}}}, "docs/a.tmp", known=Context(size=1)) == held
     # What is held stays held, so that each change of it goes where it lies.
     assert ask(document, "docs/a.tmp", known=HELD._replace(size=1)) == held
-    assert ask({**document, "default": "allow"}, "a.tmp") == Allowed("default")
+    assert ask({**document, "default": "allow"}, "a.tmp") == Permit("default")
 
 
 def test_only_files_and_symlinks_are_held() -> None:
     document = {"temporary": ["**/sed??????"]}
     for kind in set(Kind) - {Kind.FILE, Kind.SYMLINK}:
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.MKNOD
-        known = Facts(privileged=True)
+        known = Context(privileged=True)
         assert code(ask({**document, "devices": True}, "sedAbCdEf", operation, known, kind=kind)) is Code.DEFAULT
 
 
 def test_what_editors_try_a_directory_with_and_where_they_keep_the_old_is_never_held() -> None:
     """Refused these, they write into the file itself, which is what cannot lose it."""
     document = {"temporary": ["**/[0-9]???", "**/.*.md*", "**/?a?"]}
-    held = {path: bool(getattr(ask(document, path), "apart", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
+    held = {path: bool(getattr(ask(document, path), "layer", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
     assert held == {"4912": True, "d/.x.md.un": True, "bab": True, "d/4913": False}
     assert code(ask(document, "4913")) is Code.DEFAULT
     assert code(ask(document, "d/.x.md~")) is Code.HIDDEN
@@ -380,7 +380,7 @@ def test_who_can_hold_nothing_apart_is_refused_with_a_reason() -> None:
         assert (decision.code, decision.rule, decision.path) == (Code.DEFAULT, named, path)
         assert decision.reason.startswith(word)
     allowed = decide_in_source(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath("docs/a.md")))
-    assert allowed == Allowed("rule")
+    assert allowed == Permit("rule")
 
 
 # The order of the contracts
@@ -396,9 +396,9 @@ def test_what_comes_first_in_the_order_is_what_is_told() -> None:
         "temporary": ["**/.x*"],
         "rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)],
     }
-    leaving = Facts(leaves=True)
+    leaving = Context(leaves=True)
     device = Kind.DEVICE
-    steps: list[tuple[dict[str, Any], str, Facts, Kind, Code | None]] = [
+    steps: list[tuple[dict[str, Any], str, Context, Kind, Code | None]] = [
         ({}, "a/../.x", leaving, device, Code.OUTSIDE),
         ({}, "a/.x", leaving, device, Code.DEVICE),
         ({}, "a/.x", leaving, Kind.FILE, Code.PROTECTED),
@@ -410,7 +410,7 @@ def test_what_comes_first_in_the_order_is_what_is_told() -> None:
         ({"role": {}}, "a/.x", leaving, Kind.FILE, Code.KEEP),
         ({"keep": []}, "a/.x", leaving, Kind.FILE, Code.SUFFIX),
         ({"rule": []}, "a/.x", leaving, Kind.FILE, Code.DEFAULT),
-        ({"default": "allow"}, "a/.x", Facts(foreign_names=1), Kind.FILE, Code.HARDLINK),
+        ({"default": "allow"}, "a/.x", Context(foreign_names=1), Kind.FILE, Code.HARDLINK),
         ({}, "a/.x", leaving, Kind.FILE, None),
     ]
     for opened, path, known, kind, expected in steps:
@@ -460,7 +460,7 @@ def test_the_root_keeps_its_place_and_lets_its_mode_and_times_change() -> None:
         changes_only_attributes = operation.value.startswith(("set_", "remove_"))
         decision = ask(ALLOW_ALL, "", operation, kind=Kind.DIRECTORY)
         assert code(decision) == (None if changes_only_attributes else Code.OUTSIDE), operation
-    assert code(ask(ALLOW_ALL, "", Operation.SET_MODE, Facts(leaves=True), kind=Kind.DIRECTORY)) is Code.OUTSIDE
+    assert code(ask(ALLOW_ALL, "", Operation.SET_MODE, Context(leaves=True), kind=Kind.DIRECTORY)) is Code.OUTSIDE
     assert code(ask({"rule": [rule(["a/"])]}, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is Code.DEFAULT
     assert code(ask({"rule": [rule(["**"])]}, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is None
 
@@ -496,12 +496,12 @@ def test_the_root_keeps_its_place_and_lets_its_mode_and_times_change() -> None:
 def test_a_symlink_stays_inside_and_enters_nothing_protected(path: str, target: str, inside: bool) -> None:
     document = {**ALLOW_ALL, "protect": [{"paths": ["**/.git/", "policy.toml"]}]}
     for operation in (Operation.SYMLINK, Operation.RENAME, Operation.LINK):
-        decision = ask(document, path, operation, Facts(target=target), kind=Kind.SYMLINK)
+        decision = ask(document, path, operation, Context(target=target), kind=Kind.SYMLINK)
         assert code(decision) == (None if inside else Code.OUTSIDE)
 
 
 def test_a_symlink_that_leads_out_may_be_removed() -> None:
-    for known in (Facts(target="/etc", leaves=True), Facts(target="/etc")):
+    for known in (Context(target="/etc", leaves=True), Context(target="/etc")):
         assert code(ask(ALLOW_ALL, "x", Operation.DELETE_FILE, known, kind=Kind.SYMLINK)) is None
 
 
@@ -509,7 +509,11 @@ def test_making_a_device_needs_the_policy_and_the_privilege_and_changing_one_goe
     for devices in (False, True):
         for privileged in (False, True):
             decision = ask(
-                {**ALLOW_ALL, "devices": devices}, "x", Operation.MKNOD, Facts(privileged=privileged), kind=Kind.DEVICE
+                {**ALLOW_ALL, "devices": devices},
+                "x",
+                Operation.MKNOD,
+                Context(privileged=privileged),
+                kind=Kind.DEVICE,
             )
             assert code(decision) == (None if devices and privileged else Code.DEVICE)
     for operation in set(CHANGES) - {Operation.MKNOD}:
@@ -562,10 +566,10 @@ def test_a_role_narrows_and_never_widens() -> None:
 def test_a_kept_file_is_edited_and_renamed_over_but_never_taken_away() -> None:
     document = {"default": "allow", "keep": [{"paths": ["README.md"]}]}
     assert code(ask(document, "README.md", Operation.DELETE_FILE)) is Code.KEEP
-    assert code(ask(document, "README.md", Operation.DELETE_FILE, Facts(leaves=True))) is Code.KEEP
-    assert code(ask(document, "README.md", Operation.RENAME, Facts(leaves=True))) is Code.KEEP
-    assert code(ask(document, "README.md", Operation.RENAME, Facts(size=9))) is None
-    assert code(ask(document, "README.md", Operation.WRITE_FILE, Facts(size=9))) is None
+    assert code(ask(document, "README.md", Operation.DELETE_FILE, Context(leaves=True))) is Code.KEEP
+    assert code(ask(document, "README.md", Operation.RENAME, Context(leaves=True))) is Code.KEEP
+    assert code(ask(document, "README.md", Operation.RENAME, Context(size=9))) is None
+    assert code(ask(document, "README.md", Operation.WRITE_FILE, Context(size=9))) is None
     assert code(ask(document, "docs/README.md", Operation.DELETE_FILE)) is None
 
 
@@ -604,7 +608,7 @@ def test_the_suffix_is_the_last_extension_in_its_exact_letters(name: str, fits: 
 @pytest.mark.parametrize("kind", [Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET, Kind.DEVICE])
 def test_suffixes_bind_all_but_directories_and_the_rest_binds_files(kind: Kind) -> None:
     document = {"rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)]}
-    known = Facts(size=9, mode=0o755, head=b"#!")
+    known = Context(size=9, mode=0o755, head=b"#!")
     assert code(ask(document, "a/x.md", known=known, kind=kind)) is None
     assert code(ask(document, "a/x", known=known, kind=kind)) is (None if kind is Kind.DIRECTORY else Code.SUFFIX)
     assert code(ask(document, "b/x.md", known=known, kind=kind)) is Code.DEFAULT
@@ -621,8 +625,8 @@ def test_a_special_file_is_admitted_by_any_rule_that_admits_its_name() -> None:
 
 def test_a_file_is_too_large_from_the_first_byte_over_the_limit() -> None:
     document = {"rule": [rule(["a/"], max_size=10)]}
-    sizes = {Facts(size=10): None, Facts(size=11): Code.SIZE, NO_FACTS: None}
-    sizes |= {Facts(size=20, size_before=21): None, Facts(size=20, size_before=20): Code.SIZE}
+    sizes = {Context(size=10): None, Context(size=11): Code.SIZE, NO_FACTS: None}
+    sizes |= {Context(size=20, size_before=21): None, Context(size=20, size_before=20): Code.SIZE}
     assert {known: code(ask(document, "a/x", known=known)) for known in sizes} == sizes
 
 
@@ -632,20 +636,20 @@ def test_executable_content_is_refused_where_the_rule_forbids_it(head: bytes) ->
         {"rule": [rule(["a/"], executable=False)]},
         {"rule": [rule(["a/"])]},
     )
-    assert code(ask(forbidding, "a/x", known=Facts(head=head))) is Code.EXECUTABLE
-    assert code(ask(forbidding, "a/x", known=Facts(head=head + b"more"))) is Code.EXECUTABLE
-    assert code(ask(forbidding, "a/x", known=Facts(head=head[:-1]))) is None
-    assert code(ask(forbidding, "a/x", known=Facts(head=b" " + head))) is None
-    assert code(ask(tolerating, "a/x", known=Facts(head=head))) is None
+    assert code(ask(forbidding, "a/x", known=Context(head=head))) is Code.EXECUTABLE
+    assert code(ask(forbidding, "a/x", known=Context(head=head + b"more"))) is Code.EXECUTABLE
+    assert code(ask(forbidding, "a/x", known=Context(head=head[:-1]))) is None
+    assert code(ask(forbidding, "a/x", known=Context(head=b" " + head))) is None
+    assert code(ask(tolerating, "a/x", known=Context(head=head))) is None
 
 
 def test_any_x_bit_makes_a_file_executable() -> None:
     document = {"rule": [rule(["a/"], executable=False)]}
     policy = compile_policy(document)
     for mode in range(0o10000):
-        decision = decide(policy, ALICE, Request(Operation.SET_MODE, WorkspacePath("a/x")), Facts(mode=mode))
+        decision = decide(policy, ALICE, Request(Operation.SET_MODE, WorkspacePath("a/x")), Context(mode=mode))
         assert (code(decision) is Code.EXECUTABLE) == bool(mode & 0o111), oct(mode)
-    assert code(ask(document, "a/x", known=Facts(mode=-1))) is None
+    assert code(ask(document, "a/x", known=Context(mode=-1))) is None
 
 
 def test_the_refusal_of_the_rule_that_came_closest_is_told() -> None:
@@ -653,10 +657,10 @@ def test_the_refusal_of_the_rule_that_came_closest_is_told() -> None:
     markdown = rule(["a/"], "markdown", suffixes=[".md"], max_size=10, executable=False)
     python = rule(["a/"], "python", suffixes=[".py"], max_size=5)
     for rules in ([markdown, python], [python, markdown]):
-        decision = ask({"rule": rules}, "a/x.py", known=Facts(size=9))
+        decision = ask({"rule": rules}, "a/x.py", known=Context(size=9))
         assert isinstance(decision, Denied)
         assert (decision.code, decision.rule) == (Code.SIZE, "python")
-        decision = ask({"rule": rules}, "a/x.md", known=Facts(size=9, head=b"#!"))
+        decision = ask({"rule": rules}, "a/x.md", known=Context(size=9, head=b"#!"))
         assert isinstance(decision, Denied)
         assert (decision.code, decision.rule) == (Code.EXECUTABLE, "markdown")
     decision = ask({"rule": [markdown, python]}, "a/x.sh")
@@ -669,11 +673,11 @@ def test_the_widest_rule_that_admits_a_change_gives_the_verdict() -> None:
     scripts = rule(["a/"], "scripts", max_size=5)
     plain = rule(["a/"], "plain", max_size=10, executable=False)
     document = {"rule": [scripts, plain]}
-    assert ask(document, "a/x", known=Facts(size=3)) == Allowed("plain", 10, judges_content=True)
-    assert ask(document, "a/x", known=Facts(size=3, head=b"#!")) == Allowed("scripts", 5, judges_content=False)
-    assert code(ask(document, "a/x", known=Facts(size=9, head=b"#!"))) is Code.SIZE
+    assert ask(document, "a/x", known=Context(size=3)) == Permit("plain", 10, judges_content=True)
+    assert ask(document, "a/x", known=Context(size=3, head=b"#!")) == Permit("scripts", 5, judges_content=False)
+    assert code(ask(document, "a/x", known=Context(size=9, head=b"#!"))) is Code.SIZE
     unlimited = rule(["a/"], "unlimited")
-    assert ask({"rule": [plain, unlimited]}, "a/x", known=Facts(size=3)) == Allowed("unlimited", None)
+    assert ask({"rule": [plain, unlimited]}, "a/x", known=Context(size=3)) == Permit("unlimited", None)
 
 
 def test_the_widest_rule_is_found_wherever_its_pattern_stands() -> None:
@@ -683,22 +687,22 @@ def test_the_widest_rule_is_found_wherever_its_pattern_stands() -> None:
         rule(["a/b/*"], "plain", max_size=10, executable=False),
     ]
     for ordered in itertools.permutations(rules):
-        assert ask({"rule": list(ordered)}, "a/b/x", known=Facts(size=3)) == Allowed("wide", 10, judges_content=False)
-        assert ask({"rule": list(ordered)}, "a/b/y", known=Facts(size=3)) == Allowed("plain", 10, judges_content=True)
-        assert ask({"rule": list(ordered)}, "a/b", known=Facts(size=3)) == Allowed("narrow", 5, judges_content=False)
+        assert ask({"rule": list(ordered)}, "a/b/x", known=Context(size=3)) == Permit("wide", 10, judges_content=False)
+        assert ask({"rule": list(ordered)}, "a/b/y", known=Context(size=3)) == Permit("plain", 10, judges_content=True)
+        assert ask({"rule": list(ordered)}, "a/b", known=Context(size=3)) == Permit("narrow", 5, judges_content=False)
 
 
 def test_a_directory_has_no_names_that_could_be_unknown() -> None:
     """Its link count counts its subdirectories."""
-    assert code(ask(ALLOW_ALL, "a", Operation.SET_MODE, Facts(foreign_names=1), kind=Kind.DIRECTORY)) is None
+    assert code(ask(ALLOW_ALL, "a", Operation.SET_MODE, Context(foreign_names=1), kind=Kind.DIRECTORY)) is None
 
 
 def test_a_file_with_unknown_names_keeps_content_mode_owner_times_and_attributes() -> None:
     changes = {"delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
     for operation in CHANGES:
-        decision = ask(ALLOW_ALL, "a/x", operation, Facts(foreign_names=1))
+        decision = ask(ALLOW_ALL, "a/x", operation, Context(foreign_names=1))
         assert code(decision) == (None if operation.value in changes else Code.HARDLINK), operation
-    refused_anyway = ask({}, "a/x", known=Facts(foreign_names=1))
+    refused_anyway = ask({}, "a/x", known=Context(foreign_names=1))
     assert code(refused_anyway) is Code.DEFAULT
 
 

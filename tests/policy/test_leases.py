@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.policy.decision import Allowed, Code, Denied, Holding
+from bonobofs.policy.decision import Code, Denied, Holding, Permit
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
 from tests.policy import oracle
-from tests.policy.random_policies import agents, documents, facts, patterns, plain_paths, requests
+from tests.policy.random_policies import agents, context, documents, patterns, plain_paths, requests
 
 leases = st.lists(
     st.fixed_dictionaries(
@@ -29,7 +29,7 @@ leases = st.lists(
     max_size=5,
 )
 ALLOW = compile_policy({"default": "allow", "hidden": ["**"]})
-ANN = Agent("ann", "11111111-1111-4111-8111-111111111111", "agent")
+ANN = Principal("ann", "11111111-1111-4111-8111-111111111111", "agent")
 
 
 def may_change(held: list[dict[str, Any]], path: str) -> bool:
@@ -46,7 +46,7 @@ def may_change(held: list[dict[str, Any]], path: str) -> bool:
 def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
     policy = ALLOW.bound_by(compile_leases(held))
     decision = decide(policy, ANN, Request(Operation.WRITE_FILE, WorkspacePath(path)))
-    assert isinstance(decision, Allowed) == may_change(held, path)
+    assert isinstance(decision, Permit) == may_change(held, path)
     if isinstance(decision, Denied):
         assert decision.code is Code.LEASED
         assert decision.holding is not None
@@ -56,16 +56,16 @@ def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(documents, agents, requests, facts, leases)
+@given(documents, agents, requests, context, leases)
 def test_leases_only_ever_refuse(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, held: list[dict[str, Any]]
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, held: list[dict[str, Any]]
 ) -> None:
     """What is refused without them is refused with them, for the same reason; what is kept apart is nobody's."""
     policy = compile_policy(document)
     without = decide(policy, agent, request, known)
     for bound in (policy.bound_by(compile_leases(held)), policy.bound_by(UNKNOWN)):
         decision = decide(bound, agent, request, known)
-        if isinstance(without, Denied) or without.apart:
+        if isinstance(without, Denied) or without.layer:
             assert decision == without
         else:
             assert decision == without or (isinstance(decision, Denied) and decision.code is Code.LEASED)

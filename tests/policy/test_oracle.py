@@ -8,30 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.decision import Allowed, Apart
+from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request
 from tests.policy import oracle
-from tests.policy.random_policies import agents, documents, facts, mostly, one_line, requests, tracked
+from tests.policy.random_policies import agents, context, documents, mostly, one_line, requests, tracked
 
 
 @settings(max_examples=1000, deadline=None)
-@given(documents, agents, requests, facts, mostly(st.just([]), tracked) | tracked)
+@given(documents, agents, requests, context, mostly(st.just([]), tracked) | tracked)
 def test_the_engine_decides_as_the_oracle(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, paths: list[str]
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, paths: list[str]
 ) -> None:
     policy = compile_policy(document).with_tracked(Tracked(paths) if paths else None)
     decision = decide(policy, agent, request, known)
     expected = oracle.decide(document, agent, request, known, paths)
-    if isinstance(decision, Allowed):
-        assert decision.apart == expected
+    if isinstance(decision, Permit):
+        assert decision.layer == expected
         scratch = {f"scratch:{pattern}" for table in document["scratch"] for pattern in table["paths"]}
         assert decision.rule in {
-            Apart.SCRATCH: scratch,
-            Apart.TEMPORARY: {"temporary"},
-            Apart.NO: {"default", *(rule["name"] for rule in document["rule"])},
-        }[decision.apart] or decision.rule.startswith(f"role:{agent.role}:")
+            Layer.SCRATCH: scratch,
+            Layer.STAGED: {"temporary"},
+            Layer.SOURCE: {"default", *(rule["name"] for rule in document["rule"])},
+        }[decision.layer] or decision.rule.startswith(f"role:{agent.role}:")
     else:
         assert isinstance(expected, set)
         assert decision.code in expected
@@ -41,18 +41,20 @@ def test_the_engine_decides_as_the_oracle(
         assert one_line(decision.rule + decision.reason + decision.instead)
 
 
-def removes(request: Request, known: Facts) -> bool:
+def removes(request: Request, known: Context) -> bool:
     return known.leaves or request.operation in (Operation.DELETE_FILE, Operation.RMDIR)
 
 
 @settings(max_examples=500, deadline=None)
-@given(documents, agents, requests, facts, st.integers(0, 12), st.sampled_from([b"#!/bin/s", b"\x7fELF", b"text", b""]))
+@given(
+    documents, agents, requests, context, st.integers(0, 12), st.sampled_from([b"#!/bin/s", b"\x7fELF", b"text", b""])
+)
 def test_an_allowed_verdict_speaks_for_every_size_up_to_its_limit(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts, size: int, head: bytes
+    document: dict[str, Any], agent: Principal, request: Request, known: Context, size: int, head: bytes
 ) -> None:
     """What a cache makes of a verdict must be what the policy would say."""
     decision = decide(compile_policy(document), agent, request, known)
-    if not isinstance(decision, Allowed) or removes(request, known):
+    if not isinstance(decision, Permit) or removes(request, known):
         return
     if decision.max_size is not None and size > decision.max_size:
         return
@@ -63,17 +65,17 @@ def test_an_allowed_verdict_speaks_for_every_size_up_to_its_limit(
 
 
 @settings(max_examples=300, deadline=None)
-@given(documents, agents, requests, facts)
+@given(documents, agents, requests, context)
 def test_an_allowed_verdict_names_the_largest_size_that_is_admitted(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+    document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
     """A larger file is refused, or held apart where the name is temporary."""
     decision = decide(compile_policy(document), agent, request, known)
     if removes(request, known) or request.kind is not Kind.FILE:
         return
-    if isinstance(decision, Allowed) and decision.max_size is not None:
+    if isinstance(decision, Permit) and decision.max_size is not None:
         grown = known._replace(size=decision.max_size + 1, size_before=0)
-        assert oracle.decide(document, agent, request, grown) not in (Apart.NO, Apart.SCRATCH)
+        assert oracle.decide(document, agent, request, grown) not in (Layer.SOURCE, Layer.SCRATCH)
 
 
 @settings(max_examples=200, deadline=None)

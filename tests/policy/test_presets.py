@@ -6,25 +6,27 @@ import pytest
 
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.policy import examples
-from bonobofs.policy.decision import Apart, Denied
+from bonobofs.policy.decision import Denied, Layer
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.policy.presets import PRESETS, origin_of, preset_file
-from bonobofs.policy.request import Agent, Facts, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.policy.risks import warnings
 
 PLAIN = {name: load(preset_file(name)).model_dump(mode="json") for name in PRESETS}
 POLICIES = {name: compile_policy(plain) for name, plain in PLAIN.items()}
-SMALL = Facts(size=1, mode=0o644, head=b"a")
+SMALL = Context(size=1, mode=0o644, head=b"a")
 
 
 def verdict(policy: Policy, path: str, role: str = "agent", operation: Operation = Operation.CREATE_FILE) -> str:
     kind = Kind.DIRECTORY if path.endswith("/") else Kind.FILE
     chosen = Operation.MKDIR if path.endswith("/") else operation
-    decision = decide(policy, Agent("alice", "1", role), Request(chosen, WorkspacePath(path.rstrip("/")), kind), SMALL)
+    decision = decide(
+        policy, Principal("alice", "1", role), Request(chosen, WorkspacePath(path.rstrip("/")), kind), SMALL
+    )
     if isinstance(decision, Denied):
         return f"{decision.code} {decision.rule}"
-    return decision.apart.value or "source"
+    return decision.layer.value or "source"
 
 
 AUTORUN = "PROTECTED runs-by-itself"
@@ -127,7 +129,7 @@ def test_every_kind_of_change_is_refused_there(operation: Operation) -> None:
 def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
     """Through a symlink at its place, a file of another name could take effect."""
     request = Request(Operation.SYMLINK, WorkspacePath(".vscode"), Kind.SYMLINK)
-    decision = decide(POLICIES["project"], Agent("alice", "1", "agent"), request, Facts(target="editor"))
+    decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, Context(target="editor"))
     assert isinstance(decision, Denied)
     assert decision.rule == "runs-by-itself"
 
@@ -141,7 +143,7 @@ def test_the_roles_of_aidlc_stay_and_are_refused_the_same(role: str) -> None:
 
 def test_a_refusal_says_why_and_what_to_do() -> None:
     request = Request(Operation.CREATE_FILE, WorkspacePath(".mcp.json"))
-    decision = decide(POLICIES["project"], Agent("alice", "1", "agent"), request, SMALL)
+    decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, SMALL)
     assert isinstance(decision, Denied)
     assert "opened or pushed" in decision.reason
     assert "tell the operator" in decision.instead
@@ -174,7 +176,7 @@ def test_docs_admits_markdown_below_docs_alone(path: str, expected: str) -> None
 def test_read_only_admits_nothing_in_the_source() -> None:
     for path in ("src/app.py", "docs/a.md", "aidlc-docs/a.md", "README.md", "x/", "a.tmp", ".env"):
         assert verdict(POLICIES["read-only"], path).split()[0] in ("DEFAULT", "ROLE", "HIDDEN")
-    assert verdict(POLICIES["read-only"], "target/debug/app") == Apart.SCRATCH
+    assert verdict(POLICIES["read-only"], "target/debug/app") == Layer.SCRATCH
     assert verdict(POLICIES["read-only"], "src/app.py", "worker") == "ROLE role"
 
 

@@ -7,31 +7,31 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from bonobofs.policy.decision import Allowed, Apart, Code, Denied
+from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Kind, Operation, Request, WorkspacePath
-from tests.policy.random_policies import agents, documents, facts, requests
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
+from tests.policy.random_policies import agents, context, documents, requests
 
-ALICE = Agent("alice", "1", "agent")
+ALICE = Principal("alice", "1", "agent")
 POLICY = compile_policy({"git": {"protected_branches": ["main", "release/*"]}}).with_repository()
 
 
-def judge(path: str, operation: Operation = Operation.CREATE_FILE, facts: Facts = NO_FACTS) -> Allowed | Denied:
-    return decide(POLICY, ALICE, Request(operation, WorkspacePath(path), Kind.FILE), facts)
+def judge(path: str, operation: Operation = Operation.CREATE_FILE, context: Context = NO_FACTS) -> Permit | Denied:
+    return decide(POLICY, ALICE, Request(operation, WorkspacePath(path), Kind.FILE), context)
 
 
 @settings(max_examples=500, deadline=None)
-@given(documents, agents, requests, facts)
+@given(documents, agents, requests, context)
 def test_only_what_lies_in_git_is_judged_otherwise(
-    document: dict[str, Any], agent: Agent, request: Request, known: Facts
+    document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
     """There an allowed change is apart from the source, whatever the policy protects, denies, hides or has leased."""
     policy = compile_policy(document)
     decision = decide(policy.with_repository(), agent, request, known)
     if request.path.split("/")[0] != ".git":
         assert decision == decide(policy, agent, request, known)
-    elif isinstance(decision, Allowed):
-        assert (decision.apart, decision.rule) == (Apart.SCRATCH, "repository")
+    elif isinstance(decision, Permit):
+        assert (decision.layer, decision.rule) == (Layer.SCRATCH, "repository")
         assert agent.role in policy.roles
         assert request.path != ".git"
     elif decision.code is Code.PROTECTED:
@@ -40,8 +40,8 @@ def test_only_what_lies_in_git_is_judged_otherwise(
 
 @pytest.mark.parametrize("operation", [Operation.RENAME, Operation.RMDIR, Operation.SET_MODE, Operation.SYMLINK])
 def test_the_repository_itself_stays_where_and_what_it_is(operation: Operation) -> None:
-    facts = Facts(target="x") if operation is Operation.SYMLINK else NO_FACTS
-    decision = judge(".git", operation, facts)
+    context = Context(target="x") if operation is Operation.SYMLINK else NO_FACTS
+    decision = judge(".git", operation, context)
     assert isinstance(decision, Denied)
     assert decision.code in (Code.PROTECTED, Code.OUTSIDE)
 
@@ -61,7 +61,7 @@ def test_the_repository_itself_stays_where_and_what_it_is(operation: Operation) 
 )
 def test_protected_branches_are_closed(path: str, *, allowed: bool) -> None:
     """Their locks are open: git also locks what it does not move."""
-    assert isinstance(judge(path), Allowed) is allowed
+    assert isinstance(judge(path), Permit) is allowed
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_protected_branches_are_closed(path: str, *, allowed: bool) -> None:
     ],
 )
 def test_no_symlink_leads_out_of_it_or_into_it(path: str, target: str, *, allowed: bool) -> None:
-    assert isinstance(judge(path, Operation.SYMLINK, Facts(target=target)), Allowed) is allowed
+    assert isinstance(judge(path, Operation.SYMLINK, Context(target=target)), Permit) is allowed

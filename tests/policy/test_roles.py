@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from bonobofs.policy.decision import Allowed, Code, Denied
+from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.policy.grant_families import BEADS, EVERY, FAMILIES, GIT, TOOLS
 from bonobofs.policy.grants import CALLS, OF_A_GATE
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
-from bonobofs.policy.request import NO_FACTS, Agent, Facts, Operation, Request, WorkspacePath
-from tests.policy.random_policies import documents, facts
+from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
+from tests.policy.random_policies import context, documents
 
-ALICE = Agent("alice", "1", "agent")
+ALICE = Principal("alice", "1", "agent")
 ROOT = WorkspacePath("")
 NOBODYS = {Operation.CREATE_WORKTREE, Operation.REMOVE_WORKTREE, Operation.CALL}
 
 
-def code(document: dict[str, Any], role: str, operation: Operation, path: str = "", known: Facts = NO_FACTS) -> str:
+def code(document: dict[str, Any], role: str, operation: Operation, path: str = "", known: Context = NO_FACTS) -> str:
     request = Request(operation, WorkspacePath(path))
     decision = decide(compile_policy(document), ALICE._replace(role=role), request, known)
     return decision.code.value if isinstance(decision, Denied) else "allowed"
@@ -59,8 +59,8 @@ def test_no_list_lets_an_agent_make_or_remove_a_worktree_or_call_what_is_not_the
 
 
 @settings(deadline=None)
-@given(documents, facts)
-def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, Any], known: Facts) -> None:
+@given(documents, context)
+def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, Any], known: Context) -> None:
     """Reading is free, and what a commit brings along is judged file by file."""
     bare = {"role": document["role"]}
     for role in ("agent", "writer", "nobody"):
@@ -76,8 +76,8 @@ def test_a_lease_binds_changes_and_no_call_that_only_reads() -> None:
     for leases in (compile_leases([{**theirs, "patterns": ["**"]}]), UNKNOWN):
         bound = policy.bound_by(leases)
         for operation in (Operation.READ_FILE, Operation.COMMIT, Operation.UPDATE_ISSUE):
-            assert isinstance(decide(bound, ALICE, Request(operation, WorkspacePath("a"))), Allowed)
-        refused = decide(bound, ALICE, Request(Operation.WRITE_FILE, WorkspacePath("a")), Facts(size=1, tool=True))
+            assert isinstance(decide(bound, ALICE, Request(operation, WorkspacePath("a"))), Permit)
+        refused = decide(bound, ALICE, Request(Operation.WRITE_FILE, WorkspacePath("a")), Context(size=1, tool=True))
         assert isinstance(refused, Denied)
         assert refused.code is Code.LEASED
 
@@ -98,13 +98,13 @@ def test_writing_through_the_tool_needs_the_tool_and_all_that_writing_needs() ->
             "control": {"tools": ["write_file"]},
         },
     }
-    through = Facts(size=1, tool=True)
+    through = Context(size=1, tool=True)
     assert code(document, "impl", Operation.WRITE_FILE, "docs/a", through) == "allowed"
     assert code(document, "impl", Operation.WRITE_FILE, "src/a", through) == "DEFAULT"
     assert code(document, "impl", Operation.WRITE_FILE, "locked/a", through) == "PROTECTED"
     assert code(document, "impl", Operation.WRITE_FILE, "docs/../a", through) == "OUTSIDE"
     assert code(document, "mounted", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
-    assert code(document, "mounted", Operation.WRITE_FILE, "docs/a", Facts(size=1)) == "allowed"
+    assert code(document, "mounted", Operation.WRITE_FILE, "docs/a", Context(size=1)) == "allowed"
     assert code(document, "control", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
     assert code(document, "nobody", Operation.WRITE_FILE, "docs/a", through) == "ROLE"
     assert code(document, "impl", Operation.DELETE_FILE, "docs/a", through) == "ROLE"
@@ -120,12 +120,12 @@ def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() 
     }
     policy = compile_policy(document)
 
-    def told(role: str, operation: Operation, known: Facts = NO_FACTS) -> tuple[Code, str, str, str]:
+    def told(role: str, operation: Operation, known: Context = NO_FACTS) -> tuple[Code, str, str, str]:
         decision = decide(policy, ALICE._replace(role=role), Request(operation, WorkspacePath("a")), known)
         assert isinstance(decision, Denied)
         return decision.code, decision.rule, decision.reason, decision.instead
 
-    assert told("control", Operation.WRITE_FILE, Facts(tool=True)) == (
+    assert told("control", Operation.WRITE_FILE, Context(tool=True)) == (
         Code.ROLE,
         "role:control:tools:write_file",
         "The role control does not have the tool write_file.",
@@ -146,5 +146,5 @@ def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() 
 def test_the_leave_names_the_role_and_the_word_that_gave_it() -> None:
     policy = compile_policy({"role": {"r": {"git": ["switch"], "beads": ["dep"]}}})
     agent = ALICE._replace(role="r")
-    assert decide(policy, agent, Request(Operation.CHECKOUT_BRANCH, ROOT)) == Allowed("role:r:git:switch")
-    assert decide(policy, agent, Request(Operation.REMOVE_DEPENDENCY, ROOT)) == Allowed("role:r:beads:dep")
+    assert decide(policy, agent, Request(Operation.CHECKOUT_BRANCH, ROOT)) == Permit("role:r:git:switch")
+    assert decide(policy, agent, Request(Operation.REMOVE_DEPENDENCY, ROOT)) == Permit("role:r:beads:dep")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bonobofs.policy import examples, messages
 from bonobofs.policy.decision import as_document
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
-from bonobofs.policy.request import Agent, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
 from tests.policy.random_policies import documents, one_line
 
 DOCUMENT: dict[str, Any] = {
@@ -84,7 +84,7 @@ def test_what_is_kept_apart_is_told_with_the_answer() -> None:
     policy = compile_policy({"scratch": [{"paths": ["out/"]}], "temporary": ["**/*.tmp"], "rule": [rule]})
     for path, word in (("out/x", "scratch layer"), ("x.tmp", "renamed"), ("x.md", None)):
         request = Request(Operation.CREATE_FILE, WorkspacePath(path))
-        answer = as_document(decide(policy, Agent("alice", "1", "agent"), request), path, request.operation)
+        answer = as_document(decide(policy, Principal("alice", "1", "agent"), request), path, request.operation)
         assert answer["allowed"]
         assert set(answer) == {"allowed", "code", "rule", "reason", "instead", "path", "operation"}
         for key in ("reason", "instead"):
@@ -161,7 +161,7 @@ def test_advice_is_complete() -> None:
         "rule": [{"name": "all", "paths": ["docs/"], "suffixes": suffixes}],
         "role": {"agent": {"write": ["**"], "deny": ["docs/private/"]}},
     }
-    policy, agent = compile_policy(document), Agent("", "", "agent")
+    policy, agent = compile_policy(document), Principal("", "", "agent")
     wrong = decide(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath("docs/x.zip")))
     told = as_document(wrong, "", Operation.CREATE_FILE)
     assert [suffix for suffix in suffixes if suffix not in told["reason"] or suffix not in told["instead"]] == []

@@ -181,7 +181,7 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
 
     def owns(agent: str, chain: str | None) -> set[bool]:
         with session.open_session(source, agent=agent, policy=policy) as opened:
-            heartbeats.leave(database, opened.session.session)
+            heartbeats.detach(database, opened.session.session)
             mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
             heartbeats.enter(database, mine)
             ann = reservations.holder_of_mail(database, "ann", opened.session.source)
@@ -190,7 +190,7 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
                 assert reservations.mirror(database, mirrored, patterns_meet, until=ends) is None
             key = Holder(agent, opened.session.agent_id, chain).key
             seen = Follower(database, mine.session, key, mine.source).look().leases
-            heartbeats.leave(database, mine.session)
+            heartbeats.detach(database, mine.session)
             assert seen is not None
             assert len(seen) == 2
             return {one["own"] for one in seen}

@@ -59,7 +59,7 @@ class Beside:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def leave(self) -> None:
+    def permit(self) -> None:
         """Tell it by the end of its input to end, and wait until it has."""
         self.close_input()
         assert self._process.wait(PATIENCE) == 0

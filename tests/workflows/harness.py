@@ -134,11 +134,11 @@ class Left(NamedTuple):
     """All names of this file, where it has several."""
 
 
-def look(root: Path, *, apart: Collection[str] = ()) -> dict[str, Left]:
-    """All that lies in `root` outside scratch and `apart`, which are paths."""
+def look(root: Path, *, layer: Collection[str] = ()) -> dict[str, Left]:
+    """All that lies in `root` outside scratch and `layer`, which are paths."""
     numbers: dict[int, list[str]] = {}
     found = {
-        path: entry for path, entry in trees.look(root, without=apart).items() if path and not SCRATCH.fullmatch(path)
+        path: entry for path, entry in trees.look(root, without=layer).items() if path and not SCRATCH.fullmatch(path)
     }
     for path in found:
         numbers.setdefault(os.lstat(root / path).st_ino, []).append(path)
@@ -180,9 +180,9 @@ class Workshop:
         *,
         policy: str | Path = POLICY,
         refused: Collection[str] = (),
-        apart: Collection[str] = (),
+        layer: Collection[str] = (),
     ) -> None:
-        """Do the work twice and compare all but the paths `apart`; `prepare` is done to each copy before.
+        """Do the work twice and compare all but the paths `layer`; `prepare` is done to each copy before.
 
         `policy` is the text of a policy, or the path or the name of one.
 
@@ -197,12 +197,12 @@ class Workshop:
         expected = self._do(work, bare)
         world = self._mounted(policy=policy, source=source, mountpoint=mountpoint)
         returned = self._do(work, mountpoint)
-        shown = look(mountpoint, apart=apart)
+        shown = look(mountpoint, layer=layer)
         denied = {entry.path or "" for entry in world.entries() if entry.result == "denied"}
         world.umount()
-        left = look(source, apart=apart)
+        left = look(source, layer=layer)
         assert returned == expected, f"on the bare directory {expected}, in the mount {returned}"
-        _same("left on the bare directory and in the mount", look(bare, apart=apart), left)
+        _same("left on the bare directory and in the mount", look(bare, layer=layer), left)
         _same("shown by the mount and left below it", shown, left)
         _same("before and after, where no work may reach", before, _untouchable(source))
         denied = {path for path in denied if not any(re.fullmatch(pattern, path) for pattern in refused)}
@@ -224,13 +224,13 @@ class Workshop:
 
 
 def workflow(
-    prepare: Work | None = None, *, policy: str = POLICY, refused: Collection[str] = (), apart: Collection[str] = ()
+    prepare: Work | None = None, *, policy: str = POLICY, refused: Collection[str] = (), layer: Collection[str] = ()
 ) -> Callable[[Work], Callable[[Workshop], None]]:
     """A test that does the decorated work on a bare directory and in a mount, and compares, as `Workshop.compare`."""
 
     def decorate(work: Work) -> Callable[[Workshop], None]:
         def test(workshop: Workshop) -> None:
-            workshop.compare(work, prepare, policy=policy, refused=refused, apart=apart)
+            workshop.compare(work, prepare, policy=policy, refused=refused, layer=layer)
 
         # Not functools.wraps: pytest would look through it and ask for a fixture `at`.
         test.__name__, test.__doc__, test.__module__ = work.__name__, work.__doc__, work.__module__

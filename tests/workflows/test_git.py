@@ -29,7 +29,7 @@ def repository(at: Place) -> None:
     date(at.path)
 
 
-reading: Final = workflow(repository, apart=[".git"])
+reading: Final = workflow(repository, layer=[".git"])
 
 
 @reading

@@ -92,13 +92,13 @@ def test_sqlite_in_turn(at: Place) -> list[str]:
     for number in range(10, 50, 10):
         said += [writer.ask(f"{number} {number + 10}") for writer in (first, second)]
     assert at.names("data") == ["notes.db", "notes.db-shm", "notes.db-wal"]
-    first.leave()
-    second.leave()
+    first.permit()
+    second.permit()
     assert said[-1] == "90"
     return [*said, *at.names("data"), at.run(sys.executable, "-c", DUMP)]
 
 
-@workflow(data, apart=["data/notes.db"])
+@workflow(data, layer=["data/notes.db"])
 def test_sqlite_at_once(at: Place) -> str:
     """Two processes write one SQLite database in WAL mode at once, and no row is lost; in which order is chance."""
     writers = []
@@ -109,7 +109,7 @@ def test_sqlite_at_once(at: Place) -> str:
         writer.tell("0 100")
     for writer in writers:
         writer.until(".*")
-        writer.leave()
+        writer.permit()
     said = at.run(sys.executable, "-c", DUMP)
     assert said.startswith("ok ")
     assert said.count("('a', ") == said.count("('b', ") == 100
@@ -127,7 +127,7 @@ def test_flock(at: Place) -> list[str]:
         at.run("flock", "--nonblock", "aidlc-docs/plan.md", "echo", "mine"),
         at.run(sys.executable, "-c", TRY_LOCKF),
     ]
-    holder.leave()
+    holder.permit()
     assert said == ["mine\n", "locked\nfree\n"]
     return [*said, at.run(sys.executable, "-c", TRY_LOCKF)]
 
@@ -143,7 +143,7 @@ def _watch(watcher: Beside, at: Place, *changes: Change) -> list[str]:
     for command, line in changes:
         at.run(*command)
         said |= set(watcher.until(line))
-    watcher.leave()
+    watcher.permit()
     return sorted({re.sub(r"sed\w{6}", "sedXXXXXX", line) for line in said})
 
 

@@ -125,7 +125,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     ],
     "safe writes": [["sh", "-ec", SAFE_WRITE, "sh", "src/sum.c"], ["cat", "src/sum.c"]],
 }
-APART: Final = {"cargo": ["crates/a/target"]}
+LAYER: Final = {"cargo": ["crates/a/target"]}
 ENVIRONMENT: Final = {
     "GOCACHE": str(TOOLS / "go-cache"),
     "GOFLAGS": "-mod=mod",
@@ -160,4 +160,4 @@ def _work(name: str) -> Work:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_program_works_by_default(name: str, workshop: Workshop) -> None:
     """It leaves in a mount what it leaves in a bare directory, and nothing is refused."""
-    workshop.compare(_work(name), _prepare(name), policy=POLICY, apart=APART.get(name, ()))
+    workshop.compare(_work(name), _prepare(name), policy=POLICY, layer=LAYER.get(name, ()))

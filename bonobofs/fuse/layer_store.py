@@ -1,6 +1,6 @@
 """The source, and the only module that touches it.
 
-Every method that changes the source takes the `Allowed` that the guard gave for it, so that none can be called on a
+Every method that changes the source takes the `Permit` that the guard gave for it, so that none can be called on a
 way around the door. What appears is made as the caller; all else is done as the serving user, the kernel having
 checked the caller's rights.
 """
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.fuse.fd_cache import FILE, Descriptors, R, W, stale
 from bonobofs.fuse.inode_table import Inodes, Node
-from bonobofs.policy.decision import Allowed, Apart
+from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Kind
 from bonobofs.state import scratch_dir as layers
 from bonobofs.system import syscalls
@@ -46,14 +46,14 @@ class Below(NamedTuple):
     st: os.stat_result
 
 
-class Backing(Descriptors):
+class LayerStore(Descriptors):
     """Every read and every change of the source. Used by one thread."""
 
     def __init__(
-        self, root: int, inodes: Inodes, *, cache: int, pins: int, apart: Apart = Apart.NO, place: str = ""
+        self, root: int, inodes: Inodes, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
         """As `Descriptors`."""
-        super().__init__(root, inodes, cache=cache, pins=pins, apart=apart, place=place)
+        super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, place=place)
         self.top: Final = inodes.top(os.fstat(root).st_ino + self.numbers, self)
         self.top.fd = root
         self.top.access = R
@@ -135,7 +135,7 @@ class Backing(Descriptors):
         Two descriptors are open at a time, whatever the tree's depth and width, and of paths only the current one is
         kept: the way up is `..`, which is compared with the directory that the walk came from. ESTALE: it is another.
         """
-        assert not closed or self.apart is Apart.SCRATCH  # modes of the source change with a permit alone
+        assert not closed or self.layer is Layer.SCRATCH  # modes of the source change with a permit alone
         fd = self._walked(directory, name, closed=closed)
         above = ""
         levels: list[tuple[tuple[int, int], int, list[str]]] = []
@@ -267,7 +267,7 @@ class Backing(Descriptors):
 
     # -- changing
 
-    def create(self, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+    def create(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """A new regular file, open for reading and writing. FileExistsError: the kernel did not know that it exists."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | FILE
         try:
@@ -278,21 +278,21 @@ class Backing(Descriptors):
             self.drop_all()
             return os.open(name, flags, mode, dir_fd=directory)
 
-    def reopen_empty(self, directory: int, name: bytes, mode: int, leave: Allowed) -> int:
+    def reopen_empty(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """A descriptor of a regular file that has lost its content and has this mode now."""
         fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | FILE, dir_fd=directory)
         os.ftruncate(fd, 0)
         os.fchmod(fd, mode)
         return fd
 
-    def fill(self, fd: int, stage: int, at: int, length: int, leave: Allowed) -> Iterator[Callable[[], object]]:
+    def fill(self, fd: int, stage: int, at: int, length: int, permit: Permit) -> Iterator[Callable[[], object]]:
         """The system calls that write `length` bytes at `at` of the file `stage` to an empty file."""
         while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
             yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
             if os.lseek(fd, 0, os.SEEK_CUR) == done:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def create_nameless(self, directory: int, mode: int, leave: Allowed) -> int:
+    def create_nameless(self, directory: int, mode: int, permit: Permit) -> int:
         """A new regular file without a name, open for reading and writing, that `enter` can bring into the source.
 
         EOPNOTSUPP: the file system has none.
@@ -307,7 +307,7 @@ class Backing(Descriptors):
                 raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
             raise
 
-    def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], leave: Allowed) -> int:
+    def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], permit: Permit) -> int:
         """An O_PATH descriptor of a new symlink that has lost its name in the directory `place` already."""
         path = os.path.join(place, stray_name())
         os.symlink(target, path)
@@ -318,54 +318,54 @@ class Backing(Descriptors):
         finally:
             os.unlink(path)
 
-    def enter(self, node: Node, directory: int, name: bytes, by: bytes, leave: Allowed) -> None:
+    def enter(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
         """Give what has no name one in the source, in one step; onto a name that is taken, by way of `by`.
 
         A symlink cannot come from elsewhere: it is made again, with its owner and times, and needs `by` for that.
         """
         if not by:
-            self.link(node, directory, name, leave)
+            self.link(node, directory, name, permit)
             return
         try:
             if node.kind is Kind.SYMLINK:
-                self._copy_symlink(node, directory, by, leave)
+                self._copy_symlink(node, directory, by, permit)
             else:
-                self.link(node, directory, by, leave)
+                self.link(node, directory, by, permit)
             os.rename(by, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(by, dir_fd=directory)
             raise
 
-    def _copy_symlink(self, node: Node, directory: int, name: bytes, leave: Allowed) -> None:
-        st = node.layer.stat(node)
-        os.symlink(node.layer.readlink(node), name, dir_fd=directory)
+    def _copy_symlink(self, node: Node, directory: int, name: bytes, permit: Permit) -> None:
+        st = node.store.stat(node)
+        os.symlink(node.store.readlink(node), name, dir_fd=directory)
         if self.privileged:
             os.chown(name, st.st_uid, st.st_gid, dir_fd=directory, follow_symlinks=False)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=directory, follow_symlinks=False)
 
-    def copy(self, node: Node, directory: int, name: bytes, leave: Allowed) -> int:
+    def copy(self, node: Node, directory: int, name: bytes, permit: Permit) -> int:
         """A descriptor of a copy, in this layer, of a file or symlink of another: content, owner, mode, times and all.
 
         That of a symlink is O_PATH.
         """
         if node.kind is Kind.SYMLINK:
-            self._copy_symlink(node, directory, name, leave)
+            self._copy_symlink(node, directory, name, permit)
             return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        fd = self.create(directory, name, 0o600, leave)
+        fd = self.create(directory, name, 0o600, permit)
         try:
-            self._fill(fd, node, leave)
+            self._fill(fd, node, permit)
         except BaseException:
             os.close(fd)
             os.unlink(name, dir_fd=directory)
             raise
         return fd
 
-    def copy_nameless(self, node: Node, leave: Allowed) -> int:
+    def copy_nameless(self, node: Node, permit: Permit) -> int:
         """As `copy`, of a file whose name is gone."""
-        fd = self.create_nameless(self.root, 0o600, leave)
+        fd = self.create_nameless(self.root, 0o600, permit)
         try:
-            self._fill(fd, node, leave)
+            self._fill(fd, node, permit)
         except BaseException:
             os.close(fd)
             raise
@@ -378,9 +378,9 @@ class Backing(Descriptors):
         else:
             self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
-    def _fill(self, fd: int, node: Node, leave: Allowed) -> None:
+    def _fill(self, fd: int, node: Node, permit: Permit) -> None:
         """Make an empty file like another: only where that has data, for it may be large and hold little."""
-        original = node.layer.file(node, R)
+        original = node.store.file(node, R)
         size = os.fstat(original).st_size
         os.ftruncate(fd, size)
         at = 0
@@ -395,13 +395,13 @@ class Backing(Descriptors):
             os.lseek(fd, at, os.SEEK_SET)
             while at < end and (sent := os.sendfile(fd, original, at, min(end - at, _MOST_SENT))):
                 at += sent
-        self._dress(fd, original, leave)
+        self._dress(fd, original, permit)
 
-    def dress(self, node: Node, other: Node, leave: Allowed) -> None:
+    def dress(self, node: Node, other: Node, permit: Permit) -> None:
         """Give a directory of this layer what another's has: owner, mode, attributes, times."""
-        self._dress(self.directory(node), other.layer.listed(other), leave)
+        self._dress(self.directory(node), other.store.listed(other), permit)
 
-    def _dress(self, fd: int, original: int, leave: Allowed) -> None:
+    def _dress(self, fd: int, original: int, permit: Permit) -> None:
         st = os.fstat(original)
         if self.privileged:
             os.fchown(fd, st.st_uid, st.st_gid)
@@ -425,76 +425,76 @@ class Backing(Descriptors):
         if not self.privileged and mode & 0o600 != 0o600:
             self.hold(node)
 
-    def mkdir(self, directory: int, name: bytes, mode: int, leave: Allowed) -> None:
+    def mkdir(self, directory: int, name: bytes, mode: int, permit: Permit) -> None:
         """A new directory."""
         os.mkdir(name, mode, dir_fd=directory)
 
-    def mknod(self, directory: int, name: bytes, mode: int, device: int, leave: Allowed) -> None:
+    def mknod(self, directory: int, name: bytes, mode: int, device: int, permit: Permit) -> None:
         """A new FIFO, socket, device or empty regular file."""
         os.mknod(name, mode, device, dir_fd=directory)
 
-    def symlink(self, directory: int, name: bytes, target: bytes, leave: Allowed) -> None:
+    def symlink(self, directory: int, name: bytes, target: bytes, permit: Permit) -> None:
         """A new symlink."""
         os.symlink(target, name, dir_fd=directory)
 
-    def link(self, node: Node, directory: int, name: bytes, leave: Allowed) -> None:
+    def link(self, node: Node, directory: int, name: bytes, permit: Permit) -> None:
         """A further name for the node's inode, whatever its old name leads to by now."""
         os.link(self._inode_path(node), name, dst_dir_fd=directory, follow_symlinks=True)
 
-    def unlink(self, directory: int, name: bytes, leave: Allowed) -> None:
+    def unlink(self, directory: int, name: bytes, permit: Permit) -> None:
         """Remove a name that is no directory."""
         os.unlink(name, dir_fd=directory)
 
-    def rmdir(self, directory: int, name: bytes, leave: Allowed) -> None:
+    def rmdir(self, directory: int, name: bytes, permit: Permit) -> None:
         """Remove an empty directory."""
         os.rmdir(name, dir_fd=directory)
 
-    def remove_tree(self, directory: int, name: bytes, leave: Allowed) -> None:
+    def remove_tree(self, directory: int, name: bytes, permit: Permit) -> None:
         """Remove a directory and all that is in it."""
         layers.remove_tree(directory, name)
 
-    def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, leave: Allowed) -> None:
+    def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, permit: Permit) -> None:
         """Move a name, with the flags of renameat2(2)."""
         if flags:
             syscalls.renameat2(source, old, target, new, flags)
         else:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
-    def write(self, fd: int, data: memoryview, offset: int, leave: Allowed) -> int:
+    def write(self, fd: int, data: memoryview, offset: int, permit: Permit) -> int:
         """Write to a descriptor that `file` gave; bytes written."""
         return os.pwrite(fd, data, offset)
 
-    def append(self, fd: int, data: memoryview, leave: Allowed) -> int:
+    def append(self, fd: int, data: memoryview, permit: Permit) -> int:
         """Write at the end, wherever other writers have moved it by then; bytes written."""
         return os.pwritev(fd, [data], 0, os.RWF_APPEND)
 
-    def truncate(self, node: Node, size: int, leave: Allowed) -> None:
+    def truncate(self, node: Node, size: int, permit: Permit) -> None:
         """Set the file's size."""
         os.ftruncate(self.file(node, W), size)
 
-    def allocate(self, fd: int, mode: int, offset: int, length: int, leave: Allowed) -> None:
+    def allocate(self, fd: int, mode: int, offset: int, length: int, permit: Permit) -> None:
         """fallocate(2)."""
         syscalls.fallocate(fd, mode, offset, length)
 
     def copy_range(
-        self, source: int, source_offset: int, target: int, target_offset: int, length: int, leave: Allowed
+        self, source: int, source_offset: int, target: int, target_offset: int, length: int, permit: Permit
     ) -> int:
         """copy_file_range(2); bytes copied."""
         return os.copy_file_range(source, target, length, source_offset, target_offset)
 
-    def set_mode(self, node: Node, mode: int, leave: Allowed) -> None:
+    def set_mode(self, node: Node, mode: int, permit: Permit) -> None:
         """chmod(2)."""
         os.chmod(self._object(node), mode)
 
-    def set_mode_of(self, fd: int, mode: int, leave: Allowed) -> None:
+    def set_mode_of(self, fd: int, mode: int, permit: Permit) -> None:
         """fchmod(2), of a file that is being written."""
         os.fchmod(fd, mode)
 
-    def set_owner(self, node: Node, uid: int, gid: int, leave: Allowed) -> None:
+    def set_owner(self, node: Node, uid: int, gid: int, permit: Permit) -> None:
         """chown(2); -1 leaves one as it is."""
         os.chown(self._object(node), uid, gid)
 
-    def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], leave: Allowed) -> None:
+    def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], permit: Permit) -> None:
         """utimensat(2); each time is (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
         target = self._object(node)
         if isinstance(target, int) and max(access[1], modification[1]) < _SECOND:
@@ -502,11 +502,11 @@ class Backing(Descriptors):
         else:
             syscalls.utimens(self._inode_path(node), access, modification)
 
-    def set_xattr(self, node: Node, name: bytes, value: bytes, flags: int, leave: Allowed) -> None:
+    def set_xattr(self, node: Node, name: bytes, value: bytes, flags: int, permit: Permit) -> None:
         """setxattr(2)."""
         os.setxattr(self._object(node), name, value, flags)
 
-    def remove_xattr(self, node: Node, name: bytes, leave: Allowed) -> None:
+    def remove_xattr(self, node: Node, name: bytes, permit: Permit) -> None:
         """removexattr(2)."""
         os.removexattr(self._object(node), name)
 
