@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--work", type=Path, metavar="DIR", help="work in DIR, on a disk (as root: a new ext4 in a file in /var/tmp)")
     add("--json", type=Path, metavar="FILE", help="keep every single time in FILE")
     add("--show", type=Path, metavar="FILE", help="measure nothing: show what --json kept")
-    add("--update-readme", action="store_true", help=f"put the table into README.md, between {table.BEGIN} and its end")
+    add("--update-docs", action="store_true", help="replace the figures in docs/figures.md and README.md")
     add("--list", action="store_true", help="list the rows and end")
     return parser
 
@@ -241,5 +241,5 @@ def _hand_out(results: dict[str, Any], options: argparse.Namespace) -> None:
     print(table.markdown(results), end="")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    if options.update_readme:
-        table.update(CHECKOUT / "README.md", results)
+    if options.update_docs:
+        table.update(CHECKOUT, results)

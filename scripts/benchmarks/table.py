@@ -1,4 +1,4 @@
-"""Results as a table for people, and as the part of README.md between its two markers."""
+"""Results as Markdown, and as the part of docs/figures.md and README.md between two markers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.plan import BenchError
 from benchmarks.workloads import ROWS
 
+README_ROWS = ("rg", "status", "open", "write", "create", "untar")
+"""The rows that README.md shows."""
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 PARTS = {
     "decision": ("One decision under 1,000 rules on distinct paths, nothing cached", "{:.2f} us"),
@@ -49,16 +51,22 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def update(readme: Path, results: dict[str, Any]) -> None:
-    """Put the table between the markers of README. Figures of a reduced run are not for publication."""
+def update(checkout: Path, results: dict[str, Any]) -> None:
+    """Replace the figures of docs/figures.md, and the rows of README.md. Figures of a reduced run are not published."""
     if results["scale"] < 1 or results["rounds"] < 3:
-        raise BenchError("--update-readme needs full size (--scale 1) and at least --rounds 3")
-    text = readme.read_text()
-    before, begin, rest = text.partition(BEGIN)
+        raise BenchError("--update-docs needs full size (--scale 1) and at least --rounds 3")
+    _replace(checkout / "docs" / "figures.md", markdown(results))
+    run = next(run for run in results["runs"] if run["times"])
+    run = {**run, "times": {row: run["times"][row] for row in README_ROWS}}
+    _replace(checkout / "README.md", "\n".join(_rows(run, results["worlds"])) + "\n")
+
+
+def _replace(page: Path, figures: str) -> None:
+    before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise BenchError(f"{readme} has no line {BEGIN} followed by {END}: add both where the table belongs")
-    readme.write_text(f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
+        raise BenchError(f"{page} has no line {BEGIN} followed by {END}: add both where the table belongs")
+    page.write_text(f"{before}{BEGIN}\n{figures}{END}{after}")
 
 
 def _about(results: dict[str, Any]) -> str:
@@ -74,17 +82,21 @@ def _about(results: dict[str, Any]) -> str:
 def _table(run: Run, worlds: list[str]) -> str:
     size = f"{run['files']:,} files with `.git`, {run['bytes'] / 1e6:.0f} MB"
     caption = f"{run['title']}: {size}, as {run['user']}, Python {run['python']}"
-    others = [world for world in worlds if world != "native"]
-    lines = [f"**{caption}**", "", f"| workload | {' | '.join(worlds)} |", "|---" * (len(worlds) + 1) + "|"]
-    rows = [row for row in ROWS if row in run["times"]]
-    for row in rows:
-        native = _time(statistics.median(run["times"][row]["native"]))
-        factors = [_factor(ratio(run, row, world)) for world in others]
-        lines.append(f"| {ROWS[row]} | {' | '.join([native, *factors])} |")
-    if others and len(rows) > 1:
+    lines = [f"**{caption}**", "", *_rows(run, worlds)]
+    others = worlds[1:]
+    if others and len(run["times"]) > 1:
         means = " | ".join(f"**{_factor(geometric_mean(run, world))}**" for world in others)
-        lines.append(f"| **geometric mean of {len(rows)} rows** | 1 | {means} |")
+        lines.append(f"| **geometric mean of {len(run['times'])} rows** | 1 | {means} |")
     return "\n".join(lines)
+
+
+def _rows(run: Run, worlds: list[str]) -> list[str]:
+    lines = [f"| workload | {' | '.join(worlds)} |", "|---" * (len(worlds) + 1) + "|"]
+    for row in (row for row in ROWS if row in run["times"]):
+        native = _time(statistics.median(run["times"][row]["native"]))
+        factors = [_factor(ratio(run, row, world)) for world in worlds if world != "native"]
+        lines.append(f"| {ROWS[row]} | {' | '.join([native, *factors])} |")
+    return lines
 
 
 def _time(seconds: float) -> str:

@@ -1,0 +1,94 @@
+"""What the documentation shows is what happens."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs.cli.app import tree
+from bonobofs.decision import ERRNO
+from bonobofs.state import mounts
+from tests.docs.pages import PAGES, PageRun, blocks
+from tests.worlds import ROOT
+from tests.worlds.issues import find_bd
+
+
+def _text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def page_run(tmp_path: Path) -> Iterator[PageRun]:
+    """An empty home directory. What a page has mounted is unmounted after it."""
+    place = tmp_path / "alice"
+    place.mkdir()
+    run = PageRun(place, find_bd())
+    yield run
+    for mount in mounts.ours():
+        if place in mount.mountpoint.parents:
+            run.step(f"bonobofs umount {mount.mountpoint}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_happen(page: Path, page_run: PageRun) -> None:
+    """Each block of a page, run in order, gives what the page shows."""
+    for block in blocks(page.read_text(encoding="utf-8")):
+        difference = page_run.run(block)
+        assert not difference, difference
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    """Each relative link names a file of the repository, and a heading that it has."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not anchor or anchor in {_anchor(heading) for heading in headings}, target
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_command_is_listed() -> None:
+    """The table of commands in docs/quickstart.md names each command."""
+    text = _text("docs/quickstart.md")
+    app = tree()
+    names = {command.name for command in app.registered_commands}
+    names |= {
+        f"{group.name} {command.name}"
+        for group in app.registered_groups
+        for command in (group.typer_instance.registered_commands if group.typer_instance is not None else [])
+    }
+    assert names
+    assert {name for name in names if f"`{name}" not in text} == set()
+
+
+def test_every_refusal_code_is_listed() -> None:
+    """docs/agents.md has each code with its errno."""
+    text = _text("docs/agents.md")
+    for code, number in ERRNO.items():
+        assert f"| `{code}` | {errno.errorcode[number]} |" in text
+
+
+def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
+    """README.md shows some rows of docs/figures.md, unchanged."""
+    found = re.search(r"<!-- figures -->\n(.*?)<!-- /figures -->", _text("README.md"), re.DOTALL)
+    assert found is not None
+    rows = found[1].splitlines()
+    assert len(rows) == 2 + 6
+    assert set(rows) <= set(_text("docs/figures.md").splitlines())
+
+
+def test_the_readme_and_the_glossary_are_short() -> None:
+    assert len(_text("README.md").splitlines()) <= 120
+    glossary = _text("docs/glossary.md")
+    assert len(re.findall(r"^\| \*\*", glossary, re.MULTILINE)) <= 30
