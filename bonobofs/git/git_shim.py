@@ -28,7 +28,7 @@ from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
 
 REFUSED: Final = 77
-CLIENT: Final = str(Path(__file__).with_name("client.py"))
+CLIENT: Final = str(Path(__file__).with_name("publish_client.py"))
 _WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
 """Subcommands after which a hook of the session publishes."""
 _AT_A_TIME: Final = 4000

@@ -1,8 +1,8 @@
 """The agent's side of publication: one file of the standard library, run by `python -I -S -E`.
 
-    client.py SOCKET publish [HOOK…]    what HEAD names; prints one line. HOOK: the name and arguments of a git hook
-    client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
-    client.py SOCKET upload-pack PATH   the far end of `git fetch source`
+    publish_client.py SOCKET publish [HOOK…]    publish what HEAD names; print one line. HOOK: a git hook, name and arguments
+    publish_client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
+    publish_client.py SOCKET upload-pack PATH   the far end of `git fetch source`
 
 Nothing relies on it: what it sends is judged at the other end of the socket. Modules that take long to load are not
 used: it runs after every commit.

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
 
-CLIENT: Final = Path(__file__).resolve().parent / "client.py"
+CLIENT: Final = Path(__file__).resolve().parent / "publish_client.py"
 """The program that git runs in a session to reach the session's service."""
 _SERVICE_HOOKS: Final = ("post-commit", "post-merge", "post-rewrite", "post-checkout", "post-applypatch")
 """Hooks that publish, after the repository's own hook of the same name."""

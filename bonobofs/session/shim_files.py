@@ -1,7 +1,7 @@
 """The programs of a session's `bin`: small shells that know the session by the directory in which they are made.
 
 What surely only reads, the shell hands to the real git at once. Python asks the session about the rest (`git.shim`).
-bd is answered beside the mount, reading too (`sandbox.bd`).
+bd is answered beside the mount, reading too (`beads.bd_command_line`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def make(directory: Path, home: Path) -> Path:
             reading="|".join(sorted(READING)),
             real=shlex.quote(real),
             session=shlex.quote(str(directory)),
-            python=_python("git.shim"),
+            python=_python("git.git_shim"),
         )
         _write(place / "git", text)
-    _write(place / "bd", _BD.format(python=_python("sandbox.bd.program"), session=shlex.quote(str(directory))))
+    _write(place / "bd", _BD.format(python=_python("beads.bd_shim"), session=shlex.quote(str(directory))))
     return place
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bonobofs.cli.app import tree
-from bonobofs.decision import ERRNO
-from bonobofs.state import mounts
+from bonobofs.policy.decision import ERRNO
+from bonobofs.system import mounts
 from tests.docs.pages import PAGES, PageRun, blocks
 from tests.worlds import ROOT
 from tests.worlds.issues import find_bd
@@ -77,6 +78,17 @@ def test_every_refusal_code_is_listed() -> None:
     text = _text("docs/agents.md")
     for code, number in ERRNO.items():
         assert f"| `{code}` | {errno.errorcode[number]} |" in text
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    """Each module that a page names is there, and the layers are those that import-linter checks."""
+    text = _text("docs/architecture.md")
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", text + _text("CONTRIBUTING.md")))
+    assert len(named) > 20
+    assert {name for name in named if not any((ROOT / top / name).exists() for top in ("bonobofs", "."))} == set()
+    contracts = tomllib.loads(_text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert "```text\n" + "\n".join(layers) + "\n```" in text
 
 
 def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
