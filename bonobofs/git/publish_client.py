@@ -1,6 +1,6 @@
 """The agent's side of publication: one file of the standard library, run by `python -I -S -E`.
 
-    publish_client.py SOCKET publish [HOOK…]    publish what HEAD names; print one line. HOOK: a git hook, name and arguments
+    publish_client.py SOCKET publish [HOOK…]    publish HEAD; print one line. HOOK: name and arguments of a git hook
     publish_client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
     publish_client.py SOCKET upload-pack PATH   the far end of `git fetch source`
 
