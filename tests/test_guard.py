@@ -288,21 +288,21 @@ import resource, signal, sys
 from pathlib import Path
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.audit.scratch_counter import LONGEST, MOST
-from bonobofs.enforcement.enforcer import Guard
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.request import Agent, Operation, Request
+from bonobofs.policy.request import Operation, Principal, Request
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 base = Path(sys.argv[1])
-guard = Guard(compile_policy({"default": "allow"}), Agent("a", "b", "agent"),
-              Trail.create(base / "t.jsonl", base / "t.head", Identity("t", "a", "b")))
+enforcer = Enforcer(compile_policy({"default": "allow"}), Principal("a", "b", "agent"),
+                    Trail.create(base / "t.jsonl", base / "t.head", Identity("t", "a", "b")))
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
 try:
-    with guard.admit(Request(Operation.CREATE_FILE, "x")):
+    with enforcer.authorize(Request(Operation.CREATE_FILE, "x")):
         print("ran")
 except PermissionError as error:
     print(error.errno, error.decision.code.value)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-with guard.admit(Request(Operation.CREATE_FILE, "x")):
+with enforcer.authorize(Request(Operation.CREATE_FILE, "x")):
     print("ran")
 """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
@@ -317,15 +317,15 @@ with guard.admit(Request(Operation.CREATE_FILE, "x")):
     assert ran.stdout.split() == [str(errno.EIO), "UNRECORDED", "ran"]
 
 
-def test_only_the_engine_makes_a_leave() -> None:
+def test_only_the_engine_makes_a_permit() -> None:
     package = Path(__file__).resolve().parent.parent / "bonobofs"
     makers = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "Allowed(" in path.read_text(encoding="utf-8")
+        if "Permit(" in path.read_text(encoding="utf-8")
     }
-    # The last reads what another process of the session was given.
-    assert makers == {"decision.py", "policy/compiled.py", "policy/engine.py", "policy/told.py"}
+    # The codec reads a permit that another process of the session received.
+    assert makers == {"ipc/decision_codec.py", "policy/compiled.py", "policy/decision.py", "policy/engine.py"}
 
 
 # The entrances beside the mount

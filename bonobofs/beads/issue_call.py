@@ -3,7 +3,7 @@
     with gate.call(Asked(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
         call.judged(judge_close(call.issues, ...))
         with call.session_turn, call.changing() as change:
-            call.turn.close_issue(id, change.leave)
+            call.turn.close_issue(id, change.permit)
 
 Whose the call is and what the role has is known before any bd runs. The issues are then ours alone until the call is
 over, and the session's turn is held for the change itself: nobody's files wait while others are busy with the issues.

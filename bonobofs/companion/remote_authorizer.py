@@ -106,7 +106,7 @@ class RemoteAuthorizer:
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """As `Authorizer.admit`. Leaving the admission returns when the mount shows what was changed.
+        """As `Authorizer.authorize`. Leaving the admission returns when the mount shows what was changed.
 
         Leaving it raises OSError, ETIMEDOUT, where the change is made and recorded and the mount may not show it.
         """

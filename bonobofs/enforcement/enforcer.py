@@ -1,6 +1,6 @@
 """The one door. Whoever changes the source asks here first, and nobody else decides or writes the log.
 
-    with guard.admit(Request(Operation.DELETE_FILE, path), Facts(leaves=True), caller=caller) as leave:
+    with enforcer.authorize(Request(Operation.DELETE_FILE, path), Context(leaves=True), caller=caller) as permit:
         backing.unlink(directory, name, leave)
 
 `authorize` asks the engine, enters the intent in the trail, and only then lets the block run; how the block ends is the
@@ -243,7 +243,7 @@ class Authorizer(Protocol):
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """Leave for a change of the source, as of `Enforcer.admit`; raises Refused as that does."""
+        """Leave for a change of the source, as of `Enforcer.authorize`; raises Refused as that does."""
 
     def note(  # noqa: PLR0913 - as for `authorize`
         self,

@@ -163,7 +163,7 @@ class JudgingAuthorizer:
         action: str = "",
         guard: str = "file",
     ) -> Admission:
-        """As `Authorizer.admit`."""
+        """As `Authorizer.authorize`."""
         while True:
             for part in (RelatedChange(request, context), *parts):
                 verdict = self.decide(part.request, part.context)

@@ -257,12 +257,12 @@ def test_others_wait_for_their_turn_and_give_up_in_the_end(
 CALLER = """
 import sys
 from pathlib import Path
-from bonobofs.policy.decision import Allowed
+from bonobofs.policy.decision import Permit
 from bonobofs.beads import Beads, NewIssue
 from tests.beads.conftest import ALICE
 beads = Beads(Path(sys.argv[1]), Path(sys.argv[2]), ALICE, program=Path(sys.argv[3]), limit=float(sys.argv[4]))
 with beads.turn() as turn:
-    turn.create_issue(NewIssue("new"), Allowed("test"))
+    turn.create_issue(NewIssue("new"), Permit("test"))
 """
 
 
