@@ -328,8 +328,8 @@ def test_only_the_layer_store_changes_the_source() -> None:
 def test_each_change_of_the_source_demands_a_permit() -> None:
     """Each function of the layer store that changes a file takes the enforcer's Permit.
 
-    Two functions take none: they open directories of the session's own layer for a walk, and restore the mode. `walk` asserts
-    that it is the layer.
+    Two functions take none: they open directories of the session's own layer for a walk, and restore the mode. `walk`
+    asserts that it is the layer.
     """
     without = set()
     for function, call in _calls(FUSE / "layer_store.py"):
