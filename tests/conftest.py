@@ -22,12 +22,14 @@ from tests.worlds import Mounted, OrdinaryUser, World
 from tests.worlds.issues import find_bd
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
-hypothesis.settings.register_profile("nothing is left behind", database=None)
+# A deadline would measure the machine and the tests that run beside, not the code.
+hypothesis.settings.register_profile("nothing is left behind", database=None, deadline=None)
 hypothesis.settings.load_profile("nothing is left behind")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs root, and is not collected for others; CI is root")
+    config.addinivalue_line("markers", "alone: measures time or changes the machine; scripts/test runs it by itself")
     # Whoever starts the tests in the background may have SIGINT ignored, and so would every program that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

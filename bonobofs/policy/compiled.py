@@ -23,6 +23,7 @@ from bonobofs.policy.pattern import (
     Pattern,
     Reach,
     compile_name,
+    first_match,
     is_wild,
     may_begin_with,
     parse,
@@ -363,8 +364,7 @@ def parse_temporary(text: str) -> Pattern:
     name = pattern.components[-1]
     if is_never_held(name):
         raise PolicyError("4913 and names that end in ~ are never held; editors that are refused them write in place")
-    fits = compile_name(name)
-    ordinary = next((each for each in _ORDINARY if fits(each)), None)
+    ordinary = first_match(name, _ORDINARY)
     if ordinary is not None:
         raise PolicyError(f"this would hold {ordinary} too, which would vanish; write how temporary names look")
     return pattern

@@ -189,6 +189,14 @@ def _class(body: str) -> Token:
     return Token(f"[{'^' if negated else ''}{''.join(parts)}]", False, tuple(ranges), negated)
 
 
+def first_match(component: str, names: Iterable[str]) -> str | None:
+    """Return the first of the names that the component matches. Compiles it only if a name begins and ends as it."""
+    tokens = tokens_of(component)
+    prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
+    alike = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
+    return next(filter(compile_name(component), alike), None) if alike else None
+
+
 def compile_name(component: str) -> Callable[[str], object]:
     """A test for one component; it takes time linear in the name, however many stars there are."""
     if not is_wild(component):
@@ -231,21 +239,32 @@ class Names:
         self._ends = tuple(ends.values())
         self._dots = min(others.values(), default=NAME_MAX + 1)
         """How many dots a name has that any glob without a literal beginning or end could match."""
-        self._fits_beginning = _compile_any(begins)
-        self._fits_ending = _compile_any(ends)
-        self._fits_other = _compile_any(others)
+        self._fits_beginning = _Any(begins)
+        self._fits_ending = _Any(ends)
+        self._fits_other = _Any(others)
 
     def match(self, name: str) -> bool:
         """Whether one of the globs matches the name."""
         return (
-            (name.startswith(self._begins) and self._fits_beginning(name) is not None)
-            or (name.endswith(self._ends) and self._fits_ending(name) is not None)
-            or (name.count(".") >= self._dots and self._fits_other(name) is not None)
+            (name.startswith(self._begins) and self._fits_beginning.match(name))
+            or (name.endswith(self._ends) and self._fits_ending.match(name))
+            or (name.count(".") >= self._dots and self._fits_other.match(name))
         )
 
 
-def _compile_any(components: Iterable[str]) -> Callable[[str], re.Match[str] | None]:
-    return re.compile("|".join(map(_expression, components)) or "(?!)").fullmatch
+class _Any:
+    """Globs, compiled when a name is first compared: each process of a session loads the policy, and few need them."""
+
+    __slots__ = ("_components", "_fits")
+
+    def __init__(self, components: Iterable[str]) -> None:
+        self._components = tuple(components)
+        self._fits: Callable[[str], re.Match[str] | None] | None = None
+
+    def match(self, name: str) -> bool:
+        if self._fits is None:
+            self._fits = re.compile("|".join(map(_expression, self._components)) or "(?!)").fullmatch
+        return self._fits(name) is not None
 
 
 class _Globs(Generic[Value]):

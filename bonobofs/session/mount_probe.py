@@ -12,14 +12,8 @@ else is left to do so when the command itself has become the server.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-from pathlib import Path
-
-from bonobofs.state.home import session_directory
-from bonobofs.state.sessions import note_ends
-from bonobofs.system import mounts
 
 _SECONDS = 20
 
@@ -43,6 +37,14 @@ def main() -> int:
         failure = look(mountpoint)
         print(failure, end="", file=sys.stderr)
         return 1 if failure else 0
+    # Each mount waits for the probe above, which needs none of these.
+    import shutil  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+
+    from bonobofs.state.home import session_directory  # noqa: PLC0415
+    from bonobofs.state.sessions import note_ends  # noqa: PLC0415
+    from bonobofs.system import mounts  # noqa: PLC0415
+
     ready, home, session, *earlier = sys.argv[2:]
     # The command waits for this process only; its child looks, and is nobody's zombie afterwards.
     if os.fork():

@@ -24,6 +24,8 @@ from tests.posix.calls import opened
 from tests.watch.looking import stopped
 from tests.worlds import ALLOW_ALL, Mounted
 
+pytestmark = pytest.mark.alone
+
 NAMES: Final = 4000
 CHILDREN: Final = 100_000
 MOST_ADDED: Final = 0.05

@@ -111,6 +111,7 @@ def _removed(source: Path) -> Iterator[None]:
     subprocess.run(["rm", "-rf", source], check=True)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("_removed")
 def test_a_very_deep_tree_is_read_once(mounted: Mounted, source: Path) -> None:
     """6,000 directories in each other made each mount take 13 s, and nothing was watched."""

@@ -220,6 +220,7 @@ def test_what_is_changed_shows_at_once(mounted_called: CalledMount, transport: s
     changes_show_at_once(mounted_called(transport=transport))
 
 
+@pytest.mark.alone
 @pytest.mark.root
 def test_what_is_changed_shows_at_once_where_nobody_watches(source: Path, mounted_called: CalledMount) -> None:
     with too_few_watches(source):

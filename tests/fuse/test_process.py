@@ -54,6 +54,7 @@ def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: 
     assert len(targets) < 20
 
 
+@pytest.mark.alone
 @pytest.mark.root
 def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place) -> None:
     """Where waking a processor is dear, the kernel is asked to keep them awake, and no longer than the server is."""

@@ -263,6 +263,7 @@ def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
     assert first.details["policy"] == world.session.policy.digest
 
 
+@pytest.mark.alone
 def test_asking_for_the_record_is_answered_at_once(place: MakePlace) -> None:
     """Audit commands have servers settle, and do not wait for longer than these take."""
     world = place()

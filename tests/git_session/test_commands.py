@@ -95,6 +95,16 @@ def run(line: str, directory: Path, environment: Mapping[str, str]) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def copy_repository(template: Path, source: Path, origin: Path) -> None:
+    """Copy what `make_repository` has made as `template`/source and `template`/origin.git."""
+    shutil.copytree(template / "origin.git", origin, symlinks=True)
+    shutil.copytree(template / "source", source, symlinks=True, dirs_exist_ok=True)
+    for name in ("config", "FETCH_HEAD"):
+        file = source / ".git" / name
+        file.write_text(file.read_text().replace(str(template / "origin.git"), str(origin)))
+    assert run("git update-index --refresh", source, base_environment(source.parent)).code == 0
+
+
 def make_repository(source: Path, origin: Path) -> None:
     """Make a repository with branches that merge, branches that conflict, tags, a remote and an ignored directory."""
     environment = {**base_environment(source.parent), **OPERATOR}
@@ -179,20 +189,18 @@ def _files(directory: Path) -> list[str]:
 class Pair:
     """One repository twice: as a session's mount, and as a plain copy."""
 
-    def __init__(self, mounted: Mounted, tmp_path: Path, *, shim: bool) -> None:
+    def __init__(self, mounted: Mounted, template: Path, tmp_path: Path, *, shim: bool) -> None:
         self.source, self.plain = tmp_path / "source", tmp_path / "plain"
         self.homes = (tmp_path / "home-mount", tmp_path / "home-plain")
         for home in self.homes:
             home.mkdir()
-        make_repository(self.source, tmp_path / "origin.git")
-        shutil.copytree(tmp_path / "origin.git", tmp_path / "plain-origin.git", symlinks=True)
-        shutil.copytree(self.source, self.plain, symlinks=True)
+        copy_repository(template, self.source, tmp_path / "origin.git")
+        copy_repository(template, self.plain, tmp_path / "plain-origin.git")
         self.world = mounted(policy=POLICY, source=self.source)
         self._shim = self.world.home / "sessions" / self.world.session.session / "inside" if shim else None
         self._seconds = 0
         identity = {key: self.mount(f"git config {key}").output.strip() for key in ("user.name", "user.email")}
         assert all(identity.values()), "the session's repository names the agent"
-        self.plainly(f"git remote set-url origin {tmp_path / 'plain-origin.git'}")
         for key, value in identity.items():
             self.plainly(f"git config {key} '{value}'")
 
@@ -235,14 +243,24 @@ class Pair:
         return output
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository and its origin, which each story copies."""
+    directory = tmp_path_factory.mktemp("template")
+    make_repository(directory / "source", directory / "origin.git")
+    return directory
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", STORIES)
-def test_git_does_in_a_mount_what_it_does_elsewhere(name: str, mounted: Mounted, tmp_path: Path) -> None:
+def test_git_does_in_a_mount_what_it_does_elsewhere(
+    name: str, mounted: Mounted, template: Path, tmp_path: Path
+) -> None:
     """With the system's git and an environment made from nothing."""
-    Pair(mounted, tmp_path, shim=False).compare(STORIES[name])
+    Pair(mounted, template, tmp_path, shim=False).compare(STORIES[name])
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", THROUGH_THE_SHIM)
-def test_the_session_git_does_the_same(name: str, mounted: Mounted, tmp_path: Path) -> None:
-    Pair(mounted, tmp_path, shim=True).compare(STORIES[name])
+def test_the_session_git_does_the_same(name: str, mounted: Mounted, template: Path, tmp_path: Path) -> None:
+    Pair(mounted, template, tmp_path, shim=True).compare(STORIES[name])

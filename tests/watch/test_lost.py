@@ -95,6 +95,7 @@ def test_a_source_that_cannot_be_watched_is_mounted_all_the_same(ordinary_user: 
         assert ordinary_user.bonobofs("umount", mountpoint).returncode == 0
 
 
+@pytest.mark.alone
 @pytest.mark.root
 def test_where_the_limit_is_reached_the_mount_says_what_to_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
     """More directories than may be watched: seconds, not a day, and the reason with its remedy."""

@@ -188,6 +188,7 @@ def test_it_is_seen(world: World, what: str) -> None:
     until(lambda: shows(world.path), what)
 
 
+@pytest.mark.alone
 def test_it_is_seen_within_50_ms(world: World) -> None:
     """Of many changes of all kinds to names that were read before, half are seen in less; no timeout is waited for."""
     took = []

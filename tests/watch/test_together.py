@@ -23,6 +23,7 @@ for number in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.alone
 def test_two_agents_see_each_others_changes(mounted: Mounted, source: Path) -> None:
     """Through two mounts of one source, within 50 ms as the median, and neither counts as out of band."""
     (source / "shared").write_text("as it was")
