@@ -7,16 +7,18 @@ import os
 import stat
 from typing import Any, Final
 
-from bonobofs.enforcement.enforcer import RelatedChange
+from bonobofs.enforcement.enforcer import Admission, RelatedChange
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.fd_cache import W, duplicates
 from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
+from bonobofs.fuse.slices import Steps, finished
 from bonobofs.fuse.write_ops import Content
 from bonobofs.policy.decision import Layer, Permit
-from bonobofs.policy.request import Context, Kind, Operation, Request
+from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
 _ACL: Final = b"system.posix_acl_access"
@@ -64,20 +66,19 @@ class Attributes(Content):
         node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = node.store.stat(node, changing=True)
         self._see(node, st)
+        # What truncation frees; st_blocks counts 512 bytes.
+        is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
         parts = self._attribute_parts(node, st, valid, fields)
         if parts:
             first, *rest = parts
             if valid & _SIZE and node.layer is Layer.SCRATCH:
                 self._check_room(header, first.request, node.ino, fields[3])
             details = _told(valid, fields)
-            with self._enforcer.authorize(
+            admission = self._enforcer.authorize(
                 first.request, first.context, *rest, caller=self._caller(header), details=details, layer=node.layer
-            ) as permit:
-                self._set_attributes(header, node, st, valid, fields, permit)
-            st = node.store.status(node)
-            self._did_attributes(node, st)
-            if valid & _SIZE:
-                self._resized(node, first.request.path)
+            )
+            steps = self._set_attributes(header, node, st, valid, fields, admission, first.request.path)
+            return steps if is_long else finished(steps)
         return self._attr_times + self._attr(node, st)
 
     def _freshened(self, node: Node) -> Reply:
@@ -119,13 +120,31 @@ class Attributes(Content):
         ]
 
     def _set_attributes(
-        self, header: Header, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...], permit: Permit
-    ) -> None:
-        backing = node.store
+        self,
+        header: Header,
+        node: Node,
+        st: os.stat_result,
+        valid: int,
+        fields: tuple[int, ...],
+        admission: Admission,
+        path: WorkspacePath,
+    ) -> Steps:
+        with admission as permit:
+            if valid & _SIZE:
+                with duplicates(node.store.file(node, W)) as (fd,):
+                    yield from self._make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
+                    if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
+                        self._kill_set_ids(header, node, fd, st, permit)
+            self._set_others(node, valid, fields, permit)
+        st = node.store.status(node)
+        self._did_attributes(node, st)
         if valid & _SIZE:
-            backing.truncate(node, fields[3], permit)
-            if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, node, node.fd, st, permit)
+            self._resized(node, path)
+        return self._attr_times + self._attr(node, st)
+
+    def _set_others(self, node: Node, valid: int, fields: tuple[int, ...], permit: Permit) -> None:
+        """Set owner, mode and times."""
+        backing = node.store
         if valid & _OWNER:
             uid = fields[13] if valid & _UID else -1
             backing.set_owner(node, uid, fields[14] if valid & _GID else -1, permit)

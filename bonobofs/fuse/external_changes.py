@@ -135,6 +135,8 @@ class Noticing:
         self.lately: Final = Lately()
         self.watched = False
         """Somebody judges what is found."""
+        self.own: Final[dict[int, str]] = {}
+        """Paths of the files whose content threads change for the mount, by inode number."""
         self._notices: Final = notices
         self._inodes: Final = inodes
         self._backing: Final = backing
@@ -358,6 +360,8 @@ class Noticing:
         ancestor = reachable(path)
         if ancestor != path:
             path, kinds, size = ancestor, MODIFIED, -1
+        if path in self.own.values():
+            return
         known = self._suspects.get(path)
         if known is not None:
             kinds = known.kinds | (kinds & ~BEGAN)

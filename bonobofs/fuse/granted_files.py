@@ -29,8 +29,6 @@ from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request
 from bonobofs.system import syscalls
 
-INLINE: Final = 1 << 20
-"""Bytes of a file that is made without serving other requests."""
 OPENED: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 
 

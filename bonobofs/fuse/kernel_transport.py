@@ -68,6 +68,8 @@ _NEEDED: Final = (
 )
 _LISTEN: Final = 0.01
 """Seconds after which what is listened to is looked at, though requests keep coming."""
+_SECONDS_TO_END: Final = 3.0
+"""Seconds that the end of the mount waits for a system call of a thread."""
 _ENDED: Final = -1
 """In place of a request's length: the mount has ended."""
 _HEARD: Final = -2
@@ -300,13 +302,13 @@ class Connection:
         while True:
             length = self._next(due)
             if length == _ENDED:
-                return
+                break
             now = monotonic()
             if length == 0 or now >= due:
                 self._notices.look(now)
                 wait = hooks.idle(now)
                 if wait is None:
-                    return
+                    break
                 due = now + wait
             if length == _HEARD or now - listened >= _LISTEN:
                 listened = now
@@ -318,6 +320,20 @@ class Connection:
                 hooks.after()
             if self._slices:
                 self._go_on(handlers, hooks)
+            if self._slices.again:  # before a new request, which may be a long one
+                self._go_on(handlers, hooks)
+
+        self._end_jobs(hooks)
+
+    def _end_jobs(self, hooks: Hooks) -> None:
+        """Wait for the system calls of threads, but not for a disk that hangs, and enter the outcomes."""
+        self._slices.ready.clear()
+        while self._slices.has_jobs and select.select([self._slices.bell], [], [], _SECONDS_TO_END)[0]:
+            self._slices.collect()
+            while self._slices.ready:
+                hooks.before(monotonic())
+                self._advance(self._slices.ready.popleft(), hooks.failed)
+                hooks.after()
 
     def _go_on(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
         """A slice of a long request, or one request that has waited for a long one."""
@@ -383,7 +399,7 @@ class Connection:
             if opcode not in _SILENT:
                 self._error(unique, errno.ENOSYS)
             return
-        if opcode in _SYNCS and self._slices.is_occupied:
+        if (opcode in _SYNCS and self._slices.is_occupied) or (opcode in _COPIES and self._slices.deferred):
             self._defer(length, failed)
             return
         try:
@@ -408,7 +424,7 @@ class Connection:
     def _defer(self, length: int, failed: Callable[[int, Exception], None]) -> None:
         """Keep the request in the buffer until a long one has ended. Where too much waits, those that judge end."""
         if not self._slices.defer(bytes(self._view[:length])):
-            for long in [each for each in self._slices.ready if each.opcode not in (*_SYNCS, *_SILENT)]:
+            for long in [each for each in self._slices.ready if each.opcode in _JUDGED]:
                 self._slices.ready.remove(long)
                 long.steps.close()
                 self._error(long.unique, errno.EBUSY)
@@ -497,4 +513,7 @@ class Connection:
 
 
 _SYNCS: Final = (p.Opcode.FSYNC, p.Opcode.FSYNCDIR)
+_COPIES: Final = (p.Opcode.COPY_FILE_RANGE, p.Opcode.COPY_FILE_RANGE_64)
+"""Each is followed by the next of the same file, so a request that waits for one is served before the next."""
+_JUDGED: Final = (p.Opcode.RENAME, p.Opcode.RENAME2)
 _SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)

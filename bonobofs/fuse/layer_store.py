@@ -468,9 +468,9 @@ class LayerStore(Descriptors):
         """Write at the end, wherever other writers have moved it by then; bytes written."""
         return os.pwritev(fd, [data], 0, os.RWF_APPEND)
 
-    def truncate(self, node: Node, size: int, permit: Permit) -> None:
+    def truncate(self, fd: int, size: int, permit: Permit) -> None:
         """Set the file's size."""
-        os.ftruncate(self.file(node, W), size)
+        os.ftruncate(fd, size)
 
     def allocate(self, fd: int, mode: int, offset: int, length: int, permit: Permit) -> None:
         """fallocate(2)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NamedTuple, NoReturn
 
 from bonobofs.enforcement.enforcer import Caller, Enforcer
 from bonobofs.fuse import abi as p
@@ -19,7 +20,7 @@ from bonobofs.fuse.inode_table import Inodes, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Scratch
 from bonobofs.fuse.session_git_dir import Repository
-from bonobofs.fuse.slices import Busy, Steps
+from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import Stretch
 from bonobofs.fuse.temp_table import Held, is_below
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
@@ -35,6 +36,10 @@ NOTHING: Final = b""
 LEAVES: Final = Context(leaves=True, in_source=True)
 _FAN_OUT: Final = 2
 """Bytes in the name of a directory of loose objects."""
+INLINE: Final = 1 << 20
+"""Bytes of a change that the serving thread makes itself. A larger one may wait for the disk for a second."""
+_IN_THREADS: Final = 2
+"""Large changes that threads make at a time: a lease that begins meanwhile waits for them."""
 MOST_NAMES: Final = 1000
 """Names of one file that are looked at for one request, which takes 15 us each. A file with more cannot be changed."""
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
@@ -111,6 +116,8 @@ class Core:
         """The session's own `.git`."""
         self.is_needed: Callable[[str], bool] = lambda _: False
         """Whether a change that is made beside the mount relies on this directory to stay where it is."""
+        self.own_change: Callable[[], AbstractContextManager[None]] = nullcontext
+        """The context in which a thread changes a file for the mount."""
         self.believe(LONG)
 
     def believe(self, seconds: int) -> None:
@@ -140,6 +147,8 @@ class Core:
         # A file with several names may have one below.
         if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
+        if node.ino in self.noticing.own:
+            raise Busy
         return node
 
     def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
@@ -154,6 +163,23 @@ class Core:
 
     def _is_judged(self, path: str) -> bool:
         return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
+
+    def _is_long(self, size: int) -> bool:
+        """Whether a thread makes a change of so many bytes. Busy: threads make as many as they may."""
+        if size > INLINE and len(self.noticing.own) >= _IN_THREADS:
+            raise Busy
+        return size > INLINE
+
+    def _make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
+        """Make a change of a file whose admission is open. Other changes of the file, and moves of it, wait."""
+        job, number = Job(call), node.ino
+        self.noticing.own[number] = self._inodes.path(node)
+        try:
+            with self.own_change():
+                yield job
+        finally:
+            del self.noticing.own[number]
+        return job.check()
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
         """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
@@ -341,9 +367,10 @@ class Core:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
-        if self._trees:
+        if self._trees or self.noticing.own:
             path = self._inodes.join(parent, name)
-            if self._is_judged(path) or any(is_below(tree, path) for tree in self._trees):
+            used = (*self._trees, *map(WorkspacePath, self.noticing.own.values()))
+            if self._is_judged(path) or any(is_below(each, path) for each in used):
                 raise Busy
         return parent, parent.store.directory(parent, changing=True)
 

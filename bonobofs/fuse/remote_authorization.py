@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit import temp_cleanup
@@ -66,7 +66,10 @@ class Admissions:
         self._root: Final = root
         self._session: Final = session
         self._open: Final[dict[int, _Open]] = {}
-        self._bound: list[tuple[int, set[int]]] = []
+        self._last_own = 0
+        self._in_threads: Final[set[int]] = set()
+        """Changes that threads make for the mount, by negative numbers."""
+        self._bound: list[tuple[int, set[int], Tell]] = []
         """Looks at the leases that bind everybody once these changes are over."""
         self._acts: Final[dict[Kind, Callable[[dict[str, Any]], dict[str, Any]]]] = {
             Kind.DECIDE: self._decide,
@@ -119,10 +122,22 @@ class Admissions:
 
     def bind(self, number: int, tell: Tell) -> None:
         """Say that every change is bound by that look at the leases, once those are over that began before it."""
-        if self._open:
-            self._bound.append((number, set(self._open)))
+        if self._open or self._in_threads:
+            self._bound.append((number, {*self._open, *self._in_threads}, tell))
         else:
             tell(Kind.BOUND, {"number": number})
+
+    @contextmanager
+    def own_change(self) -> Iterator[None]:
+        """A thread changes the content of a file for the mount: leases bind when it has ended."""
+        self._last_own -= 1
+        number = self._last_own
+        self._in_threads.add(number)
+        try:
+            yield
+        finally:
+            self._in_threads.remove(number)
+            self._release(number)
 
     def abandon(self) -> None:
         """The companion is dead: enter that nobody knows how its changes ended. Never raises."""
@@ -242,7 +257,7 @@ class Admissions:
             self._show(one)
         finally:
             self._answer_when_shown(asked["ask"], tell)
-            self._release(asked["admission"], tell)
+            self._release(asked["admission"])
 
     def _show(self, one: _Open) -> None:
         for path in one.paths:
@@ -253,8 +268,9 @@ class Admissions:
     def _answer_when_shown(self, ask: int, tell: Tell) -> None:
         self._notices.then(lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE}))
 
-    def _release(self, number: int, tell: Tell) -> None:
-        for _, before in self._bound:
+    def _release(self, number: int) -> None:
+        for _, before, _ in self._bound:
             before.discard(number)
         while self._bound and not self._bound[0][1]:
-            tell(Kind.BOUND, {"number": self._bound.pop(0)[0]})
+            look, _, tell = self._bound.pop(0)
+            tell(Kind.BOUND, {"number": look})

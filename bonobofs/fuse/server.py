@@ -146,6 +146,7 @@ class Server:
             self._enforcer, noticing, self._transport.notices, self._operations.grants, self._root, config["session"]
         )
         self._operations.is_needed = admissions.needs
+        self._operations.own_change = admissions.own_change
         hearing = Hearing(companion, standing, self._operations, admissions, self._enforcer, config, diagnostics)
         beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)
         return hearing, beside

@@ -14,7 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 THREADS: Final = 4
 """System calls that are made at a time."""
@@ -23,33 +23,37 @@ SLICE: Final = 0.002
 MOST_DEFERRED: Final = 16 << 20
 """Bytes of the requests that wait for a long one."""
 
+Result = TypeVar("Result")
+
 
 class Busy(Exception):  # noqa: N818 - never an answer: the request is served again
     """The request would change what a long one is judging."""
 
 
-class Job:
+class Job(Generic[Result]):
     """A system call that releases the interpreter lock."""
 
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], Result]) -> None:
         self._call: Final = call
+        self._result: list[Result] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Make the call. Never raises."""
         try:
-            self._call()
+            self._result.append(self._call())
         except BaseException as error:  # noqa: BLE001 - raised by `check` in the serving thread
             self._error = error
 
-    def check(self) -> None:
-        """Raise what the call has raised."""
+    def check(self) -> Result:
+        """Return what the call has returned, or raise what it has raised."""
         error, self._error = self._error, None
         if error is not None:
             raise error
+        return self._result[0]
 
 
-Steps = Generator["Job | None", None, bytes]
+Steps = Generator[Job[Any] | None, None, bytes]
 
 
 def finished(steps: Steps) -> bytes:
@@ -83,7 +87,7 @@ class Slices:
         self.again: Final[deque[bytes]] = deque()
         """Requests that have waited, to be served again."""
         self._deferred_bytes = 0
-        self._jobs: Final[queue.SimpleQueue[tuple[Job, Long]]] = queue.SimpleQueue()
+        self._jobs: Final[queue.SimpleQueue[tuple[Job[Any], Long]]] = queue.SimpleQueue()
         self._done: Final[queue.SimpleQueue[Long]] = queue.SimpleQueue()
         self._threads = 0
         self._under_way = 0
@@ -94,11 +98,16 @@ class Slices:
         return bool(self.ready or self.again)
 
     @property
+    def has_jobs(self) -> bool:
+        """Whether a thread makes a system call."""
+        return self._under_way > 0
+
+    @property
     def is_occupied(self) -> bool:
         """Whether no thread is free."""
         return self._under_way >= THREADS
 
-    def start(self, job: Job, long: Long) -> None:
+    def start(self, job: Job[Any], long: Long) -> None:
         """Have a thread make the call; the request goes on afterwards."""
         self._under_way += 1
         if self._threads < self._under_way:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from bonobofs.enforcement.enforcer import WriteBatch, WrongLayerError
@@ -13,19 +14,19 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import may_be_half
 from bonobofs.fuse.external_changes import told_by
-from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.granted_files import INLINE, OPENED, GrantedFiles
+from bonobofs.fuse.fd_cache import R, W, duplicates, stale
+from bonobofs.fuse.granted_files import OPENED, GrantedFiles
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
-from bonobofs.fuse.slices import finished
+from bonobofs.fuse.mount_context import INLINE, NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.slices import Steps, finished
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Context, Operation, Request
 from bonobofs.system import syscalls
 
 _CREATING: Final = 0
 """Key of the run whose file has no node yet."""
-_MOST_COPIED: Final = 2 << 20
-"""Bytes that one COPY_FILE_RANGE copies, so that others wait 10 ms and not a second: the caller asks for the rest."""
+_MOST_COPIED: Final = 8 << 20
+"""Bytes that one COPY_FILE_RANGE copies. The caller requests the rest, and what waited is served before."""
 
 
 class Content(GrantedFiles):
@@ -167,6 +168,7 @@ class Content(GrantedFiles):
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
+        is_long = self._is_long(length)
         node = self._changed(header, Operation.ALLOCATE)
         fd = node.store.file(node, W)
         node.store.confirm(node)
@@ -185,35 +187,39 @@ class Content(GrantedFiles):
             self._check_room(header, request, node.ino, after)
             if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
-        with self._enforcer.authorize(
+        admission = self._enforcer.authorize(
             request, context, caller=self._caller(header), size=length, layer=node.layer
-        ) as permit:
-            if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
-                self._check_space(header, node, request, _allocated(st, offset, length))
-            node.store.allocate(fd, mode, offset, length, permit)
-            self._resized(node, request.path)
-            if header.uid and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, node, fd, st, permit)
-        node.told = told_by(os.fstat(fd))
-        return NOTHING
+        )
+
+        def steps() -> Steps:
+            with admission as permit, duplicates(fd) as (own,):
+                if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
+                    self._check_space(header, node, request, _allocated(st, offset, length))
+                yield from self._make_in_thread(node, lambda: node.store.allocate(own, mode, offset, length, permit))
+                self._resized(node, request.path)
+                if header.uid and st.st_mode & SET_IDS:
+                    self._kill_set_ids(header, node, own, st, permit)
+                node.told = told_by(os.fstat(own))
+            return NOTHING
+
+        return steps() if is_long else finished(steps())
 
     def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
-        return p.WRITE_OUT.pack(self._copy(header, body), 0)
+        return self._copy(header, body, lambda copied: p.WRITE_OUT.pack(copied, 0))
 
     def _copy_file_range_64(self, header: Header, body: memoryview) -> Reply:
-        return p.COPY_OUT.pack(self._copy(header, body))
+        return self._copy(header, body, p.COPY_OUT.pack)
 
-    def _copy(self, header: Header, body: memoryview) -> int:
+    def _copy(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
         try:
-            return self._copy_to(header, body)
+            return self._copy_to(header, body, pack)
         except WrongLayerError:
             if self._raise(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
                 raise
-            return self._copy_to(header, body)
+            return self._copy_to(header, body, pack)
 
-    def _copy_to(self, header: Header, body: memoryview) -> int:
+    def _copy_to(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
-        length = min(length, _MOST_COPIED)
         target = self._changed(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
@@ -223,13 +229,14 @@ class Content(GrantedFiles):
         target.store.confirm(target)
         st = os.fstat(target_fd)
         self._see(target, st)
-        length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0))
+        length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
+        is_long = self._is_long(length)
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
         context = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
         if target_offset < HEAD_BYTES and self._needs_head(request, context, st):
-            brought = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
             head = target.store.head(target) if st.st_size else b""
-            context = context._replace(head=_overlaid(head, target_offset, brought))
+            data = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
+            context = context._replace(head=_overlaid(head, target_offset, data))
         context = self._with_links(target, st, Operation.COPY_RANGE, context)
         if target.layer is Layer.SCRATCH:
             self._check_room(header, request, target.ino, context.size)
@@ -241,16 +248,23 @@ class Content(GrantedFiles):
             size=length,
             layer=target.layer,
         )
-        with admission as permit:
-            if header.uid or target.layer:
-                self._check_space(header, target, request, _allocated(st, target_offset, length))
-            copied = target.store.copy_range(source_fd, source_offset, target_fd, target_offset, length, permit)
-            admission.written = copied
-            self._resized(target, request.path)
-            if header.uid and st.st_mode & SET_IDS:
-                self._kill_set_ids(header, target, target_fd, st, permit)
-        target.told = told_by(os.fstat(target_fd))
-        return copied
+
+        def steps() -> Steps:
+            with admission as permit, duplicates(source_fd, target_fd) as (old, new):
+                if header.uid or target.layer:
+                    self._check_space(header, target, request, _allocated(st, target_offset, length))
+                copied = yield from self._make_in_thread(
+                    target,
+                    lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit),
+                )
+                admission.written = copied
+                self._resized(target, request.path)
+                if header.uid and st.st_mode & SET_IDS:
+                    self._kill_set_ids(header, target, new, st, permit)
+                target.told = told_by(os.fstat(new))
+            return pack(copied)
+
+        return steps() if is_long else finished(steps())
 
     def _create(self, header: Header, body: memoryview) -> Reply:
         flags, mode, umask, _ = p.CREATE_IN.unpack_from(body)

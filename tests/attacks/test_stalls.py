@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
@@ -15,7 +16,9 @@ import pytest
 from bonobofs.fuse.inode_table import Inodes
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.temp_table import LISTED
+from bonobofs.ipc.client import call
 from bonobofs.policy.decision import Code
+from bonobofs.state.home import inside_directory
 from tests.attacks.bounds import waiting
 from tests.attacks.conftest import MakeFileSystem
 from tests.fuse.people import NOBODY, outcome, tell
@@ -137,7 +140,7 @@ def test_a_large_copy_within_the_mount_goes_in_pieces(mounted: Mounted, source: 
             left = size
             while left:
                 left -= (copied := os.copy_file_range(old.fileno(), new.fileno(), left))
-                assert 0 < copied <= 2 << 20
+                assert 0 < copied <= 8 << 20
 
     served_beside(world.path, copy)
     assert (source / "copy").read_bytes() == (source / "large").read_bytes()
@@ -294,4 +297,74 @@ def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path
         thread.join()
     finally:
         os.close(fd)
+        world.umount()
+
+
+LARGE: Final = 5 << 20
+
+
+def _copy(mount: Path) -> None:
+    with open(mount / "old", "rb") as old, open(mount / "large", "r+b") as new:
+        assert os.copy_file_range(old.fileno(), new.fileno(), LARGE) == LARGE
+
+
+def _truncate(mount: Path) -> None:
+    os.truncate(mount / "large", 1)
+
+
+def _remove(mount: Path) -> None:
+    os.unlink(mount / "large")
+
+
+def _begin_to_write(path: Path) -> None:
+    """Change each page of a file and have the kernel begin to write them to the disk."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, b"x" * LARGE)
+        assert ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), 2) == 0
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("act", [_copy, _truncate, _remove], ids=lambda act: act.__name__.strip("_"))
+def test_others_are_served_while_a_large_change_waits_for_the_disk(
+    mounted: Mounted, tmp_path: Path, file_system: MakeFileSystem, act: Callable[[Path], None]
+) -> None:
+    """A copy waits to read, a truncation and a removal wait for pages that are written. Leases bind afterwards.
+
+    The blocks of the source are a file in another mount, whose server is stopped.
+    """
+    (blocks := tmp_path / "blocks").mkdir()
+    disk = mounted(policy=ALLOW_ALL, source=blocks)
+    source = file_system("ext4", directory=disk.path)
+    (source / "beside").mkdir()
+    for name in ("old", "large"):
+        (source / name).write_bytes(os.urandom(LARGE))
+    os.sync()
+    world = mounted(policy=ALLOW_ALL, agent="bob", source=source)
+    inside = inside_directory(world.home, world.session.session)
+    tell(lambda: [(world.path / name).stat() for name in ("old", "large")])
+    with opened(source / "old", os.O_RDONLY) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    changes = threading.Thread(target=act, args=(world.path,))
+    leases = threading.Thread(target=call, args=(inside, "lease.acquire"), kwargs={"patterns": ["other/**"]})
+    try:
+        with stopped(disk.pid):
+            if act is not _copy:
+                _begin_to_write(source / "large")
+            changes.start()
+            until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
+            assert tell(look_alone, world.path, 1.0) < 1.0
+            if act is not _remove:
+                leases.start()
+                leases.join(2.0)
+                assert leases.is_alive()
+                assert changes.is_alive()
+        changes.join()
+        if act is not _remove:
+            leases.join()
+        if act is _copy:  # `_begin_to_write` is no change of the mount
+            assert "out_of_band" not in {entry.operation for entry in world.entries()}
+    finally:
         world.umount()
