@@ -17,9 +17,10 @@ _WORKING_HERE: Final = """\
 
 - `bonobofs shell MOUNTPOINT` starts a shell in the mount. In it, `git` and `bd` are the session's own programs;
   `bonobofs shell MOUNTPOINT -- COMMAND` runs one command in the same way.
-- git: reading commands are the real git's. The session's gate judges each file of a commit, and makes the commit in the
-  name of the agent. Nothing else writes `.git`.
-- Issues: `bd` in that shell reads and changes issues under the rules of the policy. Nothing else writes `.beads`.
+- git: `.git` is the repository of this session, and any git works in it. A commit is published into the source if each
+  path that it changes is allowed; otherwise git prints the reason.
+- Issues: `bd` in that shell reads and changes issues under the rules of the policy. Every other change of `.beads` is
+  refused.
 - Leases: `bonobofs lease acquire 'docs/**'` keeps other agents from changing what matches, `bonobofs lease list` shows
   who holds what, `bonobofs lease release` ends the session's own. A change under another holder's lease is refused with
   the code LEASED.
