@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit.denial_window import ALERT_DENIALS
-from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.denial_log import ALERT_DENIALS
 from bonobofs.enforcement.enforcer import QUIET, Caller, Enforcer, RelatedChange
+from bonobofs.enforcement.write_batches import LONGEST, MOST
 from bonobofs.policy.decision import Code, Denied, Layer, Refused, as_document
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.lease_set import compile_leases
@@ -287,8 +287,8 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.audit.scratch_counter import LONGEST, MOST
 from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.enforcement.write_batches import LONGEST, MOST
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.request import Operation, Principal, Request
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

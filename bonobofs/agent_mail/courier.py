@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
-from bonobofs.agent_mail.mailbox import Mailbox, Sent
+from bonobofs.agent_mail.mail_client import Mailbox, Sent
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import EPOCH, LONGEST_LINE, entry_of
 from bonobofs.audit.trail_file import open_trail, size_of
 from bonobofs.errors import MailError
-from bonobofs.state.courier_cursor import Carried
+from bonobofs.state.courier_cursors import Carried
 
 _AT_ONCE: Final = 20
 """Letters of one session that may go before the others have their turn."""

@@ -7,12 +7,17 @@ every entry before it, so each letter is a witness of the whole trail up to ther
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, AuditEntry
-from bonobofs.audit.reader import paths_of, shown
+from bonobofs.audit.reader import paths_of, read, shown, trails_in
+from bonobofs.audit.tombstones import Tombstone, Tombstones
+from bonobofs.audit.verify import Finding, What
 from bonobofs.audit.writer import CLOSE
 
 MOST_ENTRIES: Final = 2000
@@ -136,3 +141,46 @@ def _line(entry: AuditEntry) -> str:
     moment = entry.timestamp.astimezone(UTC).strftime("%H:%M:%S.%f")
     text = " ".join(part for part in (f"#{entry.seq}", moment, *what, *times, *why) if part)
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}…"
+
+
+def compare(letters: Iterable[Posted], trails: Path, home: str, pruned: Tombstones = dict) -> Iterator[Finding]:
+    """Give, for each session of this state directory that was posted, the first entry that is not as it was then.
+
+    `home` is the UUID of the state directory; `pruned` reads the tombstones. TrailError when a trail cannot be read.
+    """
+    heads: dict[str, dict[int, str]] = defaultdict(dict)
+    for letter in letters:
+        if letter.home == home[:8] and letter.last:
+            heads[letter.session].setdefault(letter.last, letter.hash)
+    for session, known in sorted(heads.items()):
+        finding = _compare(session, known, trails / f"{session}.jsonl", pruned)
+        if finding is not None:
+            yield finding
+
+
+def _compare(session: str, known: dict[int, str], trail: Path, pruned: Tombstones) -> Finding | None:
+    last = max(known)
+    if trail not in trails_in(trail.parent):
+        tombstone = pruned().get(session)
+        if tombstone is not None:
+            return _compare_tombstone(known, tombstone)
+        message = f"{trail} is missing: the witness knows of it, up to entry {last}"
+        return Finding(session, What.WITNESS, None, None, message)
+    waiting = dict(known)
+    for entry in read(trail):
+        stated = waiting.pop(entry.seq, None)
+        if stated is not None and not entry.hash.startswith(stated):
+            message = f"entry {entry.seq} is another than the one that the witness knows: the trail was rewritten"
+            return Finding(session, What.WITNESS, entry.seq, None, message)
+    if waiting:
+        message = f"entry {min(waiting)} is missing: the witness knows of entries up to {last}"
+        return Finding(session, What.WITNESS, min(waiting), None, message)
+    return None
+
+
+def _compare_tombstone(known: dict[int, str], tombstone: Tombstone) -> Finding | None:
+    last = max(known)
+    if last < tombstone.seq or (last == tombstone.seq and tombstone.hash.startswith(known[last])):
+        return None
+    message = f"the record of pruned trails ends it with entry {tombstone.seq}, and the witness knows of another end"
+    return Finding(tombstone.session, What.WITNESS, last, None, message)

@@ -24,7 +24,7 @@ from sqlalchemy.schema import Column
 from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.sql.selectable import ScalarSelect
 
-from bonobofs.audit.index_query import By, Count, Cursor, Found, Wanted, text_from, text_of
+from bonobofs.audit.index import By, Count, Cursor, Found, Wanted, text_from, text_of
 from bonobofs.errors import StateError
 from bonobofs.state.database import Database
 from bonobofs.state.database_url import BEGIN, begin_sqlite, url

@@ -11,7 +11,7 @@ from bonobofs.beads.issue import PARENT, BeadsIssue, Edge, Issues
 from bonobofs.beads.issue_metadata import Who, existing
 from bonobofs.beads.refusals import Fault
 from bonobofs.beads.update_rules import MESSAGE, SPELLINGS, TEXTS
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 
 EPIC: Final = "epic"
 

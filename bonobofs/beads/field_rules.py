@@ -10,7 +10,7 @@ from typing import Final
 from bonobofs.beads import refusals
 from bonobofs.beads.refusals import LARGEST_TEXT, LONGEST_TITLE, MOST, Fault
 from bonobofs.errors import UsageError
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 
 _CONTROLS: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _TURNED: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

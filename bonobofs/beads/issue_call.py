@@ -27,7 +27,7 @@ from bonobofs.errors import BeadsError, BonobofsError
 from bonobofs.files.failed_calls import enter_failure
 from bonobofs.files.results import GuardedSession, claiming, is_of_the_session, not_the_agent
 from bonobofs.policy.decision import Decision, Denied, Permit
-from bonobofs.policy.issue_conventions import Conventions, conventions
+from bonobofs.policy.grants import Conventions, conventions
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "beads"

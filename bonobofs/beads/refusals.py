@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from bonobofs.policy.decision import Code
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 from bonobofs.policy.messages import Refusal, listed
 
 LONGEST_TITLE: Final = 500

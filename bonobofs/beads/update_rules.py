@@ -14,7 +14,7 @@ from bonobofs.beads.dependency_graph import OPEN, open_children, parents, waits_
 from bonobofs.beads.issue import CLOSED, BeadsIssue, Issues
 from bonobofs.beads.issue_metadata import Who, is_kept, is_made_by, own
 from bonobofs.beads.refusals import Fault, named
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 
 PHASE: Final = "phase:"
 DONE: Final = "done"

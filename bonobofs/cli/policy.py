@@ -15,8 +15,8 @@ from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.document import load, located, parse
 from bonobofs.policy.engine import describe
+from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, preset_file
-from bonobofs.policy.risks import warnings
 
 app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
 

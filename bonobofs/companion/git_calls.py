@@ -15,7 +15,7 @@ from bonobofs.errors import GitError, UsageError
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.description import callable_words
-from bonobofs.policy.grant_families import EVERY, FAMILIES, GIT
+from bonobofs.policy.grants import EVERY, FAMILIES, GIT
 from bonobofs.policy.isolation import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
 from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.state.home import session_directory

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bonobofs.audit.audit_log import Record
+from bonobofs.audit.reader import Record
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.files.file_guard import FileGuard
 from bonobofs.files.file_tools import FileTools

@@ -13,7 +13,6 @@ control     starting it in the background, ending it, asking how it stands
 
 from __future__ import annotations
 
-from bonobofs.daemon.daemon_control import Standing, standing, start, stop
-from bonobofs.daemon.main import serve
+from bonobofs.daemon.main import Standing, serve, standing, start, stop
 
 __all__ = ["Standing", "serve", "standing", "start", "stop"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -12,15 +15,74 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 from bonobofs.audit.reader import shown
-from bonobofs.daemon.daemon_lock import alone
 from bonobofs.daemon.jobs import Indexing, Job, Mailing, Retention
 from bonobofs.daemon.reservation_mirror import Expiring, Mirroring
-from bonobofs.errors import BonobofsError
-from bonobofs.state.home import home, write_document
-from bonobofs.system.processes import start_time
+from bonobofs.errors import BonobofsError, StateError
+from bonobofs.state.home import home, read_document, write_document
+from bonobofs.system.processes import is_alive, send, start_time, wait_for_end
+
+_LOCK: Final = "serve.lock"
+_PID_FILE: Final = "serve.pid"
+
+
+class Daemon(NamedTuple):
+    """A daemon that runs."""
+
+    pid: int
+    starttime: int
+    """Clock ticks since the boot, as numbers are used again."""
+
+
+@contextlib.contextmanager
+def alone(home: Path) -> Iterator[Callable[[], bool]]:
+    """Be the daemon of this state directory; StateError where there is one already.
+
+    What is given tells whether it still is: a state directory that was removed and made anew is another's to serve.
+    """
+    handle = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = running(home)
+            which = f", pid {other.pid}" if other is not None else ""
+            raise StateError(f"bonobofs serves {home} already{which}; end that first: bonobofs serve --stop") from None
+        this = f"{os.getpid()} {start_time(os.getpid())}\n"
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, this.encode(), 0)
+        path = home / _PID_FILE
+        path.write_text(this, encoding="ascii")
+        try:
+            yield lambda: _is_there(home / _LOCK, handle)
+        finally:
+            if _is_there(home / _LOCK, handle):
+                path.unlink(missing_ok=True)
+            os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def running(home: Path) -> Daemon | None:
+    """The daemon of this state directory; None where there is none."""
+    for name in (_PID_FILE, _LOCK):
+        try:
+            pid, starttime = map(int, (home / name).read_text(encoding="ascii").split())
+        except (FileNotFoundError, ValueError):
+            continue
+        if is_alive(pid, starttime):
+            return Daemon(pid, starttime)
+    return None
+
+
+def _is_there(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except OSError:
+        return False
+
 
 _LONGEST_PAUSE: Final = 10.0
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
@@ -142,3 +204,95 @@ def _signals(ended: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+SECONDS_TO_START: Final = 30.0
+SECONDS_TO_END: Final = 60.0
+LONGEST_LOG: Final = 4 * 1024 * 1024
+"""Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
+
+_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
+# As for a server: what is loaded stays, and is not looked through.
+_RUN: Final = (
+    "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
+    "from bonobofs.daemon.main import main; gc.freeze(); code = main(); gc.freeze(); sys.exit(code)"
+)
+# The parent ends at once, so that the daemon is nobody's child.
+_RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {_RUN}"
+
+
+class Standing(NamedTuple):
+    """How the daemon stands."""
+
+    daemon: Daemon | None
+    """None: there is none."""
+    started: str = ""
+    problems: dict[str, str] = {}  # noqa: RUF012 - never changed
+    """By part, what stands in its way; "" where nothing does."""
+
+
+def start(home: Path) -> Daemon:
+    """Start the daemon in the background and return when it serves. StateError where it does not."""
+    ready, ready_end = os.pipe()
+    log = home / "serve.log"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if log.stat().st_size > LONGEST_LOG:
+                log.rename(home / "serve.log.1")
+        with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as errors:
+            subprocess.run(
+                [sys.executable, "-X", "utf8", "-c", _RUN_DETACHED, _ROOT, str(ready_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(ready_end,),
+                cwd="/",
+                env={**os.environ, "BONOBOFS_HOME": str(home)},
+                start_new_session=True,
+                check=True,
+            )
+    finally:
+        os.close(ready_end)
+    try:
+        said = _said(ready)
+    finally:
+        os.close(ready)
+    if said != "ready":
+        raise StateError(said.removeprefix("error: ") or f"the daemon ended at once; what it said is in {log}")
+    daemon = running(home)
+    if daemon is None:
+        raise StateError(f"the daemon ended at once; what it said is in {log}")
+    return daemon
+
+
+def stop(home: Path) -> Daemon | None:
+    """End the daemon and wait until it is gone; None where there is none. StateError when it does not end."""
+    daemon = running(home)
+    if daemon is None:
+        return None
+    send(daemon.pid, daemon.starttime, signal.SIGTERM)
+    if not wait_for_end(daemon.pid, daemon.starttime, SECONDS_TO_END):
+        raise StateError(f"the daemon (pid {daemon.pid}) was told to end and has not yet; look at {home}/serve.log")
+    return daemon
+
+
+def standing(home: Path) -> Standing:
+    """How the daemon of a state directory stands."""
+    daemon = running(home)
+    if daemon is None:
+        return Standing(None)
+    try:
+        document = read_document(home / "serve.json")
+    except FileNotFoundError:
+        return Standing(daemon)
+    if document.get("pid") != daemon.pid:
+        return Standing(daemon)
+    return Standing(daemon, str(document.get("started")), dict(document.get("parts", {})))
+
+
+def _said(ready: int) -> str:
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    if not poll.poll(SECONDS_TO_START * 1000):
+        return f"error: the daemon did not start in {SECONDS_TO_START:.0f} s"
+    return os.read(ready, 4096).decode(errors="replace").strip()

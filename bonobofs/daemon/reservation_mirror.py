@@ -8,20 +8,22 @@ mirrored lasts until it ends by itself.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bonobofs.agent_mail.mailbox import Mailbox, Reservation
-from bonobofs.agent_mail.reservation_patterns import covered
+from bonobofs.agent_mail.mail_client import Mailbox, Reservation
 from bonobofs.audit.reader import shown
-from bonobofs.daemon.jobs import GoesOn, Job
-from bonobofs.daemon.keyed_executor import Lanes
+from bonobofs.daemon.jobs import GoesOn, Job, Lanes
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
+from bonobofs.policy.pattern import is_wild, parse
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
-from bonobofs.state import leases, reservations
+from bonobofs.state import leases
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.sessions import Session, lives, load
 
@@ -94,8 +96,8 @@ class _Place:
             if self._mailbox is None:
                 self._mailbox = open_mailbox(self._home, self._settings)
             reserved = {f"{self.prefix}{one.id}": one for one in self._mailbox.reservations()}
-            for origin in reservations.mirrored(database, self.prefix).keys() - reserved.keys():
-                reservations.unmirror(database, origin)
+            for origin in leases.mirrored(database, self.prefix).keys() - reserved.keys():
+                leases.unmirror(database, origin)
             # All that can be leases before anything is sent, which takes its time.
             problems = {origin: self._enter(database, one, origin) for origin, one in reserved.items()}
             wrong = {origin: problem for origin, problem in problems.items() if problem}
@@ -132,10 +134,10 @@ class _Place:
     def _enter(self, database: Database, reservation: Reservation, origin: str) -> str:
         """Mirror one reservation; "" when that is done, else why it cannot be."""
         try:
-            conflict = reservations.mirror(
+            conflict = leases.mirror(
                 database,
                 leases.Wanted(
-                    reservations.holder_of_mail(database, reservation.agent, self._source),
+                    leases.holder_of_mail(database, reservation.agent, self._source),
                     covered(reservation.pattern, self._settings.address.project, Path(self._source)),
                     shared=not reservation.exclusive,
                     reason=reservation.reason,
@@ -184,3 +186,50 @@ It is tried again until it is released or expires. Wait for the lease to end, or
 
 def _body(reservation: Reservation, problem: str) -> str:
     return _BODY.format(pattern=shown(reservation.pattern), problem=shown(problem))
+
+
+_MOST: Final = 32
+"""Patterns of one lease that a reservation is written out to; one that takes more covers all below its first star."""
+_STARS: Final = re.compile(r"\*+")
+
+
+def covered(reserved: str, project: str, source: Path) -> tuple[str, ...]:
+    """The patterns of a lease on this source that cover what is reserved; PolicyError where there is none."""
+    text = reserved
+    for above in (str(source), project):
+        text = text.removeprefix(f"{above.rstrip('/')}/")
+    text = text.removeprefix("./")
+    parse(text)
+    if not is_wild(text):
+        below = not text.endswith("/") and (source / text).is_dir()
+        return (f"{text}/",) if below else (text,)
+    parts = text.split("/")
+    written = ["/".join(found) for found in itertools.product(*(list(_passing(part)) for part in parts))]
+    if len(written) > _MOST:
+        first = next(number for number, part in enumerate(parts) if "*" in part)
+        written = ["/".join([*parts[:first], "**"])]
+    patterns = tuple(dict.fromkeys(re.sub(r"\*\*(/\*\*)+", "**", pattern) for pattern in written))
+    for pattern in patterns:
+        parse(pattern)
+    return patterns
+
+
+def _passing(part: str) -> Iterator[str]:
+    """A component whose stars pass over slashes, as components of ours; in `[...]` a star is none."""
+    if "[" in part or "*" not in part:
+        yield part
+        return
+    before, *after = _STARS.split(part)
+    # Where a star stands at the beginning, what it passes over may be nothing: one form says both.
+    forms = [before]
+    for place, text in enumerate(after):
+        last = place == len(after) - 1 and not text
+        grown = []
+        for form in forms:
+            name = form.rpartition("/")[2]
+            if not name:
+                grown.append(f"{form}**" if last else f"{form}**/*{text}")
+            else:
+                grown += [f"{form}*{text}", f"{form}*/**" if last else f"{form}*/**/*{text}"]
+        forms = grown
+    yield from forms

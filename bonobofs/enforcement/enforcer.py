@@ -22,11 +22,10 @@ from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol
 
-from bonobofs.audit.denial_window import DenialWindow
 from bonobofs.audit.entry import LAYER, object_of
-from bonobofs.audit.refusal_limit import RefusalLimit
-from bonobofs.audit.scratch_counter import ScratchCounter, ScratchCounters
 from bonobofs.audit.writer import Trail
+from bonobofs.enforcement.denial_log import DenialWindow, RefusalLimit
+from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters
 from bonobofs.errors import BonobofsError, TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.decision import Code, Denied, Holding, Layer, Permit, Refused, as_document

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from bonobofs.policy.grant_families import FAMILIES
+from bonobofs.policy.grants import FAMILIES
 
 Arguments = tuple[str, ...]
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 from bonobofs.errors import PolicyError
 from bonobofs.policy import messages
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
-from bonobofs.policy.grant_families import EVERY, FAMILIES
-from bonobofs.policy.grants import BUILT_IN, CALLS
+from bonobofs.policy.grants import BUILT_IN, CALLS, EVERY, FAMILIES
 from bonobofs.policy.lease_set import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (

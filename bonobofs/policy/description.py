@@ -8,7 +8,7 @@ from typing import Final
 from bonobofs.policy import messages
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet, protected_paths
 from bonobofs.policy.decision import OF_REPOSITORY
-from bonobofs.policy.grant_families import FAMILIES
+from bonobofs.policy.grants import FAMILIES
 from bonobofs.policy.lease_limits import duration, longest_lease, may_lease
 from bonobofs.policy.pattern import Pattern, parse
 

@@ -6,10 +6,35 @@ judged one by one as its parts.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-from bonobofs.policy.grant_families import EVERY, TOOLS
 from bonobofs.policy.request import Operation
+
+TOOLS: Final = ("read_file", "write_file", "list_files", "search_files")
+GIT: Final = (
+    "add",
+    "commit",
+    "rm",
+    "mv",
+    "restore",
+    "branch",
+    "checkout",
+    "switch",
+    "merge",
+    "stash",
+    "reset",
+    "tag",
+)
+EVERY: Final = "*"
+"""Every subcommand of git but those of REMOTE."""
+REMOTE: Final = ("push", "fetch", "pull", "ls-remote", "clone", "archive", "remote")
+"""Subcommands that contact a remote in some form. A role has that form only if its list names the subcommand."""
+OTHERS: Final = ("am", "apply", "bisect", "cherry-pick", "clean", "config", "gc", "init", "notes", "rebase", "revert")
+BEADS: Final = ("create", "update", "close", "reopen", "epic", "dep", "label", "comment")
+
+FAMILIES: Final = {"tools": TOOLS, "git": (EVERY, *GIT, *OTHERS, *REMOTE), "beads": BEADS}
+"""The lists of a role, and the words that each may have."""
 
 
 class Call(NamedTuple):
@@ -62,3 +87,27 @@ BUILT_IN: Final = {
     "beads": ("create", "update", "close", "dep", "label", "comment"),
 }
 """What the role has that exists though the policy does not define it."""
+
+
+TYPES: Final = ("task", "epic", "bug", "feature", "chore", "decision", "message")
+LABEL_PREFIXES: Final = ("phase", "unit", "stage", "type")
+HUMAN: Final = "human"
+
+
+class Conventions(NamedTuple):
+    """What an issue may be like."""
+
+    types: tuple[str, ...] = TYPES
+    label_prefixes: tuple[str, ...] = LABEL_PREFIXES
+    human: str = HUMAN
+    """To whom messages are assigned."""
+
+
+def conventions(document: Mapping[str, Any]) -> Conventions:
+    """Those of a policy document, as plain data; what it leaves out is as it is shipped."""
+    table = document.get("beads", {})
+    return Conventions(
+        tuple(table.get("types", TYPES)),
+        tuple(table.get("label_prefixes", LABEL_PREFIXES)),
+        table.get("human", HUMAN),
+    )

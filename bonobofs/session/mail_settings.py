@@ -9,15 +9,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bonobofs.agent_mail.letter import posted
-from bonobofs.agent_mail.mailbox import Address, Mailbox
-from bonobofs.agent_mail.mcp_client import Server
-from bonobofs.agent_mail.witness import compare
+from bonobofs.agent_mail.letter import compare, posted
+from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding
 from bonobofs.errors import MailError, StateError, UsageError
 from bonobofs.session.registration import choose_policy
-from bonobofs.state.courier_cursor import Carried
+from bonobofs.state.courier_cursors import Carried
 from bonobofs.state.home import read_document, session_directory, write_document
 from bonobofs.state.sessions import Session, load_all
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit import temp_cleanup
-from bonobofs.audit.audit_log import AuditLog
+from bonobofs.audit.reader import AuditLog
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, TrailError

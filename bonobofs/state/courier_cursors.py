@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sqlalchemy import insert, select, update
 
-from bonobofs.state.courier_cursor import Carried
 from bonobofs.state.database import Database
 from bonobofs.state.schema import cursors
+
+
+class Carried(NamedTuple):
+    """How far one trail has been carried."""
+
+    place: int = 0
+    """Bytes of the trail."""
+    seq: int = 0
+    """Number of the last entry; 0: none."""
+    hash: str = ""
+    """Its hash."""
+    noted: str = ""
+    """The server's moment of the letter with that entry, in its spelling."""
 
 
 class CourierCursors:

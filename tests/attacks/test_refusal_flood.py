@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.refusal_limit import BURST, RATE
 from bonobofs.audit.writer import LONGEST_OF_REFUSAL
+from bonobofs.enforcement.denial_log import BURST, RATE
 from bonobofs.enforcement.enforcer import SHOWN_DENIALS
 from tests.fuse.people import outcome, tell
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs

@@ -10,10 +10,9 @@ from time import CLOCK_BOOTTIME, clock_gettime
 
 import pytest
 
-from bonobofs.audit.audit_log import AuditLog
-from bonobofs.audit.denial_window import ALERT_WINDOW, DenialWindow
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import read, trails_in
+from bonobofs.audit.reader import AuditLog, read, trails_in
+from bonobofs.enforcement.denial_log import ALERT_WINDOW, DenialWindow
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.audit.conftest import Create

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from bonobofs import session
 from bonobofs.audit import index as module
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import By, Index, Wanted, microseconds
-from bonobofs.audit.index_query import text_from, text_of
+from bonobofs.audit.index import By, Index, Wanted, microseconds, text_from, text_of
 from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
 from bonobofs.audit.reader import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.trail_file import compress

@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.audit.audit_log import MOST, AuditLog
 from bonobofs.audit.entry import FIELDS, ZERO, AuditEntry
-from bonobofs.audit.reader import read
+from bonobofs.audit.reader import MOST, AuditLog, read
 from bonobofs.audit.verify import read_head, verify_trail
 from bonobofs.audit.writer import HEAD_SIZE, Identity, Trail
 from bonobofs.errors import TrailError

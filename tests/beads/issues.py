@@ -7,7 +7,7 @@ from typing import Any
 
 from bonobofs.beads.issue import BeadsIssue, Issues, read_issue
 from bonobofs.beads.issue_metadata import CREATOR_ID, Who, assigned
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 
 ALICE = Who("alice", "11111111-1111-4111-8111-111111111111")
 BOB = Who("bob", "22222222-2222-4222-8222-222222222222")

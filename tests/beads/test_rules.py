@@ -14,7 +14,7 @@ from bonobofs.beads.issue_metadata import CREATOR_ID, WORKTREE, Who, assigned
 from bonobofs.beads.refusals import Fault
 from bonobofs.beads.update_rules import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.errors import UsageError
-from bonobofs.policy.issue_conventions import Conventions
+from bonobofs.policy.grants import Conventions
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of
 
 SEVEN = ("task", "epic", "bug", "feature", "chore", "decision", "message")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.agent_mail.reservation_patterns import covered
+from bonobofs.daemon.reservation_mirror import covered
 from bonobofs.errors import PolicyError
 from bonobofs.policy.pattern import Matcher, parse
 

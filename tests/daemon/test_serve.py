@@ -16,8 +16,8 @@ import pytest
 from bonobofs import daemon, session
 from bonobofs.audit.index import Wanted
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.daemon import daemon_control
-from bonobofs.daemon.daemon_lock import Daemon, running
+from bonobofs.daemon import main
+from bonobofs.daemon.main import Daemon, running
 from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard
 from bonobofs.system.processes import is_alive, wait_for_end
@@ -128,7 +128,7 @@ def test_a_state_directory_that_was_made_anew_is_not_its_own(home: Path) -> None
 def test_a_long_log_is_put_aside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the next start; one of before is kept."""
     (home / "serve.log").write_text("long\n" * 3)
-    monkeypatch.setattr(daemon_control, "LONGEST_LOG", 10)
+    monkeypatch.setattr(main, "LONGEST_LOG", 10)
     daemon.start(home)
     assert (home / "serve.log.1").read_text() == "long\n" * 3
     assert (home / "serve.log").read_text() == ""

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from bonobofs.audit.reader import read
-from bonobofs.audit.refusal_limit import BURST
+from bonobofs.enforcement.denial_log import BURST
 from tests.escapes.attack import CONTENT
 from tests.escapes.conftest import build
 from tests.fuse.people import outcome, tell

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.audit_log import MOST
+from bonobofs.audit.reader import MOST
 from bonobofs.audit.verify import read_head
 from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.decision import Code

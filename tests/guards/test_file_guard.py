@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs import guards
-from bonobofs.audit.audit_log import AuditLog
+from bonobofs.audit.reader import AuditLog
 from bonobofs.errors import UsageError
 from bonobofs.files.file_guard import FileGuard
 from bonobofs.files.results import ValidationResult

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bonobofs.audit.audit_log import AuditLog
-from bonobofs.audit.reader import read
+from bonobofs.audit.reader import AuditLog, read
 from bonobofs.audit.recovery import compare
 from bonobofs.audit.verify import read_head, verify
 from bonobofs.audit.writer import Identity, Trail

@@ -19,16 +19,14 @@ from hypothesis import strategies as st
 
 from bonobofs.agent_mail import letter as letters
 from bonobofs.agent_mail.courier import Courier, Pace
-from bonobofs.agent_mail.letter import Letter, Posted, posted
-from bonobofs.agent_mail.mailbox import Address, Mailbox
-from bonobofs.agent_mail.mcp_client import Server
-from bonobofs.agent_mail.witness import compare
+from bonobofs.agent_mail.letter import Letter, Posted, compare, posted
+from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import MailError, StateError
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import Operation, WorkspacePath
-from bonobofs.state.courier_cursor import Carried
+from bonobofs.state.courier_cursors import Carried
 from tests.mail.servers import TOKEN, Fork, Original, answering, running
 
 HOME = str(uuid.uuid4())

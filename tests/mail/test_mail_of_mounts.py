@@ -16,7 +16,7 @@ import pytest
 from bonobofs import daemon, session
 from bonobofs.agent_mail.letter import Posted, posted
 from bonobofs.audit.writer import Identity, Trail
-from bonobofs.daemon.daemon_lock import Daemon
+from bonobofs.daemon.main import Daemon
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.state.database import home_id
 from bonobofs.state.home import read_document, session_directory

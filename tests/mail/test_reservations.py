@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bonobofs import daemon
-from bonobofs.agent_mail.mcp_client import Server
+from bonobofs.agent_mail.mail_client import Server
 from bonobofs.daemon.reservation_mirror import Mirroring
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session.mail_settings import open_mailbox, settings_of

@@ -10,8 +10,8 @@ import pytest
 from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
 from bonobofs.policy.document import load, parse
+from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import preset_file
-from bonobofs.policy.risks import warnings
 
 AIDLC = load(preset_file("aidlc")).model_dump(mode="json")
 

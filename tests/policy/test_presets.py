@@ -9,9 +9,9 @@ from bonobofs.policy import examples
 from bonobofs.policy.decision import Denied, Layer
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import Policy, compile_policy, decide
+from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, origin_of, preset_file
 from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
-from bonobofs.policy.risks import warnings
 
 PLAIN = {name: load(preset_file(name)).model_dump(mode="json") for name in PRESETS}
 POLICIES = {name: compile_policy(plain) for name, plain in PLAIN.items()}

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.grant_families import BEADS, EVERY, FAMILIES, GIT, TOOLS
-from bonobofs.policy.grants import CALLS, OF_A_GATE
+from bonobofs.policy.grants import BEADS, CALLS, EVERY, FAMILIES, GIT, OF_A_GATE, TOOLS
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
 from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
 from tests.policy.random_policies import context, documents

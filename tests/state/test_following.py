@@ -20,7 +20,7 @@ from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.decision import Code, Holding, Refused
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
-from bonobofs.state import agent_registry, heartbeats, leases, reservations
+from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import BEAT, LAPSE, Follower
 from bonobofs.state.leases import Granted, Holder, Wanted
@@ -184,10 +184,10 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
             heartbeats.detach(database, opened.session.session)
             mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
             heartbeats.enter(database, mine)
-            ann = reservations.holder_of_mail(database, "ann", opened.session.source)
+            ann = leases.holder_of_mail(database, "ann", opened.session.source)
             for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):
                 mirrored = Wanted(ann, (pattern,), workspace=opened.session.source, origin=origin)
-                assert reservations.mirror(database, mirrored, patterns_meet, until=ends) is None
+                assert leases.mirror(database, mirrored, patterns_meet, until=ends) is None
             key = Holder(agent, opened.session.agent_id, chain).key
             seen = Follower(database, mine.session, key, mine.source).look().leases
             heartbeats.detach(database, mine.session)

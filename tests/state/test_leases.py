@@ -15,7 +15,7 @@ from sqlalchemy import text, update
 
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import agent_registry, heartbeats, leases, reservations
+from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.leases import Granted, Holder, Wanted
 from bonobofs.state.schema import leases as rows
@@ -159,9 +159,7 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     acquire(database, ann, "docs/**")
 
     def mirror(holder: Holder, number: int, *patterns: str) -> leases.Conflict | None:
-        return reservations.mirror(
-            database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later
-        )
+        return leases.mirror(database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later)
 
     assert mirror(ann, 1, "docs/a") is None
     assert mirror(ann, 2, "src/**") is None
@@ -174,26 +172,26 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     assert (conflict.lease.origin, conflict.wanted, conflict.held) == ("mail:2", "src/x", "src/**")
     with database.read() as connection:
         assert heartbeats.generation(connection) == before
-    found = reservations.mirrored(database, "mail:")
+    found = leases.mirrored(database, "mail:")
     assert {origin: lease.holder.key for origin, lease in found.items()} == {
         "mail:1": ann.key,
         "mail:2": ann.key,
         "mail:3": "mail:Stranger",
     }
     assert found["mail:1"].until == later
-    assert reservations.unmirror(database, "mail:2")
-    assert not reservations.unmirror(database, "mail:2")
+    assert leases.unmirror(database, "mail:2")
+    assert not leases.unmirror(database, "mail:2")
     assert mirror(bob, 4, "src/x") is None
     assert len(held(database)) == 4
 
 
 def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
     made = agent_registry.add(database, "ops-bot 1")
-    assert reservations.holder_of_mail(database, "OpsBot1", "/src") == Holder("ops-bot 1", made.id)
-    assert reservations.holder_of_mail(database, "ops-bot 1", "/src") == Holder("ops-bot 1", made.id)
-    assert reservations.holder_of_mail(database, "GreenCastle", "/src") == Holder("GreenCastle", None)
+    assert leases.holder_of_mail(database, "OpsBot1", "/src") == Holder("ops-bot 1", made.id)
+    assert leases.holder_of_mail(database, "ops-bot 1", "/src") == Holder("ops-bot 1", made.id)
+    assert leases.holder_of_mail(database, "GreenCastle", "/src") == Holder("GreenCastle", None)
     agent_registry.add(database, "opsbot1")
-    assert reservations.holder_of_mail(database, "OPSBOT1", "/src") == Holder("OPSBOT1", None)
+    assert leases.holder_of_mail(database, "OPSBOT1", "/src") == Holder("OPSBOT1", None)
 
 
 def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:

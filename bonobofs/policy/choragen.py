@@ -1,25 +1,116 @@
-"""Choragen's `choragen.governance.yaml`, as a policy."""
+"""Read the files of Choragen (`choragen.governance.yaml`, `locks.json`) as a policy and as leases.
+
+Each entry that means something else in bonobofs, or nothing, is reported with its line. No entry is widened or dropped
+silently. The pattern syntax is that of bonobofs, except for braces, which are expanded, and `**` within a name.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
 
-from bonobofs.policy.choragen.line_source import (
-    document_of,
-    items_of,
-    line_of,
-    list_of,
-    means_nothing,
-    spelled_out,
-    table_of,
-)
-from bonobofs.policy.grant_families import TOOLS
-from bonobofs.policy.grants import WRITING
+from bonobofs.errors import PolicyError
+from bonobofs.policy.grants import TOOLS, WRITING
 from bonobofs.policy.overlap import patterns_meet
+from bonobofs.policy.pattern import parse
+
+_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_MOST: Final = 1000
+
+
+def text_of(file: Path) -> str:
+    """What a file holds; PolicyError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def patterns_of(node: yaml.Node, lost: list[str]) -> list[str]:
+    if not isinstance(node, yaml.ScalarNode):
+        lost.append(f"line {line_of(node)}: what stands there is no pattern")
+        return []
+    return spelled_out(str(node.value), line_of(node), lost)
+
+
+def spelled_out(text: str, line: int, lost: list[str]) -> list[str]:
+    """A pattern in our spelling, several where it had braces; none where it cannot be said."""
+    pending, found = [text.removeprefix("./")], list[str]()
+    while pending and len(pending) + len(found) <= _MOST:
+        each = pending.pop(0)
+        braces = _BRACES.search(each)
+        if braces is None:
+            found.append(each)
+        else:
+            pending += [each[: braces.start()] + one + each[braces.end() :] for one in braces[1].split(",")]
+    try:
+        if pending or any("{" in one or "}" in one for one in found):
+            raise PolicyError("its braces cannot be written out")
+        for one in found:
+            parse(one)
+    except PolicyError as error:
+        lost.append(f"line {line}: {text} is left out: {error}")
+        return []
+    return found
+
+
+def document_of(text: str) -> yaml.Node:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise PolicyError(f"it cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise PolicyError("it is not a file of Choragen: it must be a table of keys")
+    return root
+
+
+def items_of(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
+    return node.value if isinstance(node, yaml.MappingNode) else []
+
+
+def table_of(key: yaml.Node, node: yaml.Node, lost: list[str]) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The entries of a table; what is there and is none is said to be lost."""
+    if not isinstance(node, yaml.MappingNode) and not is_null(node):
+        lost.append(means_nothing(key, node))
+    return items_of(node)
+
+
+def list_of(key: yaml.Node, node: yaml.Node, lost: list[str]) -> list[yaml.Node]:
+    """The entries of a list; what is there and is none is said to be lost."""
+    if isinstance(node, yaml.SequenceNode):
+        return node.value  # type: ignore[no-any-return] # PyYAML says Any
+    if not is_null(node):
+        lost.append(f"line {line_of(node)}: {key.value} is no list, and means nothing")
+    return []
+
+
+def is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def line_of(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def means_nothing(key: yaml.Node, node: yaml.Node) -> str:
+    what = f"{key.value}: {node.value}" if isinstance(node, yaml.ScalarNode) else str(key.value)
+    return f"line {line_of(key)}: {what} means nothing here"
+
+
+def moment_of(node: yaml.Node) -> datetime | None:
+    """A moment; None where it is none."""
+    try:
+        found = datetime.fromisoformat(str(node.value))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
 
 _ALL: Final = ("create", "modify", "delete")
 _WRITER: Final = "impl"
@@ -218,3 +309,75 @@ def _comment(text: str) -> str:
 def _toml(value: Any) -> str:
     """A string or a list of strings; of JSON's spellings those are TOML's too."""
     return json.dumps(value, ensure_ascii=False)
+
+
+_YEAR: Final = 365 * 86_400
+
+
+class Lock(NamedTuple):
+    """One chain's locks. `seconds` is how long they are still to last."""
+
+    line: int
+    chain: str
+    agent: str | None
+    patterns: list[str]
+    seconds: float
+    reason: str
+
+
+def read_locks(text: str, now: datetime) -> tuple[list[Lock], list[str]]:
+    """The locks of `locks.json` that have not ended, and what of it cannot be kept. PolicyError: it is none."""
+    # It is JSON, in which a tab between two tokens is a blank; YAML, which knows the lines, has no tabs there.
+    root = document_of(text.replace("\t", " "))
+    lost: list[str] = []
+    chains: list[tuple[yaml.Node, yaml.Node]] | None = None
+    for key, node in items_of(root):
+        if key.value == "chains":
+            chains = table_of(key, node, lost)
+        elif (key.value, node.value) != ("version", "1"):
+            lost.append(means_nothing(key, node))
+    if chains is None:
+        raise PolicyError("it is not a file of Choragen: it has no chains")
+    locks = [lock for key, node in chains if (lock := _lock(key, node, now, lost)) is not None]
+    twice = {lock.chain for lock in locks if sum(other.chain == lock.chain for other in locks) > 1}
+    lost += [
+        f"line {lock.line}: {lock.chain} stands there more than once; the last holds"
+        for lock in locks
+        if lock.chain in twice
+    ]
+    return list({lock.chain: lock for lock in locks}.values()), lost
+
+
+def _lock(key: yaml.Node, node: yaml.Node, now: datetime, lost: list[str]) -> Lock | None:
+    line, patterns, agent, acquired = line_of(key), list[str](), None, ""
+    seconds: float | None = None
+    files = 0
+    for name, value in table_of(key, node, lost):
+        if name.value == "files":
+            for each in list_of(name, value, lost):
+                files += 1
+                patterns += patterns_of(each, lost)
+        elif name.value == "expiresAt" and not is_null(value):
+            ends = moment_of(value)
+            seconds = 0.0 if ends is None else (ends - now).total_seconds()
+            if ends is None:
+                lost.append(f"line {line_of(value)}: {key.value} is left out: {value.value!r} is no moment")
+                return None
+        elif name.value == "agent" and isinstance(value, yaml.ScalarNode):
+            agent = None if is_null(value) else str(value.value)
+        elif name.value == "acquired" and moment_of(value) is not None:
+            acquired = f", acquired there {value.value}"
+        elif not is_null(value):
+            lost.append(means_nothing(name, value))
+    if seconds is None:
+        lost.append(f"line {line}: {key.value} never ends there; here it does in a year")
+        seconds = float(_YEAR)
+    if seconds <= 0:
+        lost.append(f"line {line}: {key.value} has ended, and is left out")
+    elif not patterns:
+        lost.append(
+            f"line {line}: {key.value} {'keeps none of its files' if files else 'locks no file'}, and is left out"
+        )
+    else:
+        return Lock(line, key.value, agent, patterns, seconds, f"imported from Choragen{acquired}")
+    return None
