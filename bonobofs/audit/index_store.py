@@ -26,8 +26,7 @@ from sqlalchemy.sql.selectable import ScalarSelect
 
 from bonobofs.audit.index import By, Count, Cursor, Found, Wanted, text_from, text_of
 from bonobofs.errors import StateError
-from bonobofs.state.database import Database
-from bonobofs.state.database_url import BEGIN, begin_sqlite, url
+from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
 
 VERSION: Final = 1
 """Raised with every change of the tables: an index of another version is built anew."""

@@ -14,11 +14,11 @@ from bonobofs.errors import UsageError
 _COMMANDS: Final = {
     "mount": "mount.mount",
     "umount": "mount.umount",
-    "init": "init.init",
-    "shell": "shell.shell",
-    "status": "status.status",
-    "why": "why.why",
-    "serve": "serve.serve",
+    "init": "policy.init",
+    "shell": "mount.shell",
+    "status": "mount.status",
+    "why": "policy.why",
+    "serve": "admin.serve",
     "doctor": "doctor.doctor",
 }
 """Where the function of each lies."""
@@ -31,7 +31,7 @@ _FAMILIES: Final = {
     "git": "git.app",
     "worktree": "worktree.app",
     "beads": "beads.app",
-    "db": "db.app",
+    "db": "admin.db_app",
 }
 """Where the tree of each lies."""
 _ANY_LENGTH: Final = 1000

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from bonobofs import session
 from bonobofs.cli.output import document, note, say
 from bonobofs.cli.suggestions import check_role
-from bonobofs.errors import PolicyError
+from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
+from bonobofs.policy.decision import Holding, Refused
 from bonobofs.policy.document import load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
+from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.presets import PRESETS, preset_file
+from bonobofs.policy.request import Operation
+from bonobofs.session.project_policy import write_policy
 
 app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
 
@@ -147,3 +154,110 @@ def show(
     print()
     for line in describe(compiled, role or shown.role).splitlines():
         say(line)
+
+
+def why(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A path in a mount, or from the workspace's root; it need not exist.")
+    ],
+    op: Annotated[
+        Operation | None,
+        typer.Option(metavar="OPERATION", help="What is to be done there. Default: what writing there takes."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The new path, with --op rename or link: both are judged.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="N", help="How large the file will be: 700000, 700KB, 1MiB.")
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="R", help="For whom. Default: the session's role, else default_role.")
+    ] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The workspace's root. Default: the mount or source around PATH, else the working directory.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The decision as one JSON document.")] = False,
+) -> int:
+    """Say whether a change would be allowed and, if not, why and what would be. Nothing is changed or recorded.
+
+    The exit code is 0 for allowed and 77 for refused.
+
+    \b
+    Examples:
+      bonobofs why docs/plan.txt
+      bonobofs why docs/report.md --size 2MB
+      bonobofs why README.md --op delete_file --role reviewer
+      bonobofs why docs --op rename --to src/docs
+      bonobofs why . --op merge --role worker
+    """
+    home = session.home()
+    if role is not None:
+        check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
+    answer = session.ask(home, path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
+    if json:
+        document(answer)
+    else:
+        _print_decision(answer)
+    return 0 if answer["allowed"] else Refused.exit_code
+
+
+def _print_decision(answer: dict[str, Any]) -> None:
+    root = "" if answer["operation"] in OF_A_GATE else "the root"
+    what = f"{answer['operation']} {answer['path'] or root}".rstrip()
+    if answer["allowed"]:
+        say(f"allowed: {what} (rule {answer['rule']})")
+    else:
+        say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
+    held = str(Holding(answer["holder"], answer["chain"], answer["until"])) if "holder" in answer else None
+    for line in filter(None, (answer["reason"], held, answer["instead"])):
+        say(line)
+
+
+def _bytes(size: str | None) -> int | None:
+    if size is None:
+        return None
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        raise UsageError(f"{size!r} is no size; give bytes, or such as 700KB or 1MiB") from None
+
+
+def init(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The project. Default: this directory.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace the policy that the project has.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Write a commented policy for a project from what it holds, to the state directory.
+
+    The next mount of the project takes it. Nothing is written into the project.
+
+    \b
+    Example:
+      bonobofs init ~/src/app
+    """
+    written = write_policy(session.home(), source, force=force)
+    project, file = written.project, shlex.quote(str(written.file))
+    place = shlex.quote(str(project.source))
+    commands = [
+        f"bonobofs policy check {file}",
+        f"bonobofs policy test {file}",
+        f"bonobofs why --workspace {place} PATH",
+        f"bonobofs mount {place} MOUNTPOINT",
+    ]
+    if json:
+        found = {**project._asdict(), "source": str(project.source)}
+        document({**found, "extends": written.preset, "policy": str(written.file), "next": commands})
+        return
+    say(f"{written.file}: written, with {written.examples} examples; it extends the preset {written.preset}")
+    say(f"languages    {', '.join(project.languages) or 'none found'}")
+    say(f"lock files   {', '.join(project.lock_files) or 'none'}")
+    say(f"scratch      {', '.join(project.scratch) or 'only that of the preset'}")
+    for line in project.ignored:
+        say(f"not scratch  {line}")
+    say("next:")
+    for command in commands:
+        say(f"  {command}")

@@ -15,7 +15,6 @@ from bonobofs.state.home import write_document
 _EVERY: Final = 0.15
 """Seconds between two looks. A change is loaded once two looks have found the same: it may be in the making."""
 _LOADER: Final = "bonobofs.session.registration"
-_TRACKED: Final = "bonobofs.session.tracked_paths"
 
 Mark = tuple[int, int, int, int, int] | None
 """Device, inode number, both times and size of what the name leads to; None: it leads to nothing."""
@@ -67,7 +66,7 @@ class PolicyFile:
         try:
             chosen = import_module(_LOADER).load_policy(self._file, self._source)
             # The new [[scratch]] may match files that git tracks and the earlier one did not.
-            tracked = import_module(_TRACKED).find_tracked(self._home, self._source, chosen.compiled).paths
+            tracked = import_module(_LOADER).find_tracked(self._home, self._source, chosen.compiled).paths
         except BonobofsError as error:
             self._broken = True
             self._line.tell(Kind.BROKEN, {"origin": str(self._file), "error": str(error)})
@@ -76,7 +75,7 @@ class PolicyFile:
         if always or self._broken or plain != self._in_force:
             self._in_force = plain
             write_document(self._kept, plain)
-            import_module(_TRACKED).keep(self._home, self._session, tracked)
+            import_module(_LOADER).keep(self._home, self._session, tracked)
             evidence = _evidence(Path(os.path.realpath(self._file)))
             told = {"origin": chosen.origin, "policy": plain, "tracked": tracked, "file": evidence}
             self._line.tell(Kind.POLICY, told)

@@ -15,9 +15,8 @@ from bonobofs.agent_mail.courier import Courier, Pace
 from bonobofs.audit.index import Index
 from bonobofs.audit.reader import trails_in
 from bonobofs.errors import BonobofsError, StateError
-from bonobofs.session.audit_index import open_index
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
-from bonobofs.session.retention import prune
+from bonobofs.session.retention import open_index, prune
 from bonobofs.state.courier_cursors import CourierCursors
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.home import session_directory

@@ -22,8 +22,8 @@ from bonobofs.fuse.fd_cache import FILE, Descriptors, R, W, stale
 from bonobofs.fuse.inode_table import Inodes, Node
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Kind
-from bonobofs.state import scratch_dir as layers
 from bonobofs.system import syscalls
+from bonobofs.system.paths import remove_tree
 
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
@@ -451,7 +451,7 @@ class LayerStore(Descriptors):
 
     def remove_tree(self, directory: int, name: bytes, permit: Permit) -> None:
         """Remove a directory and all that is in it."""
-        layers.remove_tree(directory, name)
+        remove_tree(directory, name)
 
     def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, permit: Permit) -> None:
         """Move a name, with the flags of renameat2(2)."""

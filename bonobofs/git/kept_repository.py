@@ -21,6 +21,7 @@ from bonobofs.git.session_repository import all_stores, configuration, content, 
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
+from bonobofs.system.paths import remove_tree
 
 _NOTE: Final = "bonobofs.json"
 _OPERATIONS: Final = {
@@ -73,7 +74,7 @@ def settle(home: Path) -> list[Kept]:
                 kept = _kept(home, session, directory / scratch_dir.REPOSITORY)
                 found += [kept] if kept is not None else []
                 if kept is None:
-                    scratch_dir.remove_tree(fd, os.fsencode(scratch_dir.REPOSITORY))
+                    remove_tree(fd, os.fsencode(scratch_dir.REPOSITORY))
         except BlockingIOError:
             pass  # another process settles it
         finally:

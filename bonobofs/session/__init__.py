@@ -11,25 +11,32 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from bonobofs.git.kept_repository import all_kept
     from bonobofs.session.agent_shell import enter_shell
-    from bonobofs.session.audit_index import about_sessions, agents_of, open_index, rebuild_index, rules_of_sessions
-    from bonobofs.session.explanation import ask
+    from bonobofs.session.explanation import InForce, ask, in_force
     from bonobofs.session.mail_settings import Testimony, ask_witnesses
     from bonobofs.session.mount_setup import Mounted, Order, prepare_foreground, start
-    from bonobofs.session.policy_in_force import InForce, in_force
     from bonobofs.session.python_session import OpenSession, open_session
     from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of
-    from bonobofs.session.retention import Pruning, prune, verify_record
+    from bonobofs.session.retention import (
+        Pruning,
+        about_sessions,
+        agents_of,
+        open_index,
+        prune,
+        rebuild_index,
+        rules_of_sessions,
+        verify_record,
+    )
     from bonobofs.session.session_list import (
         SERVED,
         State,
         Status,
         around,
+        callable_around,
         mounted_around,
         settle,
         statuses,
         unreadable,
     )
-    from bonobofs.session.socket_lookup import callable_around
     from bonobofs.session.unmount import Ended, stop
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
@@ -79,18 +86,19 @@ __all__ = [
 
 _PARTS: Final = {
     "bonobofs.git.kept_repository": "all_kept",
-    "bonobofs.session.explanation": "ask",
-    "bonobofs.session.unmount": "Ended stop",
-    "bonobofs.session.session_list": "SERVED State Status around mounted_around settle statuses unreadable",
+    "bonobofs.session.agent_shell": "enter_shell",
+    "bonobofs.session.explanation": "InForce ask in_force",
     "bonobofs.session.mail_settings": "Testimony ask_witnesses",
     "bonobofs.session.mount_setup": "Mounted Order prepare_foreground start",
     "bonobofs.session.python_session": "OpenSession open_session",
-    "bonobofs.session.audit_index": "about_sessions agents_of open_index rebuild_index rules_of_sessions",
-    "bonobofs.session.retention": "Pruning prune verify_record",
     "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of",
-    "bonobofs.session.agent_shell": "enter_shell",
-    "bonobofs.session.socket_lookup": "callable_around",
-    "bonobofs.session.policy_in_force": "InForce in_force",
+    "bonobofs.session.retention": (
+        "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
+    ),
+    "bonobofs.session.session_list": (
+        "SERVED State Status around callable_around mounted_around settle statuses unreadable"
+    ),
+    "bonobofs.session.unmount": "Ended stop",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }

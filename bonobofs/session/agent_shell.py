@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,12 +13,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from bonobofs.errors import MountError
+from bonobofs.git.command_line import READING
 from bonobofs.ipc.client import SOCKET_VARIABLE
 from bonobofs.policy.isolation import IsolatedShell, provision_isolated_shell
-from bonobofs.session import shim_files
-from bonobofs.session.session_list import lies_in
-from bonobofs.session.socket_lookup import CallableSession, callable_around
-from bonobofs.state.home import GUARD_SOCKET
+from bonobofs.session.session_list import CallableSession, callable_around, lies_in
+from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.system import mounts
 
 POLICY_VARIABLE: Final = "BONOBOFS_POLICY"
@@ -36,7 +37,7 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
         raise MountError(_nothing_to_call(mountpoint, resolved))
     provisioned = provision(home, session)
     place = session.directory / "bin"
-    path = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if not shim_files.is_ours(part, home)]
+    path = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if not is_session_bin(part, home)]
     environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(place), *path])}
     environment[SOCKET_VARIABLE] = str(session.directory / GUARD_SOCKET)
     environment[POLICY_VARIABLE] = str(session.mountpoint / ".bonobofs/policy.md")
@@ -78,7 +79,7 @@ def provision(home: Path, session: CallableSession) -> IsolatedShell:
 
 def _branch(home: Path, mountpoint: str) -> str:
     """The branch that is checked out; "" for none, also where there is no git or no repository."""
-    git = shim_files.find("git", home)
+    git = find_program("git", home)
     if git is None:
         return ""
     command = [git, "-C", mountpoint, "symbolic-ref", "--quiet", "--short", "HEAD"]
@@ -94,3 +95,72 @@ def _here() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         return Path("/")
+
+
+_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
+_RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.{} import main; sys.exit(main())"
+_GIT: Final = """\
+#!/bin/sh
+# The git of one bonobofs session: reading commands are the real git's; the session is asked about the others.
+case ${{1-}} in
+-C) name=${{3-}} ;;
+-P|--no-pager) name=${{2-}} ;;
+*) name=${{1-}} ;;
+esac
+case $name in
+{reading}|--version) exec {real} "$@" ;;
+esac
+exec {python} {session} {real} "$@"
+"""
+_BD: Final = """\
+#!/bin/sh
+# The bd of one bonobofs session: every command line is asked of the session's gate.
+exec {python} {session} "$@"
+"""
+
+
+def make_programs(directory: Path, home: Path) -> Path:
+    """Make `bin` in a session's `inside` directory and give it. A git is in it where one is on PATH, a bd always."""
+    place = directory / "bin"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)
+    real = find_program("git", home)
+    if real is not None:
+        text = _GIT.format(
+            reading="|".join(sorted(READING)),
+            real=shlex.quote(real),
+            session=shlex.quote(str(directory)),
+            python=_python("git.git_shim"),
+        )
+        _write(place / "git", text)
+    _write(place / "bd", _BD.format(python=_python("beads.bd_shim"), session=shlex.quote(str(directory))))
+    return place
+
+
+def _python(module: str) -> str:
+    """The beginning of a command line that runs `main` of that module."""
+    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(module), _ROOT])
+
+
+def find_program(name: str, home: Path) -> str | None:
+    """The program of that name on PATH that is none of our shims; None where there is none."""
+    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    path = [part for part in parts if part and not is_session_bin(part, home)]
+    found = shutil.which(name, path=os.pathsep.join(path))
+    return None if found is None else os.path.abspath(found)
+
+
+def is_session_bin(directory: str, home: Path) -> bool:
+    """Whether a directory of PATH is the `bin` of a session, of this state directory or another."""
+    real = Path(os.path.realpath(directory))
+    of_another = real.parent.name == INSIDE and real.parent.parent.parent.name == "sessions"
+    return of_another or Path(os.path.realpath(home / "sessions")) in real.parents
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_executable) as file:
+        file.write(text)
+
+
+def _executable(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o700)

@@ -17,10 +17,8 @@ from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit, as_d
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.session.lease_service import known
-from bonobofs.session.registration import choose_policy
-from bonobofs.session.session_list import around, lies_in, statuses
-from bonobofs.session.socket_lookup import callable_around, check_served
-from bonobofs.session.tracked_paths import of_session
+from bonobofs.session.registration import choose_policy, of_session
+from bonobofs.session.session_list import around, callable_around, check_served, lies_in, statuses
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
@@ -317,3 +315,32 @@ def _lstat(path: Path) -> os.stat_result | None:
         return path.lstat()
     except OSError:
         return None
+
+
+class InForce(NamedTuple):
+    """A policy and where it stands."""
+
+    origin: str
+    compiled: Policy
+    role: str
+    session: str | None
+    """The session in which it is in force; None: it is what a mount would begin with."""
+    error: str | None
+    """Why the file that is there now is not in force."""
+    why: str
+    """Why it was chosen; empty for the policy of a session."""
+
+
+def in_force(home: Path, file: Path | None, path: Path) -> InForce:
+    """The policy in a file that is named, else of the session in whose mount or source a path lies, else of a new one.
+
+    PolicyError, StateError.
+    """
+    one = around(home, path) if file is None else None
+    if one is None:
+        chosen = choose_policy(home, file, path if file is None else None)
+        return InForce(chosen.origin, chosen.compiled, chosen.document.default_role, None, None, chosen.why)
+    made = one.session
+    plain = read_document(session_directory(home, made.session) / "policy.json")
+    compiled = compile_policy(plain, made.policy.generation)
+    return InForce(made.policy.origin, compiled, made.role, made.session, one.policy_error, "")

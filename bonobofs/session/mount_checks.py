@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from bonobofs.errors import MountError
-from bonobofs.state.database_url import url
+from bonobofs.state.database import url
 from bonobofs.system import mounts, processes
 
 _FS_IOC_GETFLAGS = 0x80086601

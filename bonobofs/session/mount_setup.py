@@ -23,14 +23,14 @@ from bonobofs.git.kept_repository import settle
 from bonobofs.git.session_repository import Author, Owner, build
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
-from bonobofs.session import launcher, mount_checks, shim_files, transport_choice
+from bonobofs.session import agent_shell, launcher, mount_checks, transport_choice
 from bonobofs.session.guest_user import Guest, find_guest, let_inside, open_way
 from bonobofs.session.registration import Drawn, Who, choose_policy, draw
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import unreadable, was_closed
 from bonobofs.session.unmount import take_off
 from bonobofs.state import scratch_dir
-from bonobofs.state.database_url import database_environment
+from bonobofs.state.database import database_environment
 from bonobofs.state.home import GUARD_SOCKET, head_path, inside_directory, session_directory, trail_path
 from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, save
@@ -140,7 +140,7 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     )
     session = drawn.session
     inside = inside_directory(home, session.session)
-    shim_files.make(inside, home)
+    agent_shell.make_programs(inside, home)
     if guest is not None:
         let_inside(home, inside, guest)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)

@@ -17,8 +17,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from bonobofs.errors import ForbiddenError, StateError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
-from bonobofs.state.schema import agent_roles, agents, leases, teams
-from bonobofs.state.sql_types import clock, moment
+from bonobofs.state.schema import agent_roles, agents, clock, leases, moment, teams
 
 _LONGEST_LABEL: Final = 64
 

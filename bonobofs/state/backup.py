@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.errors import StateError
-from bonobofs.state.database import Database
-from bonobofs.state.database_url import SECRETS
+from bonobofs.state.database import SECRETS, Database
 
 INDEX: Final = "index_"
 """With this begin the tables of the index, which are derived, and no part of a backup."""

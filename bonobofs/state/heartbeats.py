@@ -16,9 +16,8 @@ from sqlalchemy import Connection, select, update
 
 from bonobofs.errors import StateError
 from bonobofs.state.database import Database, home_id
-from bonobofs.state.schema import agents, counters, sessions
+from bonobofs.state.schema import agents, clock, counters, sessions
 from bonobofs.state.sessions import Session
-from bonobofs.state.sql_types import clock
 
 BEAT: Final = 0.5
 LAPSE: Final = 2.0

@@ -19,8 +19,7 @@ from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
 from bonobofs.state.heartbeats import BEAT, LAPSE
 from bonobofs.state.leases import Lease, living
-from bonobofs.state.schema import leases
-from bonobofs.state.sql_types import clock, milliseconds_of
+from bonobofs.state.schema import clock, leases, milliseconds_of
 
 _MARGIN: Final = 0.1
 """Seconds by which a session stops relying on its word before others do: a database counts milliseconds."""

@@ -26,8 +26,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, literal, selec
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
-from bonobofs.state.schema import agents, lease_patterns, leases
-from bonobofs.state.sql_types import clock, milliseconds_of, moment
+from bonobofs.state.schema import agents, clock, lease_patterns, leases, milliseconds_of, moment
 
 DAY: Final = 86_400
 """Seconds that a lease lasts unless it is said otherwise."""

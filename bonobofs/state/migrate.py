@@ -25,8 +25,7 @@ from bonobofs.errors import StateError
 from bonobofs.state import heartbeats
 from bonobofs.state import schema as tables
 from bonobofs.state.backup import INDEX, back_up, kept, restore, tables_in
-from bonobofs.state.database import MARK, Database, home_id, revision_of
-from bonobofs.state.database_url import BEGIN
+from bonobofs.state.database import BEGIN, MARK, Database, home_id, revision_of
 from bonobofs.state.sessions import lives, load_all
 
 MIGRATIONS: Final = (Path(__file__).parent / "migrations" / "versions",)

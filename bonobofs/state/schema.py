@@ -7,21 +7,77 @@ nothing refers to it.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     ForeignKey,
+    Index,
     MetaData,
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
-from bonobofs.state.sql_types import ExactText
+_BYTE = re.compile("[\udc80-\udcff\\\\]")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|(\\))")
+
+
+class ExactText(TypeDecorator[str]):
+    r"""Text that may hold bytes that are not UTF-8, as names of files do: those are kept as \xNN, a backslash as \\."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else escape(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else _unescape(value)
+
+
+def escape(text: str) -> str:
+    return _BYTE.sub(lambda found: "\\\\" if found[0] == "\\" else f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(0xDC00 + int(found[1], 16)) if found[1] else "\\", text)
+
+
+def moment(milliseconds: int) -> datetime:
+    """A moment of the database, for people and comparisons; `milliseconds_of` is the way back."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def milliseconds_of(when: datetime) -> int:
+    return round(when.timestamp() * 1000)
+
+
+class clock(FunctionElement[int]):  # noqa: N801 - it is a function of SQL
+    """The database's own time: milliseconds since 1970, UTC. On PostgreSQL it goes on within a transaction."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(clock, "sqlite")
+def _clock_of_sqlite(element: clock, compiler: Any, **_: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+
+@compiles(clock, "postgresql")
+def _clock_of_postgresql(element: clock, compiler: Any, **_: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
 
 REVISION: Final = "0001"
 """The newest migration: what the code of this version reads and writes."""
@@ -176,3 +232,20 @@ cursors = Table(
         comment="The receiving server's own moment of the last letter, in its spelling; empty: none.",
     ),
 )
+
+
+def with_partial_indexes() -> MetaData:
+    """Add the indexes over a part of the rows, which no query names and only a migration makes.
+
+    They are added here because such an index has SQLAlchemy load its PostgreSQL dialect, for which every mount and
+    every command would wait.
+    """
+    for name, column, null, unique in (
+        ("teams_living", teams.c.name, teams.c.removed, True),
+        ("agents_living", agents.c.name, agents.c.removed, True),
+        ("sessions_open", sessions.c.acknowledged, sessions.c.ended, False),
+    ):
+        if all(index.name != name for index in column.table.indexes):
+            rows = null.is_(None)
+            Index(name, column, unique=unique, sqlite_where=rows, postgresql_where=rows)
+    return metadata

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from pathlib import Path
+
+_WALKED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def directory_below(source: Path | int, path: str) -> int:
@@ -23,3 +26,44 @@ def directory_below(source: Path | int, path: str) -> int:
         finally:
             os.close(above)
     return held
+
+
+def remove_tree(directory: int, name: bytes) -> None:
+    """Remove the directory `name` and all that is in it, whatever the modes there, and however deep it is.
+
+    What lies deeper is moved up to `name` itself first: neither the stack, nor descriptors, nor the length of a path
+    limit the depth that an agent has reached.
+    """
+    os.chmod(name, 0o700, dir_fd=directory)
+    top = os.open(name, _WALKED, dir_fd=directory)
+    try:
+        waiting: list[bytes] = []
+        _empty(top, top, waiting)
+        while waiting:
+            each = waiting.pop()
+            os.chmod(each, 0o700, dir_fd=top)  # an ordinary user's own directory may be closed to it
+            fd = os.open(each, _WALKED, dir_fd=top)
+            try:
+                _empty(fd, top, waiting)
+            finally:
+                os.close(fd)
+            os.rmdir(each, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=directory)
+
+
+def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
+    """Remove what is in a directory; its own directories go to `top` and wait there."""
+    with os.scandir(fd) as entries:
+        found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_dir in found:
+        if not is_dir:
+            os.unlink(name, dir_fd=fd)
+        elif fd == top:
+            waiting.append(name)
+        else:
+            os.chmod(name, 0o700, dir_fd=fd)  # to move it is to write in it, for its `..`
+            moved = os.fsencode(f".{secrets.token_hex(16)}")
+            os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
+            waiting.append(moved)

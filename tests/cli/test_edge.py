@@ -44,7 +44,7 @@ def test_nothing_to_unmount_is_one_line_and_1(tmp_path: Path) -> None:
 
 def test_what_was_not_foreseen_is_one_line_and_a_diagnostic(home: Path) -> None:
     """No traceback reaches the terminal; it is kept where the line says."""
-    (home / "agents.json").mkdir()
+    (home / "home.id").mkdir()
     wrong = bonobofs("audit", "query", "--agent", "alice")
     assert wrong.returncode == 1
     assert wrong.stderr.count("\n") == 1

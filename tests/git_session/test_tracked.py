@@ -16,7 +16,7 @@ from bonobofs.git.checkout import tracked_paths as tracked
 from bonobofs.guards import FileGuard
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
-from bonobofs.session.tracked_paths import compact, find_tracked
+from bonobofs.session.registration import compact, find_tracked
 from tests.fuse.people import outcome
 from tests.git_session.guarded import Repo
 from tests.watch.looking import recorded, until

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -103,31 +102,3 @@ def test_many_agents_are_registered_at_once(opened: Callable[[Path], Database], 
         thread.join()
     assert len({(one.label, one.id) for one in found}) == 10
     assert sum(one.new for one in found) == 10
-
-
-def test_agents_of_earlier_versions_keep_their_identities(opened: Callable[[Path], Database], home: Path) -> None:
-    """A label that another state directory has brought before stays with its agent; the other identity is kept."""
-    earlier = {"agents": {"ann": {"id": "11111111-1111-4111-8111-111111111111", "role": "impl"}}}
-    (home / "agents.json").write_text(json.dumps(earlier))
-    database = opened(home)
-    (ann,) = agent_registry.list_agents(database)
-    assert (ann.id, ann.label, ann.role) == ("11111111-1111-4111-8111-111111111111", "ann", "impl")
-    assert not (home / "agents.json").exists()
-    assert json.loads((home / "agents.json.imported").read_text()) == earlier
-
-    earlier["agents"]["ann"]["id"] = "22222222-2222-4222-8222-222222222222"
-    (home / "agents.json").write_text(json.dumps(earlier))
-    opened(home)
-    assert agent_registry.list_agents(database) == [ann]
-    assert {one.id[:8]: one.removed is not None for one in agent_registry.list_agents(database, removed=True)} == {
-        "11111111": False,
-        "22222222": True,
-    }
-
-
-def test_a_register_that_is_damaged_is_refused_and_kept(home: Path) -> None:
-    """An identity is never made anew because the register cannot be read."""
-    (home / "agents.json").write_text('{"agents": {"ann": ')
-    with pytest.raises(StateError, match="move it away"):
-        Database.open(home)
-    assert (home / "agents.json").read_text() == '{"agents": {"ann": '

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from bonobofs.state.partial_indexes import metadata
-from bonobofs.state.schema import VERSION_TABLE
+from bonobofs.state.schema import VERSION_TABLE, with_partial_indexes
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=metadata,
+    target_metadata=with_partial_indexes(),
     version_table=VERSION_TABLE,
     transactional_ddl=True,
 )

@@ -1,0 +1,130 @@
+"""`bonobofs db status|upgrade|backup`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import document, note, say, waiting
+from bonobofs.errors import UsageError
+
+db_app = typer.Typer(help="Look after the database of agents, sessions and leases.", rich_markup_mode=None)
+
+
+@db_app.command("status")
+def status(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
+    """Say which database is used and how it stands; exit 1 unless it can be used as it is.
+
+    \b
+    current  it can be used                       old    bring it up: bonobofs db upgrade
+    empty    the first command that needs it,     newer  it needs a newer bonobofs
+             or db upgrade, makes the tables      faulty something is missing or damaged
+    """
+    # SQLAlchemy and Alembic load for longer than `serve` runs.
+    from bonobofs.state import migrate  # noqa: PLC0415
+    from bonobofs.state.database import Database  # noqa: PLC0415
+
+    with Database(session.home()) as database:
+        found = migrate.status(database)
+    if json:
+        document(dataclasses.asdict(found))
+    else:
+        say(f"{found.database}: {found.state}, schema {found.schema or 'none'}, this version reads {found.newest}")
+        for fault in found.faults:
+            say(fault)
+        for live in found.live:
+            say(f"live: {live}")
+        say(f"backups: {len(found.backups)}{f', the last is {found.backups[-1]}' if found.backups else ''}")
+    return 0 if found.state in (migrate.State.CURRENT, migrate.State.EMPTY) else 1
+
+
+@db_app.command("upgrade")
+def upgrade() -> None:
+    """Bring the database to the schema that this version reads.
+
+    A dated backup is made first. The migration is one transaction with a health check at its end; where it fails,
+    everything is as it was before. While a session is live it is refused. Done again, it does nothing.
+    """
+    from bonobofs.state import migrate  # noqa: PLC0415 - as in `status`
+    from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
+
+    with Database(session.home()) as database:
+        done = migrate.upgrade(database)
+    if done.before == done.after:
+        say(f"{database.name}: at {done.after} already")
+    elif done.before is None:
+        say(f"{database.name}: made at {done.after}")
+    else:
+        say(f"{database.name}: from {done.before} to {done.after}; the backup is {done.backup}")
+
+
+@db_app.command("backup")
+def backup() -> None:
+    """Make a dated backup in the state directory. PostgreSQL is dumped by pg_dump."""
+    from bonobofs.state import backup as backups  # noqa: PLC0415 - as in `status`
+    from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
+
+    with Database(session.home()) as database:
+        say(str(backups.back_up(database)))
+
+
+if TYPE_CHECKING:
+    from bonobofs import daemon
+
+
+def serve(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the daemon that runs, and wait for it.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Say how it stands; exit 1 when there is none.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --status: one JSON document.")] = False,
+) -> int:
+    """Run the one daemon of this state directory: it keeps up the index and carries the record to Agent Mail.
+
+    Mounts work without it. What goes wrong in the background is in serve.log in the state directory.
+
+    \b
+    Examples:
+      bonobofs serve
+      bonobofs serve --status
+      bonobofs serve --stop
+      bonobofs serve --foreground       from a service
+    """
+    # Most commands need none of this, and it takes longer to read than they run.
+    from bonobofs import daemon  # noqa: PLC0415
+
+    if foreground + stop + status > 1 or (json and not status):
+        raise UsageError("--foreground, --stop and --status are three things; --json goes with --status")
+    home = session.home()
+    os.chdir("/")
+    if status:
+        return _print_daemon(daemon.standing(home), json=json)
+    if stop:
+        with waiting("ending the daemon"):
+            ended = daemon.stop(home)
+        say(f"the daemon of {home} has ended" if ended is not None else f"no daemon serves {home}")
+    elif foreground:
+        daemon.serve(home)
+    else:
+        with waiting("starting the daemon"):
+            started = daemon.start(home)
+        say(f"serving {home}, pid {started.pid}")
+    return 0
+
+
+def _print_daemon(standing: daemon.Standing, *, json: bool) -> int:
+    running = standing.daemon
+    if json:
+        document(
+            {"pid": running.pid if running else None, "started": standing.started or None, "parts": standing.problems}
+        )
+    elif running is None:
+        say("no daemon serves")
+    else:
+        say(f"serving, pid {running.pid}, since {standing.started}")
+        for part, problem in standing.problems.items():
+            (note if problem else say)(f"{part}: {problem or 'well'}")
+    return 0 if running is not None else 1
