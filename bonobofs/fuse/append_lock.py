@@ -31,7 +31,7 @@ def may_be_half(offset: int, size: int) -> bool:
     return (offset + size) % PAGE == 0 and offset % PAGE != 0
 
 
-class Turns:
+class AppendLock:
     """The turns of one server. Used by one thread."""
 
     def __init__(self, home: Path) -> None:

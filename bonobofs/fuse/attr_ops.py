@@ -10,13 +10,13 @@ from typing import Any, Final
 from bonobofs.enforcement.enforcer import Admission, RelatedChange
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
-from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import W, duplicates
 from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.slices import Steps, finished
-from bonobofs.fuse.write_ops import Content
+from bonobofs.fuse.write_ops import WriteOps
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
@@ -46,15 +46,15 @@ _OPERATIONS: Final = {
 }
 
 
-class Attributes(Content):
+class AttrOps(WriteOps):
     """Handlers that change what is said of a file."""
 
     def _changing_attributes(self) -> dict[int, Handler]:
         o = p.Opcode
         return {
-            o.SETATTR: self._or_in_scratch(self._setattr),
-            o.SETXATTR: self._or_in_scratch(self._setxattr),
-            o.REMOVEXATTR: self._or_in_scratch(self._removexattr),
+            o.SETATTR: self._or_in_overlay(self._setattr),
+            o.SETXATTR: self._or_in_overlay(self._setxattr),
+            o.REMOVEXATTR: self._or_in_overlay(self._removexattr),
         }
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
@@ -62,18 +62,18 @@ class Attributes(Content):
         valid: int = fields[0]
         known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._nodes.get(header.node_id)
         if known is not None and known.store.place:
-            return self._freshened(known)
-        node = self._changed(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
+            return self._refresh_object(known)
+        node = self._node_to_change(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = node.store.stat(node, changing=True)
-        self._see(node, st)
+        self._check_external(node, st)
         # What truncation frees; st_blocks counts 512 bytes.
         is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
-        parts = self._attribute_parts(node, st, valid, fields)
+        parts = self._attribute_changes(node, st, valid, fields)
         if parts:
             first, *rest = parts
             if valid & _SIZE and node.layer is Layer.SCRATCH:
-                self._check_room(header, first.request, node.ino, fields[3])
-            details = _told(valid, fields)
+                self._check_quota(header, first.request, node.ino, fields[3])
+            details = _details(valid, fields)
             admission = self._enforcer.authorize(
                 first.request, first.context, *rest, caller=self._caller(header), details=details, layer=node.layer
             )
@@ -81,7 +81,7 @@ class Attributes(Content):
             return steps if is_long else finished(steps)
         return self._attr_times + self._attr(node, st)
 
-    def _freshened(self, node: Node) -> Reply:
+    def _refresh_object(self, node: Node) -> Reply:
         """Answer git, which gives the time of now to an object of the source that it would have stored again.
 
         Nothing is changed or recorded. Git believes that it has done so for a pack, whose objects `git gc` keeps for
@@ -91,32 +91,32 @@ class Attributes(Content):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return bytes(p.ATTR_OUT.size) + self._attr(node, node.store.stat(node))
 
-    def _did_attributes(self, node: Node, st: os.stat_result) -> None:
-        node.told = told_by(st)
+    def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
+        node.fingerprint = fingerprint_of(st)
         if node.is_dir and not node.layer:
-            self._lately.note_attributes(st)
+            self._own_effects.note_attributes(st)
 
-    def _attribute_parts(
+    def _attribute_changes(
         self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]
     ) -> list[RelatedChange]:
         path, kind = self._inodes.path(node), kind_of(st.st_mode)
         layer = node.layer
-        here = self._here(node)
-        asked: list[tuple[Operation, Context]] = []
+        here = self._layer_context(node)
+        changes: list[tuple[Operation, Context]] = []
         if valid & _SIZE:
-            asked.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
+            changes.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
         if valid & _OWNER:
-            asked.append((Operation.SET_OWNER, here))
+            changes.append((Operation.SET_OWNER, here))
         if valid & _MODE:
             context = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
-            asked.append((Operation.SET_MODE, context))
+            changes.append((Operation.SET_MODE, context))
         if valid & _TIMES and not valid & _SIZE:
-            asked.append((Operation.SET_TIMES, here))
+            changes.append((Operation.SET_TIMES, here))
         if kind is not Kind.FILE:
-            return [RelatedChange(Request(operation, path, kind), context, layer) for operation, context in asked]
+            return [RelatedChange(Request(operation, path, kind), context, layer) for operation, context in changes]
         return [
-            RelatedChange(Request(operation, path, kind), self._with_links(node, st, operation, context), layer)
-            for operation, context in asked
+            RelatedChange(Request(operation, path, kind), self._with_foreign_names(node, st, operation, context), layer)
+            for operation, context in changes
         ]
 
     def _set_attributes(
@@ -137,23 +137,23 @@ class Attributes(Content):
                         self._kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
         st = node.store.status(node)
-        self._did_attributes(node, st)
+        self._mark_own_attributes(node, st)
         if valid & _SIZE:
-            self._resized(node, path)
+            self._note_size(node, path)
         return self._attr_times + self._attr(node, st)
 
     def _set_others(self, node: Node, valid: int, fields: tuple[int, ...], permit: Permit) -> None:
         """Set owner, mode and times."""
-        backing = node.store
+        store = node.store
         if valid & _OWNER:
             uid = fields[13] if valid & _UID else -1
-            backing.set_owner(node, uid, fields[14] if valid & _GID else -1, permit)
+            store.set_owner(node, uid, fields[14] if valid & _GID else -1, permit)
         if valid & _MODE:
-            backing.hold_before_mode(node, fields[11])
-            backing.set_mode(node, fields[11] & 0o7777, permit)
+            store.hold_before_mode(node, fields[11])
+            store.set_mode(node, fields[11] & 0o7777, permit)
         if valid & _TIMES and not valid & _SIZE:
             access = _time(valid, _ATIME, _ATIME_NOW, fields[5], fields[8])
-            backing.set_times(node, access, _time(valid, _MTIME, _MTIME_NOW, fields[6], fields[9]), permit)
+            store.set_times(node, access, _time(valid, _MTIME, _MTIME_NOW, fields[6], fields[9]), permit)
 
     def _setxattr(self, header: Header, body: memoryview) -> Reply:
         size, flags, extra, _ = p.SETXATTR_IN.unpack_from(body)
@@ -162,7 +162,7 @@ class Attributes(Content):
         value = bytes(body[start : start + size])
         if len(value) != size:
             raise ProtocolError("SETXATTR is shorter than it says")
-        node = self._changed(header, Operation.SET_XATTR)
+        node = self._node_to_change(header, Operation.SET_XATTR)
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.SET_XATTR, path)
@@ -171,14 +171,14 @@ class Attributes(Content):
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        context = self._here(node)._replace(mode=mode)
+        context = self._layer_context(node)._replace(mode=mode)
         request = Request(operation, path, kind)
         growth = node.store.xattr_growth(node, name, len(value))
-        self._check_xattr_room(header, node, request, growth)
+        self._check_xattr_space(header, node, request, growth)
         if kind is Kind.FILE:
-            context = self._with_links(node, st, operation, context)
-        node.fresh = False
-        self._see(node, st)
+            context = self._with_foreign_names(node, st, operation, context)
+        node.has_no_xattrs = False
+        self._check_external(node, st)
         with self._enforcer.authorize(
             request,
             context,
@@ -191,44 +191,44 @@ class Attributes(Content):
                 mode = stat.S_IMODE(node.store.stat(node).st_mode)
                 node.store.set_mode(node, mode & ~stat.S_ISGID, permit)
         if node.layer is Layer.SCRATCH:
-            self._scratch.sizes.note(node.ino, path, attributes=growth)
-        self._did_attributes(node, node.store.stat(node))
+            self._overlay.sizes.set_size(node.ino, path, attributes=growth)
+        self._mark_own_attributes(node, node.store.stat(node))
         return NOTHING
 
-    def _check_xattr_room(self, header: Header, node: Node, request: Request, growth: int) -> None:
+    def _check_xattr_space(self, header: Header, node: Node, request: Request, growth: int) -> None:
         """Raise ENOSPC, EFBIG where there is no room for extended attributes that grow by so many bytes."""
         if growth <= 0:
             return
         if node.layer is Layer.SCRATCH:
-            self._check_room(header, request, more=growth)
+            self._check_quota(header, request, more=growth)
         if header.uid or node.layer:
-            self._check_space(header, node, request, max(growth, NAME))
+            self._check_free_space(header, node, request, max(growth, NAME))
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
-        node = self._changed(header, Operation.REMOVE_XATTR)
+        node = self._node_to_change(header, Operation.REMOVE_XATTR)
         path = self._inodes.path(node)
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = node.store.stat(node, changing=True)
         kind = kind_of(st.st_mode)
-        context = self._here(node)
+        context = self._layer_context(node)
         if kind is Kind.FILE:
-            context = self._with_links(node, st, Operation.REMOVE_XATTR, context)
+            context = self._with_foreign_names(node, st, Operation.REMOVE_XATTR, context)
         request = Request(Operation.REMOVE_XATTR, path, kind)
-        self._see(node, st)
+        self._check_external(node, st)
         growth = node.store.xattr_growth(node, name, -len(name))
         with self._enforcer.authorize(
             request, context, caller=self._caller(header), details={"name": os.fsdecode(name)}, layer=node.layer
         ) as permit:
             node.store.remove_xattr(node, name, permit)
         if node.layer is Layer.SCRATCH:
-            self._scratch.sizes.note(node.ino, path, attributes=growth)
-        self._did_attributes(node, node.store.stat(node))
+            self._overlay.sizes.set_size(node.ino, path, attributes=growth)
+        self._mark_own_attributes(node, node.store.stat(node))
         return NOTHING
 
 
-def _told(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
+def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
     """What is set, for the record."""
     details: dict[str, Any] = {}
     if valid & _SIZE:

@@ -16,7 +16,7 @@ from typing import Final
 
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.overlay_ops import Scratching, inode_number
+from bonobofs.fuse.overlay_ops import OverlayOps, inode_number
 from bonobofs.policy.decision import Permit
 from bonobofs.system import syscalls
 
@@ -40,7 +40,7 @@ class SourceBranches:
         self._listed: dict[bytes, Mark] = {}
         self._loose: list[str] = []
         self._mark: Mark = ()
-        self._packed: Final[dict[bytes, bytes | None]] = {}
+        self._pack_entries: Final[dict[bytes, bytes | None]] = {}
 
     def value(self, branch: str) -> bytes | None:
         """The commit id of the branch in hex; None: there is no such branch."""
@@ -101,10 +101,10 @@ class SourceBranches:
         mark = self._mark_of(b"packed-refs")
         if mark != self._mark:
             self._mark = mark
-            self._packed.clear()
-        if name not in self._packed:
-            self._packed[name] = self._find_packed(name) if mark else None
-        return self._packed[name]
+            self._pack_entries.clear()
+        if name not in self._pack_entries:
+            self._pack_entries[name] = self._find_packed(name) if mark else None
+        return self._pack_entries[name]
 
     def _find_packed(self, name: bytes) -> bytes | None:
         fd = syscalls.open_beneath(self._common, b"packed-refs", _READ)
@@ -119,7 +119,7 @@ class SourceBranches:
             os.close(fd)
 
 
-class Mirroring(Scratching):
+class BranchMirrorOps(OverlayOps):
     """Keeps protected branches in the session's repository as they are in the source."""
 
     _branches: SourceBranches | None = None
@@ -160,15 +160,15 @@ class Mirroring(Scratching):
     def _as_person(self) -> Iterator[None]:
         """Make what appears as the session's user, to whom the repository belongs."""
         assert self.repository is not None
-        self._backing.act_as(*self.repository.person, 0)
+        self._source.act_as(*self.repository.person, 0)
         try:
             yield
         finally:
-            self._backing.act_as_self()
+            self._source.act_as_self()
 
     def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
         """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
-        store, name = self._scratch.store, os.path.basename(path)
+        store, name = self._overlay.store, os.path.basename(path)
         directory = self._branch_directory(os.path.dirname(path), permit)
         try:
             number = inode_number(directory, name)
@@ -190,14 +190,14 @@ class Mirroring(Scratching):
                 self._inodes.cut_off(node)
             above = self._inodes.find(os.fstat(directory).st_ino + store.numbers)
             if above is not None:
-                self._notices.entry(above.id, name)
-                self._notices.inode(above.id, -1, 0)
+                self._notifications.entry(above.id, name)
+                self._notifications.inode(above.id, -1, 0)
         finally:
             os.close(directory)
 
     def _branch_directory(self, path: bytes, permit: Permit) -> int:
         """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
-        store = self._scratch.store
+        store = self._overlay.store
         with suppress(FileNotFoundError):
             return syscalls.open_beneath(store.root, path, _DIRECTORY)
         above = self._branch_directory(os.path.dirname(path), permit)

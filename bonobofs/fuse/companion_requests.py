@@ -17,7 +17,7 @@ from bonobofs.fuse.companion_supervisor import Companion, Standing
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.external_changes import Suspect
-from bonobofs.fuse.mount_context import LONG, NEVER, SHORT
+from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS
 from bonobofs.fuse.remote_authorization import Admissions
 from bonobofs.ipc.channel import Kind
 from bonobofs.policy.compiled import Tracked
@@ -70,7 +70,7 @@ class Hearing:
         """Where there is no companion, another is about to be started."""
         self._reload_asked = False
         self._operations: Final = operations
-        self._noticing: Final = operations.noticing
+        self._noticing: Final = operations.external_changes
         self._enforcer: Final = guard
         self._trail: Final[Trail] = guard.trail
         self._diagnostics: Final = diagnostics
@@ -83,7 +83,7 @@ class Hearing:
         self._noticing.watched = standing.part or not standing.watch
         self._caches: str | None = None
         if standing.watch:
-            operations.believe(SHORT)
+            operations.set_cache_timeout(UNWATCHED_SECONDS)
         self._keep()
 
     def heard(self) -> bool:
@@ -133,7 +133,7 @@ class Hearing:
             self._companion.flush()
         if self._leases() != self._told_leases:
             self._keep()
-        self._noticing.go_on()
+        self._noticing.compare_slice()
         self._give_suspects()
         self._enter()
         return self._noticing.has_more
@@ -198,9 +198,9 @@ class Hearing:
 
     def _act(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.CHANGED:
-            self._noticing.changed(body)
+            self._noticing.compare_changes(body)
         elif kind is Kind.LOST:
-            self._noticing.lost()
+            self._noticing.compare_all()
         elif kind is Kind.OUT_OF_BAND:
             found = json.loads(body)
             self._protected |= {each["path"] for each in found if each.pop("protected")}
@@ -221,7 +221,7 @@ class Hearing:
 
     def _give_suspects(self) -> None:
         if self._companion is not None:
-            self._noticing.give_suspects(self._send_suspects, self._admissions.touches)
+            self._noticing.report_suspects(self._send_suspects, self._admissions.touches)
 
     def _send_suspects(self, found: list[Suspect]) -> None:
         """Have the companion judge them; those that it does not take are entered by their number. TrailError."""
@@ -269,7 +269,7 @@ class Hearing:
         self._noticing.watched = standing.part or not self._watch
         self._believe()
         # What changed while nothing watched it is among what the kernel knows, or it is looked up from now on.
-        self._noticing.lost()
+        self._noticing.compare_all()
         self._keep()
 
     def _end_watch(self, reason: str) -> None:
@@ -277,12 +277,14 @@ class Hearing:
             self._noticing.watched = False
             self._watch = reason
             self._believe()
-            self._noticing.lost()
+            self._noticing.compare_all()
         self._watch = reason
         self._keep()
 
     def _believe(self) -> None:
-        self._operations.believe(NEVER if self._caches else SHORT if self._watch else LONG)
+        self._operations.set_cache_timeout(
+            UNCACHED_SECONDS if self._caches else UNWATCHED_SECONDS if self._watch else WATCHED_SECONDS
+        )
 
     def trust_caches(self, blocked: int) -> None:
         """Let the kernel cache nothing while `blocked` notifications have not returned. TrailError: not entered."""
@@ -291,7 +293,7 @@ class Hearing:
         self._caches = _BLOCKED if blocked else None
         self._believe()
         # Notifications that were left out, or wait behind a blocked one, come by another thread.
-        self._noticing.lost()
+        self._noticing.compare_all()
         self._keep()
         if blocked:
             self._trail.alert("The kernel does not take an invalidation; nothing is cached.", operation="caches")

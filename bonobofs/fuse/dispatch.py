@@ -9,36 +9,36 @@ from __future__ import annotations
 from typing import Final
 
 from bonobofs.enforcement.enforcer import Enforcer
-from bonobofs.fuse.attr_ops import Attributes
-from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.attr_ops import AttrOps
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.mount_context import Handler, Notices
-from bonobofs.fuse.name_ops import Names
-from bonobofs.fuse.overlay import Scratch
-from bonobofs.fuse.read_ops import Reading
+from bonobofs.fuse.mount_context import Handler, Notifications
+from bonobofs.fuse.name_ops import NameOps
+from bonobofs.fuse.overlay import Overlay
+from bonobofs.fuse.read_ops import ReadOps
 from bonobofs.fuse.session_git_dir import NAME as GIT
-from bonobofs.fuse.session_git_dir import Repository
-from bonobofs.fuse.temp_table import Held
-from bonobofs.fuse.virtual_dir import Virtual
+from bonobofs.fuse.session_git_dir import SessionGitDir
+from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.virtual_dir import VirtualDir
 
 
-class Operations(Reading, Attributes, Names):
+class Operations(ReadOps, AttrOps, NameOps):
     """The handlers of one mount, by opcode."""
 
     def __init__(
         self,
-        inodes: Inodes,
-        backing: LayerStore,
-        held: Held,
-        scratch: Scratch,
-        guard: Enforcer,
-        files: Virtual,
-        notices: Notices,
+        inodes: InodeTable,
+        source: LayerStore,
+        temp_files: TempFiles,
+        overlay: Overlay,
+        enforcer: Enforcer,
+        virtual: VirtualDir,
+        notifications: Notifications,
     ) -> None:
-        super().__init__(inodes, backing, held, scratch, guard, files, notices)
-        backing.lost = scratch.store.lost = self._look_again
+        super().__init__(inodes, source, temp_files, overlay, enforcer, virtual, notifications)
+        source.on_stale = overlay.store.on_stale = self._look_again
         self._stores: Final[list[LayerStore]] = []
-        inodes.moved = lambda parent, name: notices.entry(parent.id, name)
+        inodes.on_replaced = lambda parent, name: notifications.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
             **self._reading(),
             **self._changing_content(),
@@ -47,46 +47,46 @@ class Operations(Reading, Attributes, Names):
         }
 
     def _look_again(self, node: Node) -> None:
-        self._notices.inode(node.id, 0, 0)
+        self._notifications.inode(node.id, 0, 0)
         if node.parent is not None:
-            self._notices.entry(node.parent.id, node.name)
+            self._notifications.entry(node.parent.id, node.name)
 
-    def show(self, repository: Repository) -> None:
+    def show(self, repository: SessionGitDir) -> None:
         """Show the session's own `.git`, which lies in the scratch layer, in place of the source's."""
         self.repository = repository
         self.mirror_branches(repository.common)
-        self._scratch.show(GIT)
+        self._overlay.show_name(GIT)
         for store in repository.stores.values():
-            store.lost = self._look_again
+            store.on_stale = self._look_again
             self._stores.append(store)
 
     def begin(self, now: float) -> None:
         """A request begins at this time."""
-        self._backing.begin(now)
-        if self._scratch.directories:
-            self._scratch.store.begin(now)
+        self._source.begin(now)
+        if self._overlay.directories:
+            self._overlay.store.begin(now)
         for store in self._stores:
             store.begin(now)
 
-    def relieve(self) -> None:
+    def prune_nodes(self) -> None:
         """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
-        crowded = self._backing.crowded()
-        if self._scratch.directories:
-            self._scratch.store.after()
-            crowded += self._scratch.store.crowded()
+        crowded = self._source.nodes_to_prune()
+        if self._overlay.directories:
+            self._overlay.store.after()
+            crowded += self._overlay.store.nodes_to_prune()
         for store in self._stores:
             store.after()
-            crowded += store.crowded()
+            crowded += store.nodes_to_prune()
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
-            self._notices.prune([node.id for node in crowded], names)
+            self._notifications.prune([node.id for node in crowded], names)
 
     def quiet(self) -> None:
         """Called about once a second: forget what may have changed by itself."""
         self._callers.clear()
         self.follow_branches()
-        self._backing.note_mounts()
-        self._backing.drop_quiet()
-        self._scratch.store.drop_quiet()
+        self._source.read_mounts()
+        self._source.close_idle()
+        self._overlay.store.close_idle()
         for store in self._stores:
-            store.drop_quiet()
+            store.close_idle()

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from time import time_ns
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from bonobofs.fuse.fd_cache import Descriptors
-from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.fd_cache import FdCache
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.system import watcher_events
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, MODIFIED, reachable
 
 if TYPE_CHECKING:
-    from bonobofs.fuse.mount_context import Notices
+    from bonobofs.fuse.mount_context import Notifications
 
-UNTOLD: Final = -1
+UNKNOWN: Final = -1
 """Of a node: the kernel has nothing that could be wrong. Of a directory: the mount has changed names in it since."""
 
 _REMEMBERED: Final = 20_000
@@ -37,12 +37,12 @@ _REPLACED: Final = 4096
 _SECONDS_AT_ONCE: Final = 0.01
 
 
-def told_by(st: os.stat_result) -> int:
+def fingerprint_of(st: os.stat_result) -> int:
     """Change time and size in one number, which is what a node remembers."""
     return st.st_size << 62 | st.st_ctime_ns
 
 
-def once_moved(st: os.stat_result) -> int:
+def fingerprint_after_rename(st: os.stat_result) -> int:
     """What a node remembers once the mount has changed its names, when it was as `st` says.
 
     Its change time is another one then, which is not looked up: what was written in it is as it was.
@@ -50,44 +50,44 @@ def once_moved(st: os.stat_result) -> int:
     return -2 - (st.st_size << 62 | st.st_mtime_ns & _MODIFICATION)
 
 
-class Lately:
+class OwnEffects:
     """What the mount itself has done, as far back as may matter."""
 
     def __init__(self) -> None:
         self._names: Final[_Recent[tuple[int, bytes]]] = _Recent()
-        self._told: Final[_Recent[int]] = _Recent()
-        self._turned = time_ns()
+        self._fingerprints: Final[_Recent[int]] = _Recent()
+        self._rotated = time_ns()
 
-    def compared(self, since: int) -> None:
+    def expire(self, since: int) -> None:
         """Nobody will ask any more of what was done a good while before `since`, in nanoseconds since 1970."""
-        if since > self._turned + _MARGIN:
-            self._names.turn()
-            self._told.turn()
-            self._turned = time_ns()
+        if since > self._rotated + _MARGIN:
+            self._names.rotate()
+            self._fingerprints.rotate()
+            self._rotated = time_ns()
 
-    def note(self, directory: int, name: bytes, ino: int) -> None:
+    def note_name(self, directory: int, name: bytes, ino: int) -> None:
         """The mount has made this name, in the directory of this inode number, lead there; 0: to nothing."""
         self._names.put((directory, name), ino)
 
-    def leads_to(self, directory: int, name: bytes) -> int:
+    def made_to_lead(self, directory: int, name: bytes) -> int:
         """Where the mount has made this name lead lately; -1: it has not changed it."""
         return self._names.get((directory, name))
 
-    def note_told(self, ino: int, told: int) -> None:
+    def note_fingerprint(self, ino: int, known: int) -> None:
         """The kernel has forgotten the node of this inode number, and had been told this of it."""
-        self._told.put(ino, told)
+        self._fingerprints.put(ino, known)
 
-    def told(self, ino: int) -> int:
+    def fingerprint(self, ino: int) -> int:
         """What the kernel had been told of a node that it has forgotten since; UNTOLD where that is not known."""
-        return self._told.get(ino)
+        return self._fingerprints.get(ino)
 
     def note_attributes(self, st: os.stat_result) -> None:
         """The mount has changed attributes of this directory."""
-        self.note(st.st_ino, b"", _attributes(st))
+        self.note_name(st.st_ino, b"", _attributes(st))
 
     def has_attributes(self, st: os.stat_result) -> bool:
         """Whether the directory's attributes are those that the mount gave it lately."""
-        return self.leads_to(st.st_ino, b"") == _attributes(st)
+        return self.made_to_lead(st.st_ino, b"") == _attributes(st)
 
 
 Key = TypeVar("Key", tuple[int, bytes], int)
@@ -102,10 +102,10 @@ class _Recent(Generic[Key]):
 
     def put(self, key: Key, value: int) -> None:
         if len(self._new) >= _REMEMBERED:
-            self.turn()
+            self.rotate()
         self._new[key] = value
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Forget what was put before the last turn."""
         self._old, self._new = self._new, {}
 
@@ -128,24 +128,24 @@ class Suspect(NamedTuple):
     """Bytes that a regular file holds now; -1 for all else, -2 where nothing is there."""
 
 
-class Noticing:
+class ExternalChanges:
     """Compares, tells the kernel, and collects what the mount did not do. Used by the thread that serves."""
 
-    def __init__(self, inodes: Inodes, backing: Descriptors, notices: Notices) -> None:
-        self.lately: Final = Lately()
+    def __init__(self, inodes: InodeTable, source: FdCache, notifications: Notifications) -> None:
+        self.own_effects: Final = OwnEffects()
         self.watched = False
         """Somebody judges what is found."""
         self.own: Final[dict[int, str]] = {}
         """Paths of the files whose content threads change for the mount, by inode number."""
-        self._notices: Final = notices
+        self._notifications: Final = notifications
         self._inodes: Final = inodes
-        self._backing: Final = backing
+        self._source: Final = source
         self._suspects: dict[str, Suspect] = {}
-        self._anew: list[Node] = []
+        self._to_compare: list[Node] = []
         """Nodes that the kernel is to look at again, and that are to be compared; the last comes first."""
-        self._names_too = False
+        self._invalidates_names = False
         """Whether the kernel is told of their names one by one."""
-        self._untold = False
+        self._invalidates_later = False
         """Whether the kernel is still to be told of them."""
         self._replaced: dict[tuple[int, bytes], None] = {}
         self.since = time.time_ns()
@@ -153,13 +153,13 @@ class Noticing:
 
     # -- what the handlers say
 
-    def differs(self, node: Node, st: os.stat_result) -> None:
+    def on_difference(self, node: Node, st: os.stat_result) -> None:
         """The node is not as the kernel was last told: somebody else has changed it."""
-        self._notices.inode(node.id, 0, 0)
+        self._notifications.inode(node.id, 0, 0)
         if not node.is_dir and self.watched:
-            self._suspect(self._inodes.path(node), MODIFIED, st)
+            self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
-    def unheard_of(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
+    def check_first_lookup(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
         """The kernel is about to be told of a file that it does not know, and that was changed a moment ago.
 
         What the watcher is about to say of it will find it as it was told. So if somebody else changed it, that is
@@ -167,12 +167,12 @@ class Noticing:
         """
         if not self.watched or node.layer or node.is_dir:
             return
-        told = self.lately.told(st.st_ino)
-        if told == UNTOLD:
-            if self.lately.leads_to(parent.ino, name) != st.st_ino:
-                self._suspect(self._inodes.path(node), MODIFIED, st)
-        elif told not in (told_by(st), once_moved(st)):
-            self._suspect(self._inodes.path(node), MODIFIED, st)
+        known = self.own_effects.fingerprint(st.st_ino)
+        if known == UNKNOWN:
+            if self.own_effects.made_to_lead(parent.ino, name) != st.st_ino:
+                self._add_suspect(self._inodes.path(node), MODIFIED, st)
+        elif known not in (fingerprint_of(st), fingerprint_after_rename(st)):
+            self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
         """Whether this regular file may soon be replaced behind the mount, as its name was before or just now."""
@@ -182,108 +182,108 @@ class Noticing:
 
     # -- what the watcher says
 
-    def changed(self, body: bytes) -> None:
+    def compare_changes(self, body: bytes) -> None:
         """Look at what may have changed; `body` is a message of the form of `state.changes`."""
         self.since = watcher_events.since(body)
         for ino, path, name, kinds in watcher_events.decode(body):
             self._compare(ino, path, name, kinds)
-        self.lately.compared(self.since)
+        self.own_effects.expire(self.since)
 
     def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
-        if kinds == GONE and self.lately.leads_to(ino, name) == 0:
+        if kinds == GONE and self.own_effects.made_to_lead(ino, name) == 0:
             return  # the mount has removed it, or moved it away, and nothing has come there since
         directory = self._inodes.find(ino)
-        st = self._look(directory, path, name)
+        st = self._stat_name(directory, path, name)
         there = st.st_ino if st is not None else 0
-        if kinds & (MADE | GONE) and self.lately.leads_to(ino, name) != there:
-            self.lately.note(ino, name, there)
-            self._leads_elsewhere(directory, path, name, kinds, st)
+        if kinds & (MADE | GONE) and self.own_effects.made_to_lead(ino, name) != there:
+            self.own_effects.note_name(ino, name, there)
+            self._compare_name(directory, path, name, kinds, st)
         if st is None:
             return
         node = self._inodes.find(there)
-        told = self.lately.told(there) if node is None else node.told
-        if told == told_by(st):
+        known = self.own_effects.fingerprint(there) if node is None else node.fingerprint
+        if known == fingerprint_of(st):
             return
-        if told < UNTOLD and told == once_moved(st):
+        if known < UNKNOWN and known == fingerprint_after_rename(st):
             self._remember(node, st)
             return
         if node is not None and node.is_dir:
-            self._directory_differs(node, told, st, self._text(path, name), kinds)
+            self._compare_directory(node, known, st, self._text(path, name), kinds)
             return
         if stat.S_ISDIR(st.st_mode):
-            if kinds & MODIFIED and not self.lately.has_attributes(st):
-                self._suspect(self._text(path, name), MODIFIED, st)
+            if kinds & MODIFIED and not self.own_effects.has_attributes(st):
+                self._add_suspect(self._text(path, name), MODIFIED, st)
             return
         if node is None and st.st_ctime_ns < self.since:
             return  # it was only opened for writing, or its directory came here
         if node is not None:
-            self._notices.inode(node.id, 0, 0)
+            self._notifications.inode(node.id, 0, 0)
         self._remember(node, st)
-        self._suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
+        self._add_suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
 
-    def look(self, path: str) -> None:
+    def accept_own_change(self, path: str) -> None:
         """The session's own companion has changed what this name leads to: the kernel is to look again."""
         above, _, name = os.fsencode(path).rpartition(b"/")
         try:
-            ino = self._backing.stat_below(above or b".").st_ino
+            ino = self._source.stat_below(above or b".").st_ino
         except OSError:
             return
         directory = self._inodes.find(ino)
-        st = self._look(None, above, name)
+        st = self._stat_name(None, above, name)
         there = st.st_ino if st is not None else 0
-        self.lately.note(ino, name, there)
+        self.own_effects.note_name(ino, name, there)
         node = self._inodes.find(there) if st is not None else None
         if directory is not None:
             # A name that leads where it led is let be: whoever stands in that directory would stand nowhere.
             if node is None or node.parent is not directory or node.name != name:
-                self._notices.entry(directory.id, name)
-            self._notices.inode(directory.id, 0, 0)
-            directory.told = UNTOLD
+                self._notifications.entry(directory.id, name)
+            self._notifications.inode(directory.id, 0, 0)
+            directory.fingerprint = UNKNOWN
         if st is not None:
             if node is not None:
-                self._notices.inode(node.id, 0, 0)
+                self._notifications.inode(node.id, 0, 0)
             self._remember(node, st)
 
     def _remember(self, node: Node | None, st: os.stat_result) -> None:
         if node is not None:
-            self._retell(node, st)
+            self._update_fingerprint(node, st)
         else:
-            self.lately.note_told(st.st_ino, told_by(st))
+            self.own_effects.note_fingerprint(st.st_ino, fingerprint_of(st))
 
-    def _retell(self, node: Node, st: os.stat_result) -> None:
+    def _update_fingerprint(self, node: Node, st: os.stat_result) -> None:
         """The kernel is told of the node anew; of one whose inode number another file has, that it is gone."""
         try:
-            ended = node.store.has_ended(node)
+            ended = node.store.is_number_reused(node)
         except OSError:
             ended = False  # found when it is asked for
         if ended:
             self._inodes.cut_off(node)
         else:
-            node.told = told_by(st)
+            node.fingerprint = fingerprint_of(st)
 
-    def _leads_elsewhere(
+    def _compare_name(
         self, directory: Node | None, path: bytes, name: bytes, kinds: int, st: os.stat_result | None
     ) -> None:
         """A name leads where the mount did not make it lead."""
         if directory is not None:
-            self._notices.entry(directory.id, name)
-            self._notices.inode(directory.id, 0, 0)
-            directory.told = UNTOLD
+            self._notifications.entry(directory.id, name)
+            self._notifications.inode(directory.id, 0, 0)
+            directory.fingerprint = UNKNOWN
             if st is not None:
                 self._replaced.pop((directory.ino, name), None)
                 self._replaced[directory.ino, name] = None
                 if len(self._replaced) > _REPLACED:
                     del self._replaced[next(iter(self._replaced))]
-        self._suspect(self._text(path, name), kinds & ~MODIFIED, st)
+        self._add_suspect(self._text(path, name), kinds & ~MODIFIED, st)
 
-    def _directory_differs(self, node: Node, told: int, st: os.stat_result, path: str, kinds: int) -> None:
-        if told != UNTOLD:
-            self._notices.inode(node.id, 0, 0)
-            self._retell(node, st)
-        if kinds & MODIFIED and not self.lately.has_attributes(st):
-            self._suspect(path, MODIFIED, st)
+    def _compare_directory(self, node: Node, known: int, st: os.stat_result, path: str, kinds: int) -> None:
+        if known != UNKNOWN:
+            self._notifications.inode(node.id, 0, 0)
+            self._update_fingerprint(node, st)
+        if kinds & MODIFIED and not self.own_effects.has_attributes(st):
+            self._add_suspect(path, MODIFIED, st)
 
-    def _look(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
+    def _stat_name(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
         """What the name leads to: by where the mount knows the directory to lie, else where the watcher does."""
         places = [path]
         if directory is not None:
@@ -293,7 +293,7 @@ class Noticing:
         for above in places:
             try:
                 full = b"%s/%s" % (above, name) if above and name else above or name or b"."
-                return self._backing.stat_below(full)
+                return self._source.stat_below(full)
             except OSError:
                 continue
         return None
@@ -304,58 +304,58 @@ class Noticing:
 
     # -- when changes were lost
 
-    def lost(self, *, at_once: bool = False) -> None:
-        """Make the kernel look at everything again, and compare all that it knows.
+    def compare_all(self, *, at_once: bool = False) -> None:
+        """Invalidate everything in the kernel's caches, and compare every node with the source.
 
-        `go_on` does it in slices: 100,000 notifications keep every request waiting for 0.2 s. With `at_once` all
-        notifications are queued when this returns.
+        `compare_slice` does the work in slices: 100,000 notifications at once delay requests by 0.2 s. With `at_once`,
+        all notifications are queued when this method returns.
         """
-        self._names_too = not self._notices.names()
-        self._anew = list(self._inodes)
-        self._anew.reverse()
-        self._untold = not at_once
+        self._invalidates_names = not self._notifications.names()
+        self._to_compare = list(self._inodes)
+        self._to_compare.reverse()
+        self._invalidates_later = not at_once
         if at_once:
-            for node in self._anew:
-                self._tell_again(node)
+            for node in self._to_compare:
+                self._invalidate(node)
 
-    def _tell_again(self, node: Node) -> None:
-        if self._names_too and node.parent is not None:
-            self._notices.entry(node.parent.id, node.name)
-        self._notices.inode(node.id, 0, 0)
+    def _invalidate(self, node: Node) -> None:
+        if self._invalidates_names and node.parent is not None:
+            self._notifications.entry(node.parent.id, node.name)
+        self._notifications.inode(node.id, 0, 0)
 
     @property
     def has_more(self) -> bool:
         """Whether nodes wait to be compared anew."""
-        return bool(self._anew)
+        return bool(self._to_compare)
 
-    def go_on(self) -> None:
+    def compare_slice(self) -> None:
         """Compare some of the nodes that wait for it."""
         until = time.monotonic() + _SECONDS_AT_ONCE
-        while self._anew and time.monotonic() < until:
-            node = self._anew.pop()
+        while self._to_compare and time.monotonic() < until:
+            node = self._to_compare.pop()
             if self._inodes.by_id.get(node.id) is not node:
                 continue
-            if self._untold:
-                self._tell_again(node)
-            if node.parent is None or node.covered or node.layer:
+            if self._invalidates_later:
+                self._invalidate(node)
+            if node.parent is None or node.mounted_over or node.layer:
                 continue
             path = self._inodes.path(node)
             try:
-                st = self._backing.stat_below(os.fsencode(path))
+                st = self._source.stat_below(os.fsencode(path))
             except (FileNotFoundError, NotADirectoryError):
                 st = None
             except OSError:
                 continue  # found when it is asked for
             if st is None or st.st_ino != node.ino:
-                self._suspect(path, GONE if st is None else MADE, st)
-            elif node.told not in (UNTOLD, told_by(st), once_moved(st)):
-                self._retell(node, st)
+                self._add_suspect(path, GONE if st is None else MADE, st)
+            elif node.fingerprint not in (UNKNOWN, fingerprint_of(st), fingerprint_after_rename(st)):
+                self._update_fingerprint(node, st)
                 if not node.is_dir:
-                    self._suspect(path, MODIFIED, st)
+                    self._add_suspect(path, MODIFIED, st)
 
     # -- what others are to judge
 
-    def _suspect(self, path: str, kinds: int, st: os.stat_result | None) -> None:
+    def _add_suspect(self, path: str, kinds: int, st: os.stat_result | None) -> None:
         size = -2 if st is None else st.st_size if stat.S_ISREG(st.st_mode) else -1
         ancestor = reachable(path)
         if ancestor != path:
@@ -367,10 +367,10 @@ class Noticing:
             kinds = known.kinds | (kinds & ~BEGAN)
         self._suspects[path] = Suspect(path, kinds, size)
 
-    def give_suspects(self, give: Callable[[list[Suspect]], object], is_own: Callable[[str], bool]) -> None:
+    def report_suspects(self, report: Callable[[list[Suspect]], object], is_own: Callable[[str], bool]) -> None:
         """Give on what was found since the last time; `is_own` says of a path that the session itself changes it."""
         if self._suspects:
             found = [one for one in self._suspects.values() if not is_own(one.path)]
             self._suspects.clear()
             if found:
-                give(found)
+                report(found)

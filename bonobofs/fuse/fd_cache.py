@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
-from bonobofs.fuse.inode_table import Inodes, Node, kind_of
+from bonobofs.fuse.inode_table import InodeTable, Node, kind_of
 from bonobofs.policy.decision import Layer
 from bonobofs.policy.request import Kind, WorkspacePath
 from bonobofs.system import mounts, syscalls
@@ -34,7 +34,7 @@ RECHECK: Final = 0.002
 """Seconds for which a descriptor is used without looking whether its name still leads to it. What replaces or removes
 the file is seen at once all the same, by its link count."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
-_RELIEVED: Final = 64
+_PRUNED_AT_ONCE: Final = 64
 _LARGE: Final = 4 << 20
 """Bytes of a removed file whose last descriptor is closed by a thread: 400 MB take 40 ms."""
 _LONG_PATH: Final = 3800
@@ -51,14 +51,14 @@ def stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-class Descriptors:
+class FdCache:
     """The open descriptors of one source. Used by one thread."""
 
     _closing: queue.SimpleQueue[int] | None = None
     """Descriptors for the thread that closes large removed files; None: it has not been started."""
 
     def __init__(
-        self, root: int, inodes: Inodes, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
+        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
         """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
 
@@ -87,18 +87,18 @@ class Descriptors:
         self._mounts_seen = False
         self._covered: frozenset[str] = frozenset()
         self._request = 0
-        self._looked: Node | None = None
+        self._verified_dir: Node | None = None
         """The directory that was last looked at for a change, within the request that is being served."""
         self._quiet_since = 0
         self._held: Final[dict[int, Node]] = {}
         self._released: Final[list[int]] = []
         self._released_at = 0
         self._holds = 0
-        self._relief_due = 0
-        self.lost: Callable[[Node], None] = lambda _: None
+        self._prune_due = 0
+        self.on_stale: Callable[[Node], None] = lambda _: None
         """Told of a node that is not where the kernel believes it to be."""
 
-    def note_mounts(self) -> None:
+    def read_mounts(self) -> None:
         """Look what is mounted below the source by now. Of another file system st_dev tells; a bind mount is only here.
 
         The source's own path may be the mountpoint: only what lies below it counts.
@@ -111,7 +111,7 @@ class Descriptors:
             below = mounts.points_below(table.read(), os.readlink(f"/proc/self/fd/{self.root}"))
         self._covered = frozenset(below)
 
-    def is_covered(self, directory: Node, name: bytes) -> bool:
+    def is_mounted_over(self, directory: Node, name: bytes) -> bool:
         """Whether something is mounted on this name of the source."""
         return bool(self._covered) and self._inodes.join(directory, name) in self._covered
 
@@ -140,31 +140,31 @@ class Descriptors:
                 if node.fd < 0:
                     raise
                 return os.fstat(node.fd)  # the way there was closed to us since; who has the file open may go on
-        if not self._is(node, st):
-            if node.covered:
+        if not self._is_node(node, st):
+            if node.mounted_over:
                 return st
             if not changing and self._keeps_removed(node):
                 return os.fstat(node.fd)
             raise self._stale(node)
         # A new inode has a new change time: one that the kernel was told of is the old inode.
-        if node.told != st.st_size << 62 | st.st_ctime_ns and self.has_ended(node):
-            raise self._ended(node)
+        if node.fingerprint != st.st_size << 62 | st.st_ctime_ns and self.is_number_reused(node):
+            raise self._reused(node)
         node.checked = self.now
         return st
 
-    def anchor(self, node: Node) -> None:
+    def choose_reachable_name(self, node: Node) -> None:
         """The directory of the name that the node goes by was forgotten: let it go by another that can be followed."""
         for parent, name in self._inodes.links(node.ino):
             if parent.lookups > 0:
                 try:
-                    leads = self.leads(parent, name, node)
+                    leads = self.leads_to(parent, name, node)
                 except OSError:
                     continue
                 if leads:
                     node.parent, node.name = parent, name
                     return
 
-    def leads(self, parent: Node, name: bytes, node: Node) -> bool:
+    def leads_to(self, parent: Node, name: bytes, node: Node) -> bool:
         """Whether the name leads to the node."""
         return self.stat_entry(parent, name).st_ino + self.numbers == node.ino
 
@@ -185,14 +185,14 @@ class Descriptors:
         if fd < 0:
             return self._open_directory(node)
         node.used = self._request
-        if node.parent is None or node is self._looked or (not changing and self.now - node.checked < RECHECK):
+        if node.parent is None or node is self._verified_dir or (not changing and self.now - node.checked < RECHECK):
             return fd
         st = self._stat_path(node, strict=changing)
-        if not self._is(node, st):
+        if not self._is_node(node, st):
             raise self._stale(node)
         node.checked = self.now
         if changing:
-            self._looked = node
+            self._verified_dir = node
         return fd
 
     def _path(self, node: Node) -> bytes:
@@ -268,13 +268,13 @@ class Descriptors:
             if above != self.root:
                 os.close(above)
         node.position = 0
-        return self._keep(node, self._compared(node, fd), access)
+        return self._keep(node, self._verified(node, fd), access)
 
     def listed(self, node: Node) -> int:
         """A descriptor of the directory that can be read. PermissionError: the serving user may not."""
         fd = self.directory(node)
         if not node.access & R:
-            self._drop(node)
+            self._close_cached(node)
             fd = self._open_directory(node)
             if not node.access & R:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -295,17 +295,17 @@ class Descriptors:
         else:
             directory, name = self.directory(node.parent), node.name
             fd, access = self._open_as(need, lambda flags: self._open_name(directory, name, flags))
-            self._compared(node, fd)
-        if node.held:
+            self._verified(node, fd)
+        if node.keeps_fd:
             # It was held because it may not be had again: what the new one adds is worth less.
-            self._put_away(node.fd)
+            self._close_later(node.fd)
             if node.pin == node.fd:
                 node.pin = fd
             node.fd, node.access = fd, access
             return fd
         return self._keep(node, fd, access)
 
-    def confirm(self, node: Node) -> None:
+    def confirm_name(self, node: Node) -> None:
         """Look that the file's name leads to it, however lately that was seen: a verdict is about to rest on it.
 
         Look at the link count afterwards: while a name leads to the file, every other name counts too.
@@ -316,7 +316,7 @@ class Descriptors:
     def _recheck(self, node: Node, *, reading: bool = False) -> None:
         """Raise ESTALE if the name does not lead to the node. `reading`: a removed file is read to its end."""
         assert node.parent is not None
-        if node.held:
+        if node.keeps_fd:
             return
         try:
             st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=True), follow_symlinks=False)
@@ -326,10 +326,10 @@ class Descriptors:
             if reading and self._keeps_removed(node):
                 return
             raise self._stale(node) from None
-        if not self._is(node, st):
+        if not self._is_node(node, st):
             if reading and self._keeps_removed(node):
                 return
-            self._drop(node)
+            self._close_cached(node)
             raise self._stale(node)
         node.checked = self.now
 
@@ -341,7 +341,7 @@ class Descriptors:
         """
         if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
             return False
-        self.lost(node)
+        self.on_stale(node)
         self.hold(node)
         self._inodes.cut_off(node)
         return True
@@ -360,7 +360,7 @@ class Descriptors:
             return os.open(name, flags | FILE | os.O_CLOEXEC, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.drop_all()
+                self.close_unused()
                 return os.open(name, flags | FILE | os.O_CLOEXEC, dir_fd=directory)
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise stale() from error
@@ -371,7 +371,7 @@ class Descriptors:
             return syscalls.open_beneath(directory, path, flags)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.drop_all()
+                self.close_unused()
                 return syscalls.open_beneath(directory, path, flags)
             if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO):
                 raise stale() from error
@@ -381,14 +381,14 @@ class Descriptors:
         through = node.pin if node.pin >= 0 else node.fd
         return os.open(f"/proc/self/fd/{through}", flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
-    def _compared(self, node: Node, fd: int) -> int:
+    def _verified(self, node: Node, fd: int) -> int:
         """`fd`, if it is the node in this life of its inode number; else it is closed and ESTALE raised."""
-        if not self._is(node, os.fstat(fd)):
+        if not self._is_node(node, os.fstat(fd)):
             os.close(fd)
             raise self._stale(node)
         if node.handle and self.handle(fd) != node.handle:
             os.close(fd)
-            raise self._ended(node)
+            raise self._reused(node)
         node.checked = self.now
         return fd
 
@@ -401,19 +401,19 @@ class Descriptors:
         except OSError:
             return _NO_HANDLE
 
-    def has_ended(self, node: Node) -> bool:
+    def is_number_reused(self, node: Node) -> bool:
         """Whether the node's inode was removed, and its number is used by another file under its name. OSError."""
         if node.fd >= 0 or not node.handle or node.parent is None:
             return False  # a number is not used again while a descriptor holds it
         return self.handle(self.directory(node.parent), node.name) != node.handle
 
-    def _ended(self, node: Node) -> OSError:
+    def _reused(self, node: Node) -> OSError:
         """The node's inode was removed, and its number is used by another file."""
         error = self._stale(node)
         self._inodes.cut_off(node)
         return error
 
-    def _handle(self, node: Node) -> int:
+    def _any_fd(self, node: Node) -> int:
         """Any descriptor of exactly this inode, O_PATH ones included."""
         if node.is_dir:
             return self.directory(node, changing=True)
@@ -423,40 +423,40 @@ class Descriptors:
             if node.parent is None:
                 raise stale()
             fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
-            return self._keep(node, self._compared(node, fd), 0)
+            return self._keep(node, self._verified(node, fd), 0)
         node.used = self._request
         if node.parent is not None and self.now - node.checked >= RECHECK:
             self._recheck(node)
         return node.fd
 
-    def _object(self, node: Node) -> int | bytes:
+    def _fd_or_path(self, node: Node) -> int | bytes:
         """What a system call takes for exactly this inode: a descriptor, or a path that leads to one opened O_PATH."""
-        fd = self._handle(node)
+        fd = self._any_fd(node)
         return fd if fd == node.fd and node.access else b"/proc/self/fd/%d" % fd
 
     def _inode_path(self, node: Node) -> bytes:
         """A path by which the kernel reaches exactly this inode: by name, chmod and xattrs would follow a symlink."""
-        return b"/proc/self/fd/%d" % self._handle(node)
+        return b"/proc/self/fd/%d" % self._any_fd(node)
 
-    def _is(self, node: Node, st: os.stat_result) -> bool:
+    def _is_node(self, node: Node, st: os.stat_result) -> bool:
         return st.st_ino + self.numbers == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
 
     def _stale(self, node: Node) -> OSError:
         """The kernel believes a name that no longer leads to the node: it is told to look again."""
-        node.doubted = True
-        self.lost(node)
+        node.name_unverified = True
+        self.on_stale(node)
         return stale()
 
     # -- keeping descriptors
 
-    def _put_away(self, fd: int) -> None:
+    def _close_later(self, fd: int) -> None:
         """Close a descriptor once this request is done: it may be in use by the request itself."""
         self._released.append(fd)
         self._released_at = self._request
 
     def _keep(self, node: Node, fd: int, access: int) -> int:
         if node.fd >= 0:
-            self._put_away(node.fd)
+            self._close_later(node.fd)
         node.fd = fd
         node.access = access
         node.used = self._request
@@ -465,9 +465,9 @@ class Descriptors:
         kept[node.id] = node
         return fd
 
-    def _drop(self, node: Node) -> None:
+    def _close_cached(self, node: Node) -> None:
         self._open.pop(node.id, None)
-        if node.fd >= 0 and not node.held:
+        if node.fd >= 0 and not node.keeps_fd:
             if not node.handle:
                 node.handle = self.handle(node.fd)
             self._close(node.fd)
@@ -475,7 +475,7 @@ class Descriptors:
             node.access = 0
 
     @property
-    def turn(self) -> int:
+    def request_number(self) -> int:
         """Another number for each request, and for each slice of a long one."""
         return self._request
 
@@ -483,36 +483,36 @@ class Descriptors:
         """A request begins at this time."""
         self.now = now
         self._request += 1
-        self._looked = None
+        self._verified_dir = None
 
-    def crowded(self) -> list[Node]:
+    def nodes_to_prune(self) -> list[Node]:
         """Some of the nodes that are held, oldest first, where they are more than a cache full.
 
         Most are open to nobody: if the kernel is made to look their names up again, it forgets those that are not.
         """
-        if len(self._held) <= self._cache or self._holds < self._relief_due:
+        if len(self._held) <= self._cache or self._holds < self._prune_due:
             return []
-        self._relief_due = self._holds + _RELIEVED
-        some = list(self._held.values())[:_RELIEVED]
+        self._prune_due = self._holds + _PRUNED_AT_ONCE
+        some = list(self._held.values())[:_PRUNED_AT_ONCE]
         for node in some:
             self._held[node.id] = self._held.pop(node.id)
         return some
 
-    def drop_quiet(self) -> None:
+    def close_idle(self) -> None:
         """Close what was not used since the call before the last one."""
         self.close_released()
-        self._relief_due = 0
+        self._prune_due = 0
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
-            self._drop(node)
+            self._close_cached(node)
         self._quiet_since = self._request
         self._request += 1
 
-    def drop_all(self) -> None:
+    def close_unused(self) -> None:
         """Close every descriptor that can be had again and is not in use by this request."""
         if self._released_at != self._request:
             self.close_released()
         for node in [node for node in self._open.values() if node.used < self._request]:
-            self._drop(node)
+            self._close_cached(node)
 
     @property
     def is_full(self) -> bool:
@@ -527,14 +527,14 @@ class Descriptors:
     def hold(self, node: Node) -> None:
         """Keep the node's open descriptor until FORGET, if it has one and there is room."""
         if node.fd >= 0 and not self.is_full:
-            node.held = True
+            node.keeps_fd = True
             self._open.pop(node.id, None)
             self._held[node.id] = node
             self._holds += 1
 
     def hold_before_mode(self, node: Node, mode: int) -> None:
         """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
-        if self.privileged or (node.held and node.access == R | W):
+        if self.privileged or (node.keeps_fd and node.access == R | W):
             return
         if node.is_dir:
             if mode & 0o100 == 0:
@@ -559,7 +559,7 @@ class Descriptors:
 
         ENFILE: the programs of this mount keep too many removed files open.
         """
-        if node.held or node.pin >= 0:
+        if node.keeps_fd or node.pin >= 0:
             return
         if self.is_full:
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
@@ -567,14 +567,14 @@ class Descriptors:
             self.hold(node)
             node.pin = node.fd
             return
-        node.pin = self._compared(node, self._open_name(directory, name, os.O_PATH))
+        node.pin = self._verified(node, self._open_name(directory, name, os.O_PATH))
         self._pinned.add(node.id)
 
     def hold_nameless(self, node: Node, fd: int, access: int) -> None:
         """Keep the only way to a file that never had a name, whatever the kernel forgets."""
         node.fd = node.pin = fd
         node.access = access
-        node.held = True
+        node.keeps_fd = True
         self._pinned.add(node.id)
 
     def unpin(self, node: Node) -> None:
@@ -583,7 +583,7 @@ class Descriptors:
             return
         self._pinned.discard(node.id)
         if node.pin == node.fd:
-            node.held = False
+            node.keeps_fd = False
             self._held.pop(node.id, None)
             self._open[node.id] = node
         else:
@@ -596,20 +596,20 @@ class Descriptors:
         Closing the last descriptor of a removed file frees its blocks, which takes as long as removing it did. It is
         done after the next reply, while the caller goes on; of a large file, in a thread.
         """
-        if node.held:
+        if node.keeps_fd:
             self._held.pop(node.id, None)
         self._pinned.discard(node.id)
         self._open.pop(node.id, None)
         for fd in {node.fd, node.pin} - {-1}:
-            self._put_away(fd)
+            self._close_later(fd)
         node.fd = node.pin = -1
-        node.held = False
+        node.keeps_fd = False
 
     def after(self) -> None:
         """A reply has been sent. Only here are descriptors dropped for want of room: none is in use."""
         kept = self._open
         while len(kept) > self._cache:
-            self._drop(kept[next(iter(kept))])
+            self._close_cached(kept[next(iter(kept))])
         if self._released and self._request != self._released_at:
             self.close_released()
 

@@ -15,11 +15,11 @@ EXECUTABLE: Final = 0o100755
 KEPT: Final = 1
 """Mode of a path that the role may write, and that `[[keep]]` does not let be removed: git may replace its content."""
 
-Fingerprint = tuple[int, int, int, int]
+FileState = tuple[int, int, int, int]
 """Inode number, size, and the times of modification and change in nanoseconds."""
 
 
-def fingerprint(st: os.stat_result) -> Fingerprint:
+def file_state(st: os.stat_result) -> FileState:
     """What tells one state of a file from another."""
     return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
@@ -30,14 +30,14 @@ class Grant(NamedTuple):
     number: int
     mode: int
     """That of the published tree."""
-    before: Fingerprint | None
+    before: FileState | None
     """None: the source has nothing of that name."""
     stage: int
     offset: int
     size: int
 
 
-class Grants:
+class GitGrants:
     """The granted paths. Used by the thread that serves."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Grants:
         if request.operation is Operation.MKDIR or request.operation is Operation.RMDIR:
             return request.path in self._directories
         grant = self.files.get(request.path)
-        if grant is None or grant.mode != GONE or st is None or grant.before != fingerprint(st):
+        if grant is None or grant.mode != GONE or st is None or grant.before != file_state(st):
             return False
         self.taken.add(request.path)
         return True
@@ -103,7 +103,7 @@ class Grants:
         grant = self.files.get(path)
         if grant is None or grant.mode == GONE or path in self.taken or path in self.hidden:
             return False
-        if grant.before != fingerprint(st) or (grant.mode == KEPT and st.st_nlink > 1):
+        if grant.before != file_state(st) or (grant.mode == KEPT and st.st_nlink > 1):
             return False
         self.hidden.add(path)
         return True

@@ -19,11 +19,11 @@ from bonobofs.audit.entry import BY
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.enforcer import Admission
 from bonobofs.fuse import abi as p
-from bonobofs.fuse.external_changes import told_by
-from bonobofs.fuse.git_grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, fingerprint
+from bonobofs.fuse.external_changes import fingerprint_of
+from bonobofs.fuse.git_grants import EXECUTABLE, GONE, KEPT, SYMLINK, Grant, file_state
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import Header
-from bonobofs.fuse.overlay_ops import Scratching
+from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Job, Steps
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request
@@ -32,7 +32,7 @@ from bonobofs.system import syscalls
 OPENED: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 
 
-class GrantedFiles(Scratching):
+class GrantOps(OverlayOps):
     """What the handlers of names and content do where a published file is granted."""
 
     def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
@@ -64,8 +64,8 @@ class GrantedFiles(Scratching):
                 self._act_as(header, groups, umask | stat.S_IWOTH)
                 fd = store.create(store.directory(parent, changing=True), by, mode, permit)
             finally:
-                self._backing.act_as_self()
-            self._lately.note(parent.ino, by, 0)
+                self._source.act_as_self()
+            self._own_effects.note_name(parent.ino, by, 0)
             stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
                 for call in store.fill(fd, stage, grant.offset, grant.size, permit):
@@ -81,7 +81,7 @@ class GrantedFiles(Scratching):
             finally:
                 os.close(stage)
         st = os.fstat(fd)
-        reply = self._entry(parent, name, st, made=True)
+        reply = self._entry(parent, name, st, created=True)
         node = self._inodes.find(st.st_ino + store.numbers)
         assert node is not None
         store.keep_created(node, fd, stat.S_IMODE(st.st_mode))
@@ -101,8 +101,8 @@ class GrantedFiles(Scratching):
                 self._act_as(header, groups, 0)
                 parent.store.symlink(parent.store.directory(parent, changing=True), by, target, permit)
             finally:
-                self._backing.act_as_self()
-            self._lately.note(parent.ino, by, 0)
+                self._source.act_as_self()
+            self._own_effects.note_name(parent.ino, by, 0)
             try:
                 self._put_in_place(parent, name, by, grant, permit)
             except BaseException:
@@ -116,17 +116,17 @@ class GrantedFiles(Scratching):
         path, store = self._inodes.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
         over = _status(directory, name)
-        found = None if over is None else fingerprint(over)
+        found = None if over is None else file_state(over)
         is_free = path not in self.grants.taken and (over is None or path in self.grants.hidden)
         if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        other = None if over is None else self._leaving(parent, directory, name, over)
+        other = None if over is None else self._pin_for_removal(parent, directory, name, over)
         flags = syscalls.RENAME_NOREPLACE if over is None else 0
-        self._or_stays(other, lambda: store.rename(directory, by, directory, name, flags, permit))
+        self._unpin_on_failure(other, lambda: store.rename(directory, by, directory, name, flags, permit))
         self.grants.taken.add(path)
         if over is not None:
-            self._left(other, parent, name, over)
-        self._did_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
+            self._after_unlink(other, parent, name, over)
+        self._mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
 
     def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """Open a kept file that git has removed in the mount, without its content; -1 where there is none."""
@@ -135,16 +135,16 @@ class GrantedFiles(Scratching):
         if grant is None or grant.mode != KEPT or path not in self.grants.hidden:
             return -1
         found = _status(directory, name)
-        if found is None or fingerprint(found) != grant.before:
+        if found is None or file_state(found) != grant.before:
             return -1
         self.grants.taken.add(path)
         kept = stat.S_IMODE(found.st_mode) & ~0o111
         fd = parent.store.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, permit)
         if node := self._inodes.find(found.st_ino + parent.store.numbers):
-            node.told = told_by(os.fstat(fd))
+            node.fingerprint = fingerprint_of(os.fstat(fd))
         return fd
 
-    def _brings_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
+    def _changes_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
         """Whether a WRITE to a file that was taken in has the bytes that the file has already."""
         path = self._inodes.path(node) if node.parent is not None else ""
         is_taken = path in self.grants.taken and self.grants.files[path].mode != KEPT

@@ -36,42 +36,45 @@ def kind_of(mode: int) -> Kind:
 
 
 class Node:
-    """One inode of the source that the kernel holds a reference to.
+    """One inode that the kernel holds a reference to.
 
-    `fd` is -1 or an open descriptor, good for `access` (os.R_OK | os.W_OK); `held` keeps it out of the cache's reach
-    until FORGET. `pin` is -1 or an O_PATH descriptor: a node without a parent has no name left (an orphan) and is
-    reached only by these two. `covered` is a directory on which something is mounted below: it is shown empty.
-    `fresh` is a file made through this mount that has been given no attribute since.
-    `doubted` says that its name did not lead to it when last looked. `layer` is where its bytes are, and `store` what
-    reaches them there; `ino` is its inode number, moved to a range of the layer's own.
-    `handle` is its file handle (`system.file_handle`); empty: not known, and compared with none.
-    `told` is what the kernel was last told of it, in one number (`noticing.told_by`); -1: nothing that could be wrong.
+    `ino` is the inode number plus the offset of its layer. `layer` is the layer that has its bytes, `store` the store
+    of that layer. `handle` is the file handle (`syscalls.file_handle`); it is empty if it is unknown. `parent` and
+    `name` are one name of the inode. Without a parent, the node has no name left (an orphan) and is reached only by
+    `fd` or `pin`. `name_unverified`: the name did not lead to the node at the last check.
+
+    `fd` is -1 or a descriptor opened for `access` (os.R_OK | os.W_OK). `keeps_fd` excludes it from the cache's eviction
+    until FORGET. `pin` is -1 or an O_PATH descriptor.
+
+    `fingerprint` is the state that the kernel was last told (`external_changes.fingerprint_of`), or UNKNOWN.
+    `mounted_over`: something else is mounted on this directory, which is shown empty. `has_no_xattrs`: the file was
+    created through this mount and has been given no extended attribute.
     """
 
     __slots__ = (
         "access",
+        "batch",
         "checked",
-        "covered",
-        "doubted",
         "fd",
-        "fresh",
+        "fingerprint",
         "handle",
-        "held",
+        "has_no_xattrs",
         "id",
         "ino",
         "is_dir",
+        "keeps_fd",
         "kind",
         "layer",
         "lookups",
+        "mounted_over",
         "name",
+        "name_unverified",
         "parent",
         "path",
         "path_epoch",
         "pin",
         "position",
-        "run",
         "store",
-        "told",
         "used",
     )
 
@@ -88,21 +91,21 @@ class Node:
         self.fd = -1
         self.pin = -1
         self.access = 0
-        self.held = False
-        self.fresh = False
-        self.doubted = False
-        self.covered = False
+        self.keeps_fd = False
+        self.has_no_xattrs = False
+        self.name_unverified = False
+        self.mounted_over = False
         self.handle = b""
         self.path: WorkspacePath | None = None
         self.path_epoch = -1
         self.position = 0
         self.used = 0
         self.checked = 0.0
-        self.run: WriteBatch | None = None
-        self.told = -1
+        self.batch: WriteBatch | None = None
+        self.fingerprint = -1
 
 
-class Inodes:
+class InodeTable:
     """The table of nodes, by node id and by inode number."""
 
     def __init__(self) -> None:
@@ -111,7 +114,7 @@ class Inodes:
         self._next_id = ROOT_ID + 1
         self._layers = 0
         self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
-        self.moved: Callable[[Node, bytes], None] = lambda _parent, _name: None
+        self.on_replaced: Callable[[Node, bytes], None] = lambda _parent, _name: None
         """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
         self._epoch = 0
 
@@ -125,10 +128,10 @@ class Inodes:
         self._layers += 1
         return self._layers - 1 << 64
 
-    def top(self, number: int, store: LayerStore) -> Node:
+    def add_root(self, number: int, store: LayerStore) -> Node:
         """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
         if ROOT_ID in self.by_id:
-            return self.adopt(number, Kind.DIRECTORY, store.place, store)
+            return self.add_nameless(number, Kind.DIRECTORY, store.place, store)
         node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, store)
         node.lookups = 1
         self.by_id[ROOT_ID] = self._by_ino[number] = node
@@ -148,14 +151,14 @@ class Inodes:
         node = self._by_ino.get(number)
         if node is None:
             node = self._new(number, parent, name, kind_of(st.st_mode), parent.store)
-        elif node.parent is None and (node.pin >= 0 or node.held):
+        elif node.parent is None and (node.pin >= 0 or node.keeps_fd):
             node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
-            elif node.doubted or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
+            elif node.name_unverified or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
                 node.parent, node.name = parent, name  # the name it went by leads elsewhere, or cannot be followed
-                node.doubted = False
+                node.name_unverified = False
         elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:
@@ -163,13 +166,13 @@ class Inodes:
         node.lookups += 1
         return node
 
-    def reference_covered(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
+    def reference_mounted_over(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """The node for a directory of another file system, mounted there below: a node, but not by its number."""
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
         node = self._by_ino.get(key)
         if node is None:
             node = self._new(key, parent, name, Kind.DIRECTORY, parent.store)
-            node.covered = True
+            node.mounted_over = True
         node.parent, node.name = parent, name
         node.lookups += 1
         return node
@@ -181,7 +184,7 @@ class Inodes:
         self._by_ino[ino] = node
         return node
 
-    def adopt(self, number: int, kind: Kind, path: WorkspacePath, store: LayerStore) -> Node:
+    def add_nameless(self, number: int, kind: Kind, path: WorkspacePath, store: LayerStore) -> Node:
         """A node that has no name below, for what is shown at `path`; one reference is the caller's own."""
         node = self._new(number, None, b"", kind, store)
         node.path = path
@@ -194,12 +197,12 @@ class Inodes:
             del self._by_ino[node.ino]
         node.ino = number
         node.handle = b""
-        node.told = -1
+        node.fingerprint = -1
         node.store = store
         node.layer = store.layer
         self._by_ino[number] = node
 
-    def succeed(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+    def replace_reused(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """The node for `name`, which `reference` took for `old`: its number is used by another file now."""
         old.lookups -= 1
         node = self._replace(old, parent, name, st)
@@ -210,7 +213,7 @@ class Inodes:
 
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         if old.parent is not None:
-            self.moved(old.parent, old.name)
+            self.on_replaced(old.parent, old.name)
         self.cut_off(old)
         return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.store)
 
@@ -225,7 +228,7 @@ class Inodes:
         """The last name that is known of the node is gone; `path` still tells where it lay."""
         node.path = self.path(node)
         node.parent = None
-        node.told = -1
+        node.fingerprint = -1
 
     def forget(self, node_id: int, count: int) -> Node | None:
         """Give back `count` references; the node, if these were the last, so that its descriptor can be closed."""

@@ -23,7 +23,7 @@ from typing import Final
 from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.cpu_latency import Idle
-from bonobofs.fuse.mount_context import Handler, Header, Notices
+from bonobofs.fuse.mount_context import Handler, Header, Notifications
 from bonobofs.fuse.notifications import GONE, Notifier
 from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
 from bonobofs.fuse.splice import Pipe, Stretch
@@ -222,9 +222,11 @@ class Connection:
         return self._waker
 
     @property
-    def notices(self) -> Notices:
+    def notices(self) -> Notifications:
         """What the kernel can be told through this connection."""
-        return Notices(self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.then)
+        return Notifications(
+            self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.then
+        )
 
     @property
     def blocked_notices(self) -> int:

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.fuse.fd_cache import FILE, Descriptors, R, W, stale
-from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.fd_cache import FILE, FdCache, R, W, stale
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Kind
 from bonobofs.system import syscalls
@@ -37,7 +37,7 @@ Entry = tuple[int, int, int, bytes]
 """A directory entry: inode number, the file system's own cookie of the next, type, name."""
 
 
-class Below(NamedTuple):
+class WalkEntry(NamedTuple):
     """Something below a directory: its path from there, and how to reach it while the walk stands there."""
 
     path: str
@@ -46,18 +46,18 @@ class Below(NamedTuple):
     st: os.stat_result
 
 
-class LayerStore(Descriptors):
+class LayerStore(FdCache):
     """Every read and every change of the source. Used by one thread."""
 
     def __init__(
-        self, root: int, inodes: Inodes, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
+        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
-        """As `Descriptors`."""
+        """As `FdCache`."""
         super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, place=place)
-        self.top: Final = inodes.top(os.fstat(root).st_ino + self.numbers, self)
+        self.top: Final = inodes.add_root(os.fstat(root).st_ino + self.numbers, self)
         self.top.fd = root
         self.top.access = R
-        self.top.held = True
+        self.top.keeps_fd = True
         os.umask(0)
         self._umask = 0
         self._room = 0
@@ -82,7 +82,7 @@ class LayerStore(Descriptors):
         if unread and cookie and not filled:
             # A descriptor whose first read was at the end finds nothing from the start either, on ext4.
             node.position = -1
-            self._drop(node)
+            self._close_cached(node)
             return []
         found: list[Entry] = []
         raw = buffer.raw[:filled]
@@ -124,7 +124,7 @@ class LayerStore(Descriptors):
         finally:
             os.close(fd)
 
-    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[Below | None]:
+    def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[WalkEntry | None]:
         """Everything below the directory `name`, whatever it is, without following a symlink.
 
         None stands for a subdirectory that the walk has read the name of: its caller may let other requests be served.
@@ -149,7 +149,7 @@ class LayerStore(Descriptors):
                             below.append(entry.name)
                             yield None
                         else:
-                            yield _below(above, fd, entry.name)
+                            yield _walk_entry(above, fd, entry.name)
                 while not below:
                     if not levels:
                         return
@@ -160,7 +160,9 @@ class LayerStore(Descriptors):
                         raise stale()
                 name_below = below.pop()
                 with self._passable(fd, closed=closed):
-                    yield _below(above, fd, name_below)  # not above: empty directories would be walked without a yield
+                    yield _walk_entry(
+                        above, fd, name_below
+                    )  # not above: empty directories would be walked without a yield
                 levels.append((_key(fd), len(above), below))
                 above += f"{name_below}/"
                 fd = self._step(fd, os.fsencode(name_below), closed=closed)
@@ -175,7 +177,7 @@ class LayerStore(Descriptors):
                 return _open_closed(directory, name)
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self.drop_all()
+            self.close_unused()
             return os.open(name, _WALKED, dir_fd=directory)
 
     @contextmanager
@@ -200,22 +202,22 @@ class LayerStore(Descriptors):
 
     def readlink(self, node: Node) -> bytes:
         """The symlink's text."""
-        return os.readlink(b"", dir_fd=self._handle(node))
+        return os.readlink(b"", dir_fd=self._any_fd(node))
 
     def get_xattr(self, node: Node, name: bytes) -> bytes:
         """The value of an extended attribute."""
-        return os.getxattr(self._object(node), name)
+        return os.getxattr(self._fd_or_path(node), name)
 
     def xattr_growth(self, node: Node, name: bytes, size: int) -> int:
         """Return by how many bytes name and value grow if the attribute gets a value of `size` bytes."""
         try:
-            return size - len(os.getxattr(self._object(node), name))
+            return size - len(os.getxattr(self._fd_or_path(node), name))
         except OSError:
             return len(name) + size  # it has none
 
     def list_xattrs(self, node: Node) -> list[str]:
         """The names of the extended attributes."""
-        return os.listxattr(self._object(node))
+        return os.listxattr(self._fd_or_path(node))
 
     def check_reserve(self, needed: int) -> None:
         """Raise ENOSPC if allocating `needed` bytes would take blocks that the file system keeps for root.
@@ -238,7 +240,7 @@ class LayerStore(Descriptors):
         """The file system of the source."""
         return os.statvfs(self.root)
 
-    def synced(self, node: Node) -> int:
+    def fd_to_sync(self, node: Node) -> int:
         """A descriptor of the file or directory, for fsync(2)."""
         try:
             return self.listed(node) if node.is_dir else self.file(node, R)
@@ -275,7 +277,7 @@ class LayerStore(Descriptors):
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self.drop_all()
+            self.close_unused()
             return os.open(name, flags, mode, dir_fd=directory)
 
     def reopen_empty(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
@@ -293,7 +295,7 @@ class LayerStore(Descriptors):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def create_nameless(self, directory: int, mode: int, permit: Permit) -> int:
-        """A new regular file without a name, open for reading and writing, that `enter` can bring into the source.
+        """A new regular file without a name, open for reading and writing, that `publish` can bring into the source.
 
         EOPNOTSUPP: the file system has none.
         """
@@ -303,7 +305,7 @@ class LayerStore(Descriptors):
             if error.errno in _NAMELESS_UNKNOWN:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.drop_all()
+                self.close_unused()
                 raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
             raise
 
@@ -318,7 +320,7 @@ class LayerStore(Descriptors):
         finally:
             os.unlink(path)
 
-    def enter(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
+    def publish(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
         """Give what has no name one in the source, in one step; onto a name that is taken, by way of `by`.
 
         A symlink cannot come from elsewhere: it is made again, with its owner and times, and needs `by` for that.
@@ -395,13 +397,13 @@ class LayerStore(Descriptors):
             os.lseek(fd, at, os.SEEK_SET)
             while at < end and (sent := os.sendfile(fd, original, at, min(end - at, _MOST_SENT))):
                 at += sent
-        self._dress(fd, original, permit)
+        self._copy_attributes(fd, original, permit)
 
-    def dress(self, node: Node, other: Node, permit: Permit) -> None:
+    def copy_attributes(self, node: Node, other: Node, permit: Permit) -> None:
         """Give a directory of this layer what another's has: owner, mode, attributes, times."""
-        self._dress(self.directory(node), other.store.listed(other), permit)
+        self._copy_attributes(self.directory(node), other.store.listed(other), permit)
 
-    def _dress(self, fd: int, original: int, permit: Permit) -> None:
+    def _copy_attributes(self, fd: int, original: int, permit: Permit) -> None:
         st = os.fstat(original)
         if self.privileged:
             os.fchown(fd, st.st_uid, st.st_gid)
@@ -484,7 +486,7 @@ class LayerStore(Descriptors):
 
     def set_mode(self, node: Node, mode: int, permit: Permit) -> None:
         """chmod(2)."""
-        os.chmod(self._object(node), mode)
+        os.chmod(self._fd_or_path(node), mode)
 
     def set_mode_of(self, fd: int, mode: int, permit: Permit) -> None:
         """fchmod(2), of a file that is being written."""
@@ -492,11 +494,11 @@ class LayerStore(Descriptors):
 
     def set_owner(self, node: Node, uid: int, gid: int, permit: Permit) -> None:
         """chown(2); -1 leaves one as it is."""
-        os.chown(self._object(node), uid, gid)
+        os.chown(self._fd_or_path(node), uid, gid)
 
     def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], permit: Permit) -> None:
         """utimensat(2); each time is (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
-        target = self._object(node)
+        target = self._fd_or_path(node)
         if isinstance(target, int) and max(access[1], modification[1]) < _SECOND:
             os.utime(target, ns=(access[0] * _SECOND + access[1], modification[0] * _SECOND + modification[1]))
         else:
@@ -504,11 +506,11 @@ class LayerStore(Descriptors):
 
     def set_xattr(self, node: Node, name: bytes, value: bytes, flags: int, permit: Permit) -> None:
         """setxattr(2)."""
-        os.setxattr(self._object(node), name, value, flags)
+        os.setxattr(self._fd_or_path(node), name, value, flags)
 
     def remove_xattr(self, node: Node, name: bytes, permit: Permit) -> None:
         """removexattr(2)."""
-        os.removexattr(self._object(node), name)
+        os.removexattr(self._fd_or_path(node), name)
 
 
 def _open_closed(directory: int, name: bytes) -> int:
@@ -521,9 +523,9 @@ def _open_closed(directory: int, name: bytes) -> int:
         os.chmod(name, mode, dir_fd=directory)
 
 
-def _below(above: str, fd: int, name: str) -> Below:
+def _walk_entry(above: str, fd: int, name: str) -> WalkEntry:
     raw = os.fsencode(name)
-    return Below(above + name, fd, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
+    return WalkEntry(above + name, fd, raw, os.stat(raw, dir_fd=fd, follow_symlinks=False))
 
 
 def _key(fd: int) -> tuple[int, int]:

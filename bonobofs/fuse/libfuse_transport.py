@@ -24,7 +24,7 @@ from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.mount_context import Handler, Header, Notices
+from bonobofs.fuse.mount_context import Handler, Header, Notifications
 from bonobofs.fuse.path_table import Name, Paths
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.transport import Hooks
@@ -504,9 +504,9 @@ class Portable:
         return self._waker
 
     @property
-    def notices(self) -> Notices:
+    def notices(self) -> Notifications:
         """The kernel believes nothing for longer than a request, so there is nothing that it must be told."""
-        return Notices(
+        return Notifications(
             lambda _node, _offset, _length: None,
             lambda _directory, _name: None,
             lambda _nodes, _names: self._callbacks.paths.give_up(),

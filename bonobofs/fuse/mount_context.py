@@ -12,25 +12,25 @@ from typing import Any, Final, NamedTuple, NoReturn
 from bonobofs.enforcement.enforcer import Caller, Enforcer
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
-from bonobofs.fuse.append_lock import Turns
-from bonobofs.fuse.external_changes import UNTOLD, Noticing, once_moved, told_by
+from bonobofs.fuse.append_lock import AppendLock
+from bonobofs.fuse.external_changes import UNKNOWN, ExternalChanges, fingerprint_after_rename, fingerprint_of
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.git_grants import Grants
-from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.git_grants import GitGrants
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.overlay import Scratch
-from bonobofs.fuse.session_git_dir import Repository
+from bonobofs.fuse.overlay import Overlay
+from bonobofs.fuse.session_git_dir import SessionGitDir
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import Stretch
-from bonobofs.fuse.temp_table import Held, is_below
+from bonobofs.fuse.temp_table import TempFiles, is_below
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
 
-LONG: Final = 86_400
+WATCHED_SECONDS: Final = 86_400
 """Seconds for which the kernel may believe names and attributes while the source is watched."""
-SHORT: Final = 1
+UNWATCHED_SECONDS: Final = 1
 """The same while it is not."""
-NEVER: Final = 0
+UNCACHED_SECONDS: Final = 0
 """The same while the kernel does not take what it is told."""
 NOTHING: Final = b""
 LEAVES: Final = Context(leaves=True, in_source=True)
@@ -60,7 +60,7 @@ class Header(NamedTuple):
 Handler = Callable[[Header, memoryview], Reply]
 
 
-class Notices(NamedTuple):
+class Notifications(NamedTuple):
     """What the kernel can be told of its own accord; all only queue."""
 
     inode: Callable[[int, int, int], None]
@@ -71,11 +71,11 @@ class Notices(NamedTuple):
     """Node ids, and the names of the same nodes: forget those that nobody has open."""
     names: Callable[[], bool]
     """Look every name up again. False: the kernel is too old to be told so."""
-    then: Callable[[Callable[[bool], None]], None]
+    after_pending: Callable[[Callable[[bool], None]], None]
     """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
 
 
-class Crossing(OSError):  # noqa: N818 - no fault: the caller can copy instead
+class CrossLayerError(OSError):
     """EXDEV, with the rule, the reason and the advice."""
 
     def __init__(self, words: tuple[str, str, str]) -> None:
@@ -83,44 +83,44 @@ class Crossing(OSError):  # noqa: N818 - no fault: the caller can copy instead
         self.words = words
 
 
-class Core:
+class MountContext:
     """The parts of one mount, and what its families of handlers share."""
 
     def __init__(
         self,
-        inodes: Inodes,
-        backing: LayerStore,
-        held: Held,
-        scratch: Scratch,
-        guard: Enforcer,
-        files: virtual_dir.Virtual,
-        notices: Notices,
+        inodes: InodeTable,
+        source: LayerStore,
+        temp_files: TempFiles,
+        overlay: Overlay,
+        enforcer: Enforcer,
+        virtual: virtual_dir.VirtualDir,
+        notifications: Notifications,
     ) -> None:
         self._inodes: Final = inodes
-        self._backing: Final = backing
-        self._held: Final = held
-        self._scratch: Final = scratch
-        self._enforcer: Final = guard
-        self._virtual: Final = files
-        self._notices: Final = notices
-        self.noticing: Final = Noticing(inodes, backing, notices)
-        self.grants: Final = Grants()
-        self._lately: Final = self.noticing.lately
+        self._source: Final = source
+        self._temp_files: Final = temp_files
+        self._overlay: Final = overlay
+        self._enforcer: Final = enforcer
+        self._virtual_dir: Final = virtual
+        self._notifications: Final = notifications
+        self.external_changes: Final = ExternalChanges(inodes, source, notifications)
+        self.grants: Final = GitGrants()
+        self._own_effects: Final = self.external_changes.own_effects
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
-        self._trees: Final[list[WorkspacePath]] = []
+        self._moving_trees: Final[list[WorkspacePath]] = []
         """What is being judged for a move, in slices: nothing below may change, and none of it may move, until then."""
-        self.turns: Turns | None = None
+        self.append_lock: AppendLock | None = None
         """Those of the servers that show the same source."""
-        self.repository: Repository | None = None
+        self.repository: SessionGitDir | None = None
         """The session's own `.git`."""
-        self.is_needed: Callable[[str], bool] = lambda _: False
+        self.is_in_use: Callable[[str], bool] = lambda _: False
         """Whether a change that is made beside the mount relies on this directory to stay where it is."""
         self.own_change: Callable[[], AbstractContextManager[None]] = nullcontext
         """The context in which a thread changes a file for the mount."""
-        self.believe(LONG)
+        self.set_cache_timeout(WATCHED_SECONDS)
 
-    def believe(self, seconds: int) -> None:
+    def set_cache_timeout(self, seconds: int) -> None:
         """For how long the kernel may believe what it is told from now on."""
         self._entry_times = (seconds, seconds, 0, 0)
         self._no_entry = p.ENTRY_OUT.pack(0, 0, *self._entry_times) + bytes(p.ATTR.size)
@@ -131,23 +131,23 @@ class Core:
         if node is None:
             raise stale()
         if node.parent is not None and node.parent.lookups <= 0:
-            node.store.anchor(node)
+            node.store.choose_reachable_name(node)
         return node
 
-    def _changed(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
+    def _node_to_change(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
         """The node that a request is about to change: the header's, or another of the same request."""
         node_id = node_id or header.node_id
         if node_id >= virtual_dir.FIRST_ID:
-            self._refuse_virtual(header, operation, self._virtual.path(node_id))
+            self._refuse_virtual(header, operation, self._virtual_dir.path(node_id))
         node = self._node(node_id)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, node, b"")
             if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.store.stat(node)):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         # A file with several names may have one below.
-        if self._trees and (self._is_judged(self._inodes.path(node)) or self._inodes.links(node.ino)):
+        if self._moving_trees and (self._is_moving(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
-        if node.ino in self.noticing.own:
+        if node.ino in self.external_changes.own:
             raise Busy
         return node
 
@@ -161,24 +161,24 @@ class Core:
             (refusal, *_) = self._enforcer.policy.protect.find(path.split("/"))
             raise self._enforcer.refuse(Denied(*refusal, path, operation), self._caller(header))
 
-    def _is_judged(self, path: str) -> bool:
-        return any(is_below(WorkspacePath(path), tree) for tree in self._trees)
+    def _is_moving(self, path: str) -> bool:
+        return any(is_below(WorkspacePath(path), tree) for tree in self._moving_trees)
 
     def _is_long(self, size: int) -> bool:
         """Whether a thread makes a change of so many bytes. Busy: threads make as many as they may."""
-        if size > INLINE and len(self.noticing.own) >= _IN_THREADS:
+        if size > INLINE and len(self.external_changes.own) >= _IN_THREADS:
             raise Busy
         return size > INLINE
 
     def _make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
         """Make a change of a file whose admission is open. Other changes of the file, and moves of it, wait."""
         job, number = Job(call), node.ino
-        self.noticing.own[number] = self._inodes.path(node)
+        self.external_changes.own[number] = self._inodes.path(node)
         try:
             with self.own_change():
                 yield job
         finally:
-            del self.noticing.own[number]
+            del self.external_changes.own[number]
         return job.check()
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
@@ -206,25 +206,27 @@ class Core:
             self._callers[(header.pid, header.uid)] = known
         return known
 
-    def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
-        """`fuse_entry_out` for what `st` says, with one more reference. `made`: the mount has just made it."""
+    def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
+        """`fuse_entry_out` for what `st` says, with one more reference. `created`: the mount has just made it."""
         store = parent.store
         if store.place:
             # A directory of loose objects is on the way to each of them. Other names may go at any moment, in a gc.
-            return p.believed_for(SHORT if len(name) == _FAN_OUT else NEVER, self._known_entry(parent, name, st))
-        return self._known_entry(parent, name, st, made=made)
+            return p.believed_for(
+                UNWATCHED_SECONDS if len(name) == _FAN_OUT else UNCACHED_SECONDS, self._known_entry(parent, name, st)
+            )
+        return self._known_entry(parent, name, st, created=created)
 
-    def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, made: bool = False) -> bytes:
+    def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
         store = parent.store
-        if st.st_dev != store.device or store.is_covered(parent, name):
-            return self._covered_entry(parent, name, st)
+        if st.st_dev != store.device or store.is_mounted_over(parent, name):
+            return self._mounted_over_entry(parent, name, st)
         node = self._inodes.reference(parent, name, st)
-        told = st.st_size << 62 | st.st_ctime_ns
-        if node.told != told:
-            if node.told == UNTOLD and st.st_ctime_ns >= self.noticing.since and not made:
-                self.noticing.unheard_of(node, parent, name, st)
+        current = st.st_size << 62 | st.st_ctime_ns
+        if node.fingerprint != current:
+            if node.fingerprint == UNKNOWN and st.st_ctime_ns >= self.external_changes.since and not created:
+                self.external_changes.check_first_lookup(node, parent, name, st)
             node = self._in_this_life(node, parent, name, st)
-            self._see(node, st)
+            self._check_external(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
 
     def _in_this_life(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
@@ -234,7 +236,7 @@ class Core:
         store = parent.store
         handle = store.handle(store.directory(parent), name)
         if node.handle and node.handle != handle:
-            node = self._inodes.succeed(node, parent, name, st)
+            node = self._inodes.replace_reused(node, parent, name, st)
         node.handle = handle
         return node
 
@@ -242,66 +244,68 @@ class Core:
         """Whether git has removed the name and is about to make it again."""
         return bool(self.grants.hidden) and self._inodes.join(parent, name) in self.grants.hidden
 
-    def _see(self, node: Node, st: os.stat_result) -> None:
+    def _check_external(self, node: Node, st: os.stat_result) -> None:
         """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
-        told = st.st_size << 62 | st.st_ctime_ns
-        if node.told != told:
-            if node.told not in (UNTOLD, once_moved(st)) and not node.layer:
-                self.noticing.differs(node, st)
-            node.told = told
+        current = st.st_size << 62 | st.st_ctime_ns
+        if node.fingerprint != current:
+            if node.fingerprint not in (UNKNOWN, fingerprint_after_rename(st)) and not node.layer:
+                self.external_changes.on_difference(node, st)
+            node.fingerprint = current
 
-    def _did(self, node: Node) -> None:
+    def _mark_own_change(self, node: Node) -> None:
         """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
         try:
-            node.told = told_by(node.store.status(node))
+            node.fingerprint = fingerprint_of(node.store.status(node))
         except OSError:
-            node.told = UNTOLD
+            node.fingerprint = UNKNOWN
 
-    def _did_name(self, parent: Node, name: bytes, ino: int) -> None:
+    def _mark_own_name(self, parent: Node, name: bytes, ino: int) -> None:
         """The mount has made a name lead to this inode number, or to nothing: 0."""
-        self._lately.note(parent.ino, name, ino)
+        self._own_effects.note_name(parent.ino, name, ino)
         if self.grants.hidden and ino:
             self.grants.hidden.discard(self._inodes.join(parent, name))
-        parent.told = UNTOLD  # the kernel forgets a directory's attributes when it changes names in it
+        parent.fingerprint = UNKNOWN  # the kernel forgets a directory's attributes when it changes names in it
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
         """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
         if node.store.place:
             return p.readable(p.pack_attr(st))
         if node.id == p.ROOT_ID and self.repository is not None:
-            return self.repository.root_attr(self._dressed_attr(node, st), st)
-        return self._dressed_attr(node, st)
+            return self.repository.root_attr(self._overlay_attr(node, st), st)
+        return self._overlay_attr(node, st)
 
-    def _dressed_attr(self, node: Node, st: os.stat_result) -> bytes:
-        if self._held.directories and (names := self._held.names(node)):
+    def _overlay_attr(self, node: Node, st: os.stat_result) -> bytes:
+        if self._temp_files.directories and (names := self._temp_files.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
-        if node.is_dir and self._scratch.directories and (dressed := self._dressed(node)) is not node:
+        if node.is_dir and self._overlay.directories and (dressed := self._attribute_node(node)) is not node:
             return p.with_number(p.pack_attr(dressed.store.stat(dressed)), st.st_ino)
         return p.pack_attr(st)
 
-    def _dressed(self, node: Node) -> Node:
+    def _attribute_node(self, node: Node) -> Node:
         """The node that has the attributes of this one: of a directory of the source, it may be its counterpart."""
-        beside = self._scratch.beside(node) if node.is_dir else None
-        return beside.upper if beside is not None and beside.dressed else node
+        upper_dir = self._overlay.upper_dir(node) if node.is_dir else None
+        return upper_dir.node if upper_dir is not None and upper_dir.attrs_copied else node
 
     def _forget_node(self, node_id: int, count: int) -> None:
         """Give back references to a node, which ends with the last of them."""
         node = self._inodes.forget(node_id, count)
         if node is not None:
-            if node.run is not None:
+            if node.batch is not None:
                 self._enforcer.settle(node.id)
             if node.parent is not None and not node.layer:
-                self._lately.note_told(node.ino, node.told)
+                self._own_effects.note_fingerprint(node.ino, node.fingerprint)
             node.store.release(node)
 
-    def _covered_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
+    def _mounted_over_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Something else is mounted there below: a directory is shown empty, a file not at all."""
         if not stat.S_ISDIR(st.st_mode):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        node = self._inodes.reference_covered(parent, name, st)
+        node = self._inodes.reference_mounted_over(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
-    def _with_links(self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS) -> Context:
+    def _with_foreign_names(
+        self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS
+    ) -> Context:
         """`context`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
 
         One inode may lie under two rules: what is changed under one name is judged under each.
@@ -313,7 +317,7 @@ class Core:
         good = 0
         for parent, name in self._inodes.links(node.ino):
             try:
-                leads = node.store.leads(parent, name, node)
+                leads = node.store.leads_to(parent, name, node)
             except OSError:
                 leads = False
             if not leads:
@@ -328,13 +332,13 @@ class Core:
                     good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
         return context._replace(foreign_names=st.st_nlink - good)
 
-    def _here(self, node: Node) -> Context:
+    def _layer_context(self, node: Node) -> Context:
         """Where the node lies, which is all that is known of it."""
         if node.layer is Layer.STAGED:
             return HELD
         return NO_FACTS if node.layer else EXISTS
 
-    def _appearing(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Context:
+    def _new_name_context(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Context:
         """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
         if stat.S_ISLNK(st.st_mode):
             return Context(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
@@ -342,7 +346,7 @@ class Core:
             return NO_FACTS
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
         if st.st_size and self._needs_head(request, context, st):
-            context = context._replace(head=self._backing.head_of_entry(directory, name))
+            context = context._replace(head=self._source.head_of_entry(directory, name))
         return context
 
     def _needs_head(self, request: Request, context: Context, st: os.stat_result) -> bool:
@@ -354,27 +358,27 @@ class Core:
         verdict = self._enforcer.decide(request, context)
         return isinstance(verdict, Permit) and verdict.judges_content
 
-    def _changing(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
+    def _parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
         """The directory in which a name is about to change, and its descriptor, looked at just now."""
         p.checked_name(name)
         if header.node_id >= virtual_dir.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual_dir.NAME):
-            above = self._virtual.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
+            above = self._virtual_dir.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
             self._refuse_virtual(header, operation, above + os.fsdecode(name))
         parent = self._node(header.node_id)
-        if parent.covered:
+        if parent.mounted_over:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
             raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
-        if self._trees or self.noticing.own:
+        if self._moving_trees or self.external_changes.own:
             path = self._inodes.join(parent, name)
-            used = (*self._trees, *map(WorkspacePath, self.noticing.own.values()))
-            if self._is_judged(path) or any(is_below(each, path) for each in used):
+            used = (*self._moving_trees, *map(WorkspacePath, self.external_changes.own.values()))
+            if self._is_moving(path) or any(is_below(each, path) for each in used):
                 raise Busy
         return parent, parent.store.directory(parent, changing=True)
 
-    def _made_mode(self, directory: int, mode: int, umask: int) -> int:
+    def _effective_mode(self, directory: int, mode: int, umask: int) -> int:
         """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
         if mode & umask & 0o111:
             try:
@@ -388,7 +392,7 @@ class Core:
     def _groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
         """The caller's groups: CREATE_SUPP_GROUP names only that of the directory, and an ACL may name another."""
         named = p.supplementary_groups(body, header.extensions) if header.extensions else ()
-        if header.uid == 0 or not self._backing.privileged:
+        if header.uid == 0 or not self._source.privileged:
             return named
         try:
             with open(f"/proc/{header.pid}/status", "rb") as status:
@@ -398,16 +402,16 @@ class Core:
         return tuple(sorted({*named, *map(int, line.split()[1:])}))
 
     def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
-        self._backing.act_as(header.uid, header.gid, groups, umask)
+        self._source.act_as(header.uid, header.gid, groups, umask)
 
-    def _leaving(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
+    def _pin_for_removal(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
         """The node of a name that is about to go, held for those who have it open."""
-        node = self._settled(parent, st) if st.st_dev == parent.store.device else None
+        node = self._close_batch_of(parent, st) if st.st_dev == parent.store.device else None
         if node is not None and node.parent is parent and node.name == name:
             node.store.pin(node, directory, name)
         return node
 
-    def _or_stays(self, node: Node | None, effect: Callable[[], None]) -> None:
+    def _unpin_on_failure(self, node: Node | None, effect: Callable[[], None]) -> None:
         """Make a name go, and if it does not, let go of what was held because it would."""
         try:
             effect()
@@ -416,18 +420,18 @@ class Core:
                 node.store.unpin(node)
             raise
 
-    def _left(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
+    def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """A name is gone: the node goes by another of its names that is known, or by none."""
         self._inodes.drop_link(st.st_ino + parent.store.numbers, parent, name)
-        self._did_name(parent, name, 0)
+        self._mark_own_name(parent, name, 0)
         if node is None:
             return
         if node.parent is parent and node.name == name:
-            self._unnamed(node, st)
+            self._drop_name(node, st)
         if st.st_nlink > 1 and not node.is_dir:
-            node.told = once_moved(st)
+            node.fingerprint = fingerprint_after_rename(st)
 
-    def _unnamed(self, node: Node, st: os.stat_result) -> None:
+    def _drop_name(self, node: Node, st: os.stat_result) -> None:
         """The name that the node went by is gone."""
         for other_parent, other_name in self._inodes.links(node.ino):
             self._inodes.rename(node, other_parent, other_name)
@@ -439,14 +443,14 @@ class Core:
         else:
             self._inodes.cut_off(node)
 
-    def _settled(self, parent: Node, st: os.stat_result) -> Node | None:
+    def _close_batch_of(self, parent: Node, st: os.stat_result) -> Node | None:
         """The node of what is about to move, its run of writes settled under the old name."""
         node = self._inodes.find(st.st_ino + parent.store.numbers)
         if node is not None:
-            self._see(node, st)
-        if node is not None and node.run is not None:
+            self._check_external(node, st)
+        if node is not None and node.batch is not None:
             self._enforcer.settle(node.id)
-            node.run = None
+            node.batch = None
         elif stat.S_ISDIR(st.st_mode):
             self._enforcer.end_runs()  # what is open below is judged by its new path
         return node

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Final
 
 from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.inode_table import Inodes, Node
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.temp_table import LISTED, is_below, joined, printable
 from bonobofs.fuse.virtual_dir import ALL
@@ -56,150 +56,150 @@ _GROWTH: Final = frozenset(
 """Operations that take space."""
 
 
-class Beside:
-    """What the layer has beside one directory of the source.
+class UpperDir:
+    """The directory of the overlay's upper layer that is merged with one directory of the source.
 
-    `names` are the names that lie in the counterpart `upper`, each with its place behind the source's own names in a
-    listing, which it takes where the source does not have the name too. `gone` are names of the source that must not
-    show, though something in the layer may have the name again. `dressed` says that the directory's own attributes are
-    the counterpart's.
+    `node` is the upper directory. `names` are the names in it, each with its position in a listing after the source's
+    own names; a name that the source has too is listed at its position in the source. `whiteouts` are names of the
+    source that are not shown; the upper directory may have such a name again. `attrs_copied`: the directory's
+    attributes are those of the upper directory.
     """
 
-    __slots__ = ("dressed", "gone", "names", "upper")
+    __slots__ = ("attrs_copied", "names", "node", "whiteouts")
 
     def __init__(self, upper: Node) -> None:
-        self.upper: Final = upper
+        self.node: Final = upper
         self.names: Final[dict[bytes, int]] = {}
-        self.gone: Final[set[bytes]] = set()
-        self.dressed = False
+        self.whiteouts: Final[set[bytes]] = set()
+        self.attrs_copied = False
 
 
-class Scratch:
+class Overlay:
     """The layer of one session, and which of its directories lie beside which of the source."""
 
-    def __init__(self, store: LayerStore, inodes: Inodes, sizes: Sizes, cookies: count[int]) -> None:
+    def __init__(self, store: LayerStore, inodes: InodeTable, sizes: OverlayUsage, cookies: count[int]) -> None:
         """`cookies` number what a listing shows behind the source's own names."""
         self.store: Final = store
-        self.directories: Final[dict[WorkspacePath, Beside]] = {}
+        self.directories: Final[dict[WorkspacePath, UpperDir]] = {}
         self.sizes: Final = sizes
         sizes.inodes = self._all
         sizes.numbers = store.numbers
-        self.room: Final = Room(store.root)
+        self.room: Final = FreeSpace(store.root)
         self._inodes: Final = inodes
         self._cookies: Final = cookies
 
-    def beside(self, node: Node) -> Beside | None:
+    def upper_dir(self, node: Node) -> UpperDir | None:
         """What lies beside this directory of the source."""
         if not self.directories or node.layer:
             return None
         return self.directories.get(self._inodes.path(node))
 
-    def is_counterpart(self, node: Node) -> bool:
+    def is_upper_dir(self, node: Node) -> bool:
         """Whether a directory of the layer lies beside one of the source, which is shown in its place."""
-        beside = self.directories.get(self._inodes.path(node))
-        return beside is not None and beside.upper is node
+        upper_dir = self.directories.get(self._inodes.path(node))
+        return upper_dir is not None and upper_dir.node is node
 
-    def counterpart(self, node: Node, permit: Permit) -> Beside:
+    def ensure_upper_dir(self, node: Node, permit: Permit) -> UpperDir:
         """What lies beside this directory of the source, made where nothing did; all above it too."""
         missing: list[Node] = []
         at = node
-        while (beside := self.directories.get(self._inodes.path(at))) is None:
+        while (upper_dir := self.directories.get(self._inodes.path(at))) is None:
             missing.append(at)
             if at.parent is None:
                 break
             at = at.parent
-        if beside is not None and not missing:
-            return self._followed(node, beside, permit)
+        if upper_dir is not None and not missing:
+            return self._with_owner(node, upper_dir, permit)
         for at in reversed(missing):
             path = self._inodes.path(at)
             if not path:
                 upper = self.store.top
-            elif at.parent is None or beside is None:
+            elif at.parent is None or upper_dir is None:
                 raise stale()  # it was removed, and something else may have its path
             else:
-                above = self._followed(at.parent, beside, permit).upper
+                above = self._with_owner(at.parent, upper_dir, permit).node
                 directory = self.store.directory(above, changing=True)
                 self.store.mkdir(directory, at.name, 0o700, permit)
                 st = os.stat(at.name, dir_fd=directory, follow_symlinks=False)
                 upper = self._inodes.reference(above, at.name, st)
-            beside = self.directories[path] = Beside(upper)
-        assert beside is not None
-        return self._followed(node, beside, permit)
+            upper_dir = self.directories[path] = UpperDir(upper)
+        assert upper_dir is not None
+        return self._with_owner(node, upper_dir, permit)
 
-    def _followed(self, node: Node, beside: Beside, permit: Permit) -> Beside:
-        if not beside.dressed:
-            self._follow(node, beside.upper, permit)
-        return beside
+    def _with_owner(self, node: Node, upper_dir: UpperDir, permit: Permit) -> UpperDir:
+        if not upper_dir.attrs_copied:
+            self._sync_owner(node, upper_dir.node, permit)
+        return upper_dir
 
-    def _follow(self, node: Node, upper: Node, permit: Permit) -> None:
+    def _sync_owner(self, node: Node, upper: Node, permit: Permit) -> None:
         """Files are made in the counterpart by whoever may make them in the directory, and belong to the same group."""
         if not self.store.privileged:
             return  # all is made by the same user
         below, above = node.store.stat(node), self.store.stat(upper)
         wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
-            self.store.dress(upper, node, permit)
+            self.store.copy_attributes(upper, node, permit)
 
-    def show(self, name: bytes) -> None:
+    def show_name(self, name: bytes) -> None:
         """Show what lies at the top of the layer under this name, in place of what the source has at its root."""
-        beside = self.directories[WorkspacePath("")] = Beside(self.store.top)
-        self.appeared(beside, name)
+        upper_dir = self.directories[WorkspacePath("")] = UpperDir(self.store.top)
+        self.add_upper(upper_dir, name)
 
-    def appeared(self, beside: Beside, name: bytes) -> None:
+    def add_upper(self, upper_dir: UpperDir, name: bytes) -> None:
         """Something lies in the counterpart under this name."""
-        if name not in beside.names:
-            beside.names[name] = next(self._cookies)
+        if name not in upper_dir.names:
+            upper_dir.names[name] = next(self._cookies)
 
-    def vanished(self, beside: Beside, name: bytes, *, below: bool) -> None:
+    def hide(self, upper_dir: UpperDir, name: bytes, *, below: bool) -> None:
         """Nothing is to be shown under this name any more."""
-        beside.names.pop(name, None)
+        upper_dir.names.pop(name, None)
         if below:
-            beside.gone.add(name)
+            upper_dir.whiteouts.add(name)
 
-    def below(self, path: WorkspacePath) -> Iterator[tuple[WorkspacePath, Beside]]:
+    def upper_dirs_below(self, path: WorkspacePath) -> Iterator[tuple[WorkspacePath, UpperDir]]:
         """The directories of the source at `path` and below that have something beside them."""
         if path in self.directories:  # or nothing below has: a counterpart has one above it
-            for at, beside in self.directories.items():
+            for at, upper_dir in self.directories.items():
                 if is_below(at, path):
-                    yield at, beside
+                    yield at, upper_dir
 
-    def discard(self, path: WorkspacePath, permit: Permit) -> None:
+    def remove_upper_dir(self, path: WorkspacePath, permit: Permit) -> None:
         """No directory of the source is shown at `path` any more.
 
         What is still in its counterpart was left when somebody removed the directory behind the mount.
         """
         if path not in self.directories:
             return
-        upper = self.directories[path].upper
+        upper = self.directories[path].node
         assert upper.parent is not None
         directory, name = self.store.directory(upper.parent, changing=True), upper.name
         for each in self.store.walk(directory, name, closed=True):
             if each is not None:
-                self.sizes.drop(each.st.st_ino + self.store.numbers)
+                self.sizes.forget(each.st.st_ino + self.store.numbers)
                 if (below := WorkspacePath(f"{path}/{each.path}")) not in self.directories:
                     self.sizes.add_names(below, -1)
         self.store.remove_tree(directory, name, permit)
-        for at, beside in list(self.below(path)):
+        for at, upper_dir in list(self.upper_dirs_below(path)):
             del self.directories[at]
-            self._inodes.cut_off(beside.upper)
-            self._inodes.forget(beside.upper.id, 1)
-            self.store.release(beside.upper)
+            self._inodes.cut_off(upper_dir.node)
+            self._inodes.forget(upper_dir.node.id, 1)
+            self.store.release(upper_dir.node)
 
-    def move(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, permit: Permit) -> None:
+    def move_upper_dir(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, permit: Permit) -> None:
         """A directory of the source goes by `name` in `node` now: what lies beside it goes along."""
-        moved = list(self.below(old))
+        moved = list(self.upper_dirs_below(old))
         if not moved:
             return
-        upper = self.directories[old].upper
-        above = self.counterpart(node, permit).upper
+        upper = self.directories[old].node
+        above = self.ensure_upper_dir(node, permit).node
         assert upper.parent is not None
         source, target = self.store.directory(upper.parent, changing=True), self.store.directory(above, changing=True)
         self.store.rename(source, upper.name, target, name, 0, permit)
         self._inodes.rename(upper, above, name)
         for at, _ in moved:
             del self.directories[at]
-        for at, beside in moved:
-            self.directories[WorkspacePath(new + at[len(old) :])] = beside
+        for at, upper_dir in moved:
+            self.directories[WorkspacePath(new + at[len(old) :])] = upper_dir
 
     # -- bringing up what the source has
 
@@ -216,8 +216,8 @@ class Scratch:
         if below is None:
             fd = self.store.copy_nameless(node, permit)
         else:
-            beside = self.counterpart(below, permit)
-            fd = self.store.copy(node, self.store.directory(beside.upper, changing=True), name, permit)
+            upper_dir = self.ensure_upper_dir(below, permit)
+            fd = self.store.copy(node, self.store.directory(upper_dir.node, changing=True), name, permit)
             self._inodes.drop_link(old, below, name)
         node.store.release(node)
         st = os.fstat(fd)
@@ -225,25 +225,25 @@ class Scratch:
         if below is None:
             self.store.hold_nameless(node, fd, R | W)
         else:
-            self._inodes.rename(node, beside.upper, name)
+            self._inodes.rename(node, upper_dir.node, name)
             self.store.keep_copied(node, fd)
-            self.appeared(beside, name)
+            self.add_upper(upper_dir, name)
             for parent, other in others:
                 self._link_up(node, parent, other, old, permit)
             self.sizes.add_names(path, 1)
         if node.kind is Kind.FILE:
-            self.sizes.note(node.ino, path, st.st_size)
+            self.sizes.set_size(node.ino, path, st.st_size)
         return others
 
     def _link_up(self, node: Node, parent: Node, name: bytes, old: int, permit: Permit) -> None:
         """A further name of what was brought up leads to the copy, too."""
-        beside = self.counterpart(parent, permit)
-        self.store.link(node, self.store.directory(beside.upper, changing=True), name, permit)
+        upper_dir = self.ensure_upper_dir(parent, permit)
+        self.store.link(node, self.store.directory(upper_dir.node, changing=True), name, permit)
         self._inodes.drop_link(old, parent, name)
         assert node.parent is not None
         self._inodes.note_link(node.ino, node.parent, node.name)
-        self._inodes.note_link(node.ino, beside.upper, name)
-        self.appeared(beside, name)
+        self._inodes.note_link(node.ino, upper_dir.node, name)
+        self.add_upper(upper_dir, name)
         self.sizes.add_names(self._inodes.join(parent, name), 1)
 
     # -- room
@@ -268,8 +268,8 @@ class Scratch:
 
     def _lines(self, viewer: int) -> Iterator[str]:
         """A line for each thing; "" for one that belongs to another user."""
-        for path, beside in sorted(self.directories.items()) if viewer == ALL else ():
-            for name in sorted(beside.gone - beside.names.keys()):
+        for path, upper_dir in sorted(self.directories.items()) if viewer == ALL else ():
+            for name in sorted(upper_dir.whiteouts - upper_dir.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
         for path, st in self._all():
             yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
@@ -285,12 +285,12 @@ class Scratch:
 
 def _leads(node: Node, parent: Node, name: bytes) -> bool:
     try:
-        return node.store.leads(parent, name, node)
+        return node.store.leads_to(parent, name, node)
     except OSError:
         return False
 
 
-class Room:
+class FreeSpace:
     """The space that the file system of the state directory has for scratch, beside the reserve for trails.
 
     Other sessions and programs take space there too. The free space is read again after 0.1 s, and after the layer grew
@@ -322,7 +322,7 @@ class Room:
         return Denied(*messages.NO_SPACE, request.path, request.operation)
 
 
-class Sizes:
+class OverlayUsage:
     """How many bytes each table of the policy has in the layer, and whether there is room for more.
 
     Each name counts NAME bytes, each inode the size of its content and of the extended attributes that were set. The
@@ -354,7 +354,7 @@ class Sizes:
             return None
         return Denied(*table.full, request.path, request.operation)
 
-    def note(self, number: int, path: WorkspacePath, size: int | None = None, *, attributes: int = 0) -> None:
+    def set_size(self, number: int, path: WorkspacePath, size: int | None = None, *, attributes: int = 0) -> None:
         """Note that the inode of this path holds `size` bytes (None: as before), and more bytes of attributes."""
         known = self._holds.get(number)
         if known is None:
@@ -367,11 +367,11 @@ class Sizes:
         self._holds[number] = index, after, has
         self._totals[index] = self._totals.get(index, 0) + after - before + has - had
 
-    def move(self, number: int, path: WorkspacePath) -> None:
+    def recount(self, number: int, path: WorkspacePath) -> None:
         """Count the inode towards the table of its new path."""
         _, size, attributes = self._holds.get(number, (0, 0, 0))
-        self.drop(number)
-        self.note(number, path, size, attributes=attributes)
+        self.forget(number)
+        self.set_size(number, path, size, attributes=attributes)
 
     def add_names(self, path: WorkspacePath, number: int) -> None:
         """Count so many more names (negative: fewer) towards the table of the path."""
@@ -379,12 +379,12 @@ class Sizes:
         if table is not None and table.max_total is not None:
             self._totals[table.index] = self._totals.get(table.index, 0) + number * NAME
 
-    def bounds(self, path: WorkspacePath) -> bool:
+    def is_limited(self, path: WorkspacePath) -> bool:
         """Whether the path counts towards a table that has a bound."""
         table = self._table(path)
         return table is not None and table.max_total is not None
 
-    def drop(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """The inode `number` is no more."""
         index, size, attributes = self._holds.pop(number, (0, 0, 0))
         if size or attributes:
@@ -400,6 +400,6 @@ class Sizes:
             for each, st in self.inodes():
                 number = st.st_ino + self.numbers
                 size = st.st_size if stat.S_ISREG(st.st_mode) else 0
-                self.note(number, each, size, attributes=known.pop(number, (0, 0, 0))[2])
+                self.set_size(number, each, size, attributes=known.pop(number, (0, 0, 0))[2])
                 self.add_names(each, 1)
         return policy.scratch_table(path)

@@ -10,12 +10,12 @@ from typing import Final
 
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
-from bonobofs.fuse.branch_mirror import Mirroring
+from bonobofs.fuse.branch_mirror import BranchMirrorOps
 from bonobofs.fuse.fd_cache import R, stale
 from bonobofs.fuse.inode_table import Node, kind_of
 from bonobofs.fuse.layer_store import Entry
-from bonobofs.fuse.mount_context import NEVER, NOTHING, SHORT, Handler, Header, Reply
-from bonobofs.fuse.overlay import Beside
+from bonobofs.fuse.mount_context import NOTHING, UNCACHED_SECONDS, UNWATCHED_SECONDS, Handler, Header, Reply
+from bonobofs.fuse.overlay import UpperDir
 from bonobofs.fuse.overlay_ops import inode_number
 from bonobofs.fuse.session_git_dir import HIDDEN
 from bonobofs.fuse.session_git_dir import NAME as GIT
@@ -37,11 +37,11 @@ _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
 _HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
 """The answer that a name is not there, which the kernel does not cache."""
-_UNBELIEVED: Final = bytes(p.ATTR_OUT.size)
+_UNCACHED: Final = bytes(p.ATTR_OUT.size)
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
-class Reading(Mirroring):
+class ReadOps(BranchMirrorOps):
     """Handlers that change nothing."""
 
     _buffer: Final = memoryview(bytearray(p.MAX_WRITE))
@@ -75,13 +75,13 @@ class Reading(Mirroring):
         if node_id >= virtual_dir.FIRST_ID or (name == virtual_dir.NAME and node_id == p.ROOT_ID):
             return self._virtual_entry(header, node_id, name)
         parent = self._node(node_id)
-        if parent.covered:
+        if parent.mounted_over:
             return self._no_entry
         p.checked_name(name)
-        if self._held.directories and (held := self._held_at(parent, name)):
-            return self._held_entry(held)
-        if self._scratch.directories and (entry := self._lookup_beside(parent, name)) is not None:
-            return self._seen_entry(header, entry, parent, name)
+        if self._temp_files.directories and (held := self._staged_at(parent, name)):
+            return self._staged_entry(held)
+        if self._overlay.directories and (entry := self._lookup_upper(parent, name)) is not None:
+            return self._entry_for_user(header, entry, parent, name)
         if self._is_hidden(parent, name):
             return _HIDDEN
         mirrored = self._is_mirrored(parent, name)
@@ -97,7 +97,7 @@ class Reading(Mirroring):
             reply = self._entry(parent, name, st)
             if mirrored:
                 return p.believed_for(0, reply)
-            if not self.noticing.may_be_replaced(parent, name, st) or self._open_early(parent, st):
+            if not self.external_changes.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
 
@@ -105,13 +105,13 @@ class Reading(Mirroring):
         """The entry of `.bonobofs`, or of a name in it."""
         if node_id == p.ROOT_ID:
             node_id = virtual_dir.DIRECTORY_ID
-            return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual.attr(node_id)
-        found = self._virtual.lookup(name, header.uid) if node_id == virtual_dir.DIRECTORY_ID else None
+            return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual_dir.attr(node_id)
+        found = self._virtual_dir.lookup(name, header.uid) if node_id == virtual_dir.DIRECTORY_ID else None
         if found is None:
             return self._store_entry(header, node_id, name)
         return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
 
-    def _seen_entry(self, header: Header, entry: bytes, parent: Node, name: bytes) -> bytes:
+    def _entry_for_user(self, header: Header, entry: bytes, parent: Node, name: bytes) -> bytes:
         """The entry of a name in the layer. If users see different `.git`, the kernel asks again for each of them."""
         if self.repository is None or not self.repository.shared or name != GIT or parent.id != p.ROOT_ID:
             return entry
@@ -129,7 +129,7 @@ class Reading(Mirroring):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         top = repository.stores[name].top
         top.lookups += 1
-        seconds = NEVER if repository.shared else SHORT
+        seconds = UNCACHED_SECONDS if repository.shared else UNWATCHED_SECONDS
         return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.status(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
@@ -163,7 +163,7 @@ class Reading(Mirroring):
 
     def _forget_one(self, node_id: int, count: int) -> None:
         if node_id >= virtual_dir.FIRST_ID:
-            self._virtual.forget(node_id, count)
+            self._virtual_dir.forget(node_id, count)
             return
         self._forget_node(node_id, count)
 
@@ -175,12 +175,12 @@ class Reading(Mirroring):
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
         st = node.store.status(node)
-        self._see(node, st)
-        return (_UNBELIEVED if node.store.place else self._attr_times) + self._attr(node, st)
+        self._check_external(node, st)
+        return (_UNCACHED if node.store.place else self._attr_times) + self._attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:
-            return self._virtual.attr(node_id)
+            return self._virtual_dir.attr(node_id)
         except KeyError:
             raise stale() from None
 
@@ -194,7 +194,7 @@ class Reading(Mirroring):
         _, offset, size, _, _, _, _ = p.READ_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
             try:
-                return self._virtual.read(header.node_id, offset, size)
+                return self._virtual_dir.read(header.node_id, offset, size)
             except KeyError:
                 raise stale() from None
         node = self._node(header.node_id)
@@ -211,7 +211,7 @@ class Reading(Mirroring):
         _, offset, whence, _ = p.LSEEK_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
             try:
-                size = len(self._virtual.read(header.node_id, 0, 1 << 62))
+                size = len(self._virtual_dir.read(header.node_id, 0, 1 << 62))
             except KeyError:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
             if not 0 <= offset < size:
@@ -221,9 +221,9 @@ class Reading(Mirroring):
         return p.LSEEK_OUT.pack(os.lseek(node.store.file(node, R), offset, whence))
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
-        self._backing.close_released()
+        self._source.close_released()
         node = self._nodes.get(header.node_id)
-        v = (self._backing if node is None else node.store).statvfs()
+        v = (self._source if node is None else node.store).statvfs()
         size = v.f_bsize
         return p.STATFS_OUT.pack(
             v.f_blocks, v.f_bfree, v.f_bavail, v.f_files, v.f_ffree, size, v.f_namemax, v.f_frsize, 0
@@ -234,44 +234,44 @@ class Reading(Mirroring):
         if header.node_id >= virtual_dir.FIRST_ID:
             return self._read_virtual(header.node_id, cookie)
         node = self._node(header.node_id)
-        if node.covered:
+        if node.mounted_over:
             return NOTHING
-        beside = self._scratch.beside(node)
+        upper_dir = self._overlay.upper_dir(node)
         while not is_behind(cookie) and (found := node.store.entries(node, cookie, size)):
-            out = self._packed(node, self._over(node, beside, found), size)
+            out = self._pack_entries(node, self._with_upper(node, upper_dir, found), size)
             if out:
                 return out
             cookie = found[-1][1]
-        return self._packed(node, self._behind(node, cookie), size)
+        return self._pack_entries(node, self._entries_behind(node, cookie), size)
 
-    def _over(self, node: Node, beside: Beside | None, found: list[Entry]) -> list[Entry]:
+    def _with_upper(self, node: Node, upper_dir: UpperDir | None, found: list[Entry]) -> list[Entry]:
         """Entries of a directory, with what lies beside it in the place of what that hides."""
         if node.layer:
-            return [self._shown_above(node, entry) if entry[3] == b".." else entry for entry in found]
-        if self._held.directories and (held := self._held.directories.get(self._inodes.path(node))):
+            return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in found]
+        if self._temp_files.directories and (held := self._temp_files.directories.get(self._inodes.path(node))):
             found = [entry for entry in found if entry[3] not in held]  # made by others since: what is held is shown
         if self.grants.hidden:
             found = [entry for entry in found if not self._is_hidden(node, entry[3])]
-        if beside is None:
+        if upper_dir is None:
             return found
         shown = []
         for entry in found:
             name = entry[3]
-            if name in beside.names:
-                st = self._scratch.store.stat_entry(beside.upper, name)
+            if name in upper_dir.names:
+                st = self._overlay.store.stat_entry(upper_dir.node, name)
                 shown.append((st.st_ino, entry[1], st.st_mode >> 12, name))
-            elif name not in beside.gone:
+            elif name not in upper_dir.whiteouts:
                 shown.append(entry)
         return shown
 
-    def _shown_above(self, node: Node, entry: Entry) -> Entry:
+    def _parent_entry(self, node: Node, entry: Entry) -> Entry:
         """The entry `..` of a directory of the layer, which may be shown in one of the source."""
-        if node.parent is None or not self._scratch.is_counterpart(node.parent):
+        if node.parent is None or not self._overlay.is_upper_dir(node.parent):
             return entry
         path = os.fsencode(self._inodes.path(node.parent)) or b"."
-        return (os.stat(path, dir_fd=self._backing.root).st_ino, *entry[1:])
+        return (os.stat(path, dir_fd=self._source.root).st_ino, *entry[1:])
 
-    def _packed(self, node: Node, found: Iterable[Entry], size: int) -> bytes:
+    def _pack_entries(self, node: Node, found: Iterable[Entry], size: int) -> bytes:
         out = bytearray()
         at_root = node.id == p.ROOT_ID
         for ino, following, kind, name in found:
@@ -282,19 +282,19 @@ class Reading(Mirroring):
             out += p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, len(name), kind) + name + bytes(-len(name) & 7)
         return bytes(out)
 
-    def _behind(self, node: Node, cookie: int) -> Iterator[Entry]:
+    def _entries_behind(self, node: Node, cookie: int) -> Iterator[Entry]:
         """What a listing shows behind the source's own names, after this cookie, as entries like those."""
         after = cookie if is_behind(cookie) else 0
         places: list[tuple[int, bytes, Node | None]] = []
-        if self._held.directories:
-            places += self._held.listing(self._inodes.path(node), after)
-        beside = self._scratch.beside(node)
-        if beside is not None:
+        if self._temp_files.directories:
+            places += self._temp_files.listing(self._inodes.path(node), after)
+        upper_dir = self._overlay.upper_dir(node)
+        if upper_dir is not None:
             # Others may have made or removed the name in the source since: what it has now is shown in its place there.
             directory = node.store.directory(node)
             places += [
                 (place, name, None)
-                for name, place in beside.names.items()
+                for name, place in upper_dir.names.items()
                 if place > after and not inode_number(directory, name)
             ]
             places.sort(key=_place)
@@ -302,15 +302,15 @@ class Reading(Mirroring):
             if held is not None:
                 st = held.store.stat(held)
             else:
-                assert beside is not None
-                st = self._scratch.store.stat_entry(beside.upper, name)
+                assert upper_dir is not None
+                st = self._overlay.store.stat_entry(upper_dir.node, name)
             yield st.st_ino, place, st.st_mode >> 12, name
 
     def _read_virtual(self, node_id: int, cookie: int) -> bytes:
         if node_id != virtual_dir.DIRECTORY_ID:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         out = bytearray()
-        for number, name in enumerate([b".", b"..", *self._virtual.names()], 1):
+        for number, name in enumerate([b".", b"..", *self._virtual_dir.names()], 1):
             if number > cookie:
                 kind = 4 if number < 3 else 8
                 out += p.DIRENT.pack(node_id, number, len(name), kind) + name + bytes(-len(name) & 7)
@@ -321,17 +321,17 @@ class Reading(Mirroring):
         if header.node_id >= virtual_dir.FIRST_ID:
             return self._read_virtual_plus(header.node_id, cookie)
         node = self._node(header.node_id)
-        if node.covered:
+        if node.mounted_over:
             return NOTHING
-        beside = self._scratch.beside(node)
+        upper_dir = self._overlay.upper_dir(node)
         while not is_behind(cookie) and (found := node.store.entries(node, cookie, max(size // 4, 1024))):
-            out = self._packed_plus(node, beside, self._over(node, beside, found), size)
+            out = self._pack_entries_plus(node, upper_dir, self._with_upper(node, upper_dir, found), size)
             if out:
                 return out
             cookie = found[-1][1]
-        return self._packed_behind_plus(node, beside, cookie, size)
+        return self._pack_behind_plus(node, upper_dir, cookie, size)
 
-    def _packed_plus(self, node: Node, beside: Beside | None, found: list[Entry], left: int) -> bytes:
+    def _pack_entries_plus(self, node: Node, upper_dir: UpperDir | None, found: list[Entry], left: int) -> bytes:
         at_root = node.id == p.ROOT_ID
         directory = node.fd
         out: list[bytes] = []
@@ -350,8 +350,8 @@ class Reading(Mirroring):
                         out.append(_DOT_ENTRY)  # each user looks it up
                     elif node.layer and self._is_mirrored(node, name):
                         out.append(_DOT_ENTRY)  # each lookup mirrors it
-                    elif beside is not None and name in beside.names:
-                        out.append(self._entry_beside(beside, name))
+                    elif upper_dir is not None and name in upper_dir.names:
+                        out.append(self._upper_entry(upper_dir, name))
                     else:
                         out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
                 except OSError:
@@ -360,19 +360,19 @@ class Reading(Mirroring):
             out.append(name + bytes(-length & 7))
         return b"".join(out)
 
-    def _packed_behind_plus(self, node: Node, beside: Beside | None, cookie: int, left: int) -> bytes:
+    def _pack_behind_plus(self, node: Node, upper_dir: UpperDir | None, cookie: int, left: int) -> bytes:
         out: list[bytes] = []
-        for ino, following, kind, name in self._behind(node, cookie):
+        for ino, following, kind, name in self._entries_behind(node, cookie):
             length = len(name)
             left -= _PLUS + ((length + 7) & ~7)
             if left < 0:
                 break
-            held = self._held_at(node, name)
+            held = self._staged_at(node, name)
             if held is not None:
-                out.append(self._held_entry(held))
+                out.append(self._staged_entry(held))
             else:
-                assert beside is not None
-                out.append(self._entry_beside(beside, name))
+                assert upper_dir is not None
+                out.append(self._upper_entry(upper_dir, name))
             out.append(p.DIRENT.pack(ino, following, length, kind) + name + bytes(-length & 7))
         return b"".join(out)
 
@@ -392,13 +392,13 @@ class Reading(Mirroring):
             return NOTHING
         node = self._node(header.node_id)
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
-        if node.run is not None:
+        if node.batch is not None:
             self._enforcer.settle(node.id)
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:
         """Sync the trail, then the file. The kernel lets no writer of this mount into the file meanwhile."""
-        fd = os.dup(node.store.synced(node))
+        fd = os.dup(node.store.fd_to_sync(node))
         sync_file = os.fdatasync if data_only else os.fsync
 
         def sync() -> None:
@@ -418,13 +418,13 @@ class Reading(Mirroring):
         (name,) = p.strings(body[p.GETXATTR_IN.size :], 1)
         if header.node_id >= virtual_dir.FIRST_ID:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-        node = self._dressed(self._node(header.node_id))
+        node = self._attribute_node(self._node(header.node_id))
         if name.startswith(_WHY_NAME):
-            return _sized(self._why_name(header, name[len(_WHY_NAME) :]), size)
-        if (node.fresh and name == _CAPABILITY) or (node.store.place and name != WHY):
+            return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
+        if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
         value = self._why(node) if name == WHY else node.store.get_xattr(node, name)
-        return _sized(value, size)
+        return _sized_reply(value, size)
 
     def _why(self, node: Node) -> bytes:
         """The decision about writing the node's path, as JSON: what a program can ask before it tries."""
@@ -432,9 +432,11 @@ class Reading(Mirroring):
         st = node.store.stat(node)
         kind = kind_of(st.st_mode)
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
-        context = self._here(node)
+        context = self._layer_context(node)
         if kind is Kind.FILE:
-            context = self._with_links(node, st, operation, context._replace(size=st.st_size, size_before=st.st_size))
+            context = self._with_foreign_names(
+                node, st, operation, context._replace(size=st.st_size, size_before=st.st_size)
+            )
         decision = self._enforcer.explain(Request(operation, path, kind), context)
         return json.dumps(as_document(decision, path, operation)).encode()
 
@@ -463,19 +465,19 @@ class Reading(Mirroring):
     def _listxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
-            return _sized(b"", size)
-        node = self._dressed(self._node(header.node_id))
+            return _sized_reply(b"", size)
+        node = self._attribute_node(self._node(header.node_id))
         found = [] if node.store.place else node.store.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
-        return _sized(b"".join(os.fsencode(name) + b"\0" for name in found), size)
+        return _sized_reply(b"".join(os.fsencode(name) + b"\0" for name in found), size)
 
 
 def _place(entry: tuple[int, bytes, Node | None]) -> int:
     return entry[0]
 
 
-def _sized(value: bytes, size: int) -> bytes:
+def _sized_reply(value: bytes, size: int) -> bytes:
     """The answer to GETXATTR and LISTXATTR: the length alone where `size` is 0, ERANGE where it is too small."""
     if size == 0:
         return p.XATTR_OUT.pack(len(value), 0)

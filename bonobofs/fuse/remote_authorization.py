@@ -22,9 +22,9 @@ from bonobofs.audit.entry import INODE, TOUCHES
 from bonobofs.audit.temp_cleanup import Stray, by_way_of
 from bonobofs.enforcement.enforcer import Admission, Enforcer, RelatedChange
 from bonobofs.errors import TrailError
-from bonobofs.fuse.external_changes import Noticing
-from bonobofs.fuse.git_grants import Grants
-from bonobofs.fuse.mount_context import Notices
+from bonobofs.fuse.external_changes import ExternalChanges
+from bonobofs.fuse.git_grants import GitGrants
+from bonobofs.fuse.mount_context import Notifications
 from bonobofs.ipc.channel import Kind
 from bonobofs.ipc.decision_codec import decision, plain_decision
 from bonobofs.ipc.request_codec import caller, question
@@ -54,7 +54,13 @@ class Admissions:
     """What is asked over the line. Used by the thread that serves."""
 
     def __init__(
-        self, guard: Enforcer, noticing: Noticing, notices: Notices, grants: Grants, root: int, session: str
+        self,
+        guard: Enforcer,
+        noticing: ExternalChanges,
+        notices: Notifications,
+        grants: GitGrants,
+        root: int,
+        session: str,
     ) -> None:
         """`root` is the source, open; `session` the UUID."""
         self._enforcer: Final = guard
@@ -261,12 +267,14 @@ class Admissions:
 
     def _show(self, one: _Open) -> None:
         for path in one.paths:
-            self._noticing.look(path)
+            self._noticing.accept_own_change(path)
         if one.below and not self._noticing.watched:
-            self._noticing.lost(at_once=True)
+            self._noticing.compare_all(at_once=True)
 
     def _answer_when_shown(self, ask: int, tell: Tell) -> None:
-        self._notices.then(lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE}))
+        self._notices.after_pending(
+            lambda shown: tell(Kind.ANSWER, {"ask": ask} if shown else {"ask": ask, "stale": STALE})
+        )
 
     def _release(self, number: int) -> None:
         for _, before, _ in self._bound:

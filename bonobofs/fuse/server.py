@@ -27,21 +27,21 @@ from bonobofs.audit.writer import Identity, Trail
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import BonobofsError, InterruptedWaitError, MountError, TrailError
 from bonobofs.fuse import abi as p
-from bonobofs.fuse.append_lock import Turns
+from bonobofs.fuse.append_lock import AppendLock
 from bonobofs.fuse.companion_requests import Hearing
 from bonobofs.fuse.companion_restart import Beside, accompany
 from bonobofs.fuse.companion_supervisor import Beginning, Companion, Standing
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dispatch import Operations
-from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.kernel_transport import Connection, mount, unmount
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.overlay import Scratch, Sizes
+from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.remote_authorization import Admissions
-from bonobofs.fuse.session_git_dir import Person, Repository
-from bonobofs.fuse.temp_table import FIRST_COOKIE, Held
+from bonobofs.fuse.session_git_dir import SessionGitDir, SessionUser
+from bonobofs.fuse.temp_table import FIRST_COOKIE, TempFiles
 from bonobofs.fuse.transport import Hooks, Transport
-from bonobofs.fuse.virtual_dir import ALL, LONGEST, Virtual
+from bonobofs.fuse.virtual_dir import ALL, LONGEST, VirtualDir
 from bonobofs.fuse.virtual_dir import NAME as VIRTUAL
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Layer
@@ -96,15 +96,15 @@ class Server:
             holds_apart=True,
             denials=denials_path(Path(config["home"]), agent.id),
         )
-        inodes = Inodes()
+        inodes = InodeTable()
         limit = syscalls.raise_limit()
         self._backing: Final = _backing(self._root, inodes, limit)
         held, scratch = self._layer(inodes, limit)
         repository = self._repository(inodes, limit)
-        self._backing.note_mounts()
+        self._backing.read_mounts()
         self._diagnostics: Final = Diagnostics()
         companion, standing = accompany(config, beginning)
-        virtual = Virtual(
+        virtual = VirtualDir(
             {
                 b"policy.md": lambda _: describe(self._enforcer.policy, agent.role).encode(),
                 b"denials.jsonl": self._denials,
@@ -133,7 +133,7 @@ class Server:
             virtual,
             self._transport.notices,
         )
-        self._operations.turns = _turns(Path(config["home"]))
+        self._operations.append_lock = _turns(Path(config["home"]))
         if repository is not None:
             self._operations.show(repository)
         self._watched: Final = not standing.watch
@@ -141,27 +141,27 @@ class Server:
         self._synced = threading.Event()
 
     def _attend(self, companion: Companion | None, standing: Standing) -> tuple[Hearing, Beside]:
-        config, diagnostics, noticing = self._config, self._diagnostics, self._operations.noticing
+        config, diagnostics, noticing = self._config, self._diagnostics, self._operations.external_changes
         admissions = Admissions(
             self._enforcer, noticing, self._transport.notices, self._operations.grants, self._root, config["session"]
         )
-        self._operations.is_needed = admissions.needs
+        self._operations.is_in_use = admissions.needs
         self._operations.own_change = admissions.own_change
         hearing = Hearing(companion, standing, self._operations, admissions, self._enforcer, config, diagnostics)
         beside = Beside(config, companion, self._root, self._transport, hearing, diagnostics)
         return hearing, beside
 
-    def _layer(self, inodes: Inodes, limit: int) -> tuple[Held, Scratch]:
+    def _layer(self, inodes: InodeTable, limit: int) -> tuple[TempFiles, Overlay]:
         """What will be held, and the scratch layer. `limit` is how many descriptors may be open."""
         directory, cookies = Path(self._config["session_dir"]), count(FIRST_COOKIE + 1)
         path = layers.make(directory, keep=self._config.get("keep_scratch", False))
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         store = LayerStore(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, layer=Layer.SCRATCH)
-        scratch = Scratch(store, inodes, Sizes(lambda: self._enforcer.policy), cookies)
+        scratch = Overlay(store, inodes, OverlayUsage(lambda: self._enforcer.policy), cookies)
         self._enforcer.room = scratch.refusal
-        return Held(str(directory), limit // 2, cookies), scratch
+        return TempFiles(str(directory), limit // 2, cookies), scratch
 
-    def _repository(self, inodes: Inodes, limit: int) -> Repository | None:
+    def _repository(self, inodes: InodeTable, limit: int) -> SessionGitDir | None:
         """What the mount shows of the session's own `.git`; None: it has none."""
         shown = self._config["repository"]
         if shown is None:
@@ -173,9 +173,9 @@ class Server:
             place = os.fsdecode(VIRTUAL) + f"/{name}"
             cache, pins = min(limit // 32, _MOST_CACHED), limit // 64
             stores[name.encode()] = LayerStore(top, inodes, cache=cache, pins=pins, layer=Layer.SCRATCH, place=place)
-        person = Person(shown["uid"], shown["gid"], tuple(shown["groups"]))
+        person = SessionUser(shown["uid"], shown["gid"], tuple(shown["groups"]))
         common = os.open(shown["common"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Repository(self._backing, stores, common, person, shared=self._config["allow_other"])
+        return SessionGitDir(self._backing, stores, common, person, shared=self._config["allow_other"])
 
     def _whoami(self, agent: Principal) -> bytes:
         policy = self._enforcer.policy
@@ -282,7 +282,7 @@ class Server:
         try:
             self._enforcer.enter_outcomes()
             self._backing.after()
-            self._operations.relieve()
+            self._operations.prune_nodes()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
 
@@ -375,7 +375,7 @@ def _policy(config: dict[str, Any]) -> Policy:
     return policy if config["repository"] is None else policy.with_repository()
 
 
-def _backing(root: int, inodes: Inodes, limit: int) -> LayerStore:
+def _backing(root: int, inodes: InodeTable, limit: int) -> LayerStore:
     """The source, which may have 13 of 16 descriptors, and the scratch layer 3. Those of a cache give way to others.
 
     Temporary files take half at most, so that some are left for files that are removed while they are open.
@@ -383,9 +383,9 @@ def _backing(root: int, inodes: Inodes, limit: int) -> LayerStore:
     return LayerStore(root, inodes, cache=min(limit // 4, _MOST_CACHED), pins=limit // 2 + limit // 16)
 
 
-def _turns(home: Path) -> Turns | None:
+def _turns(home: Path) -> AppendLock | None:
     try:
-        return Turns(home)
+        return AppendLock(home)
     except OSError:
         return None  # appends go on; two mounts may tear a line
 

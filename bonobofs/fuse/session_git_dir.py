@@ -20,7 +20,7 @@ HIDDEN: Final = b"alternates"
 _ACL: Final = "system.posix_acl_access"
 
 
-class Person(NamedTuple):
+class SessionUser(NamedTuple):
     """The session's user."""
 
     uid: int
@@ -28,11 +28,11 @@ class Person(NamedTuple):
     groups: tuple[int, ...]
 
 
-class Repository:
+class SessionGitDir:
     """What one mount shows of git."""
 
     def __init__(
-        self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: Person, *, shared: bool
+        self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: SessionUser, *, shared: bool
     ) -> None:
         """`stores` are by their names in `.bonobofs`. `common` is a descriptor of the directory of the source's refs.
 

@@ -18,7 +18,7 @@ from bonobofs.enforcement.enforcer import RelatedChange
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, kind_of
-from bonobofs.fuse.mount_context import Core, Crossing, Header, Reply
+from bonobofs.fuse.mount_context import CrossLayerError, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Denied, Layer, Permit
@@ -45,124 +45,126 @@ class End(NamedTuple):
     st: os.stat_result | None
 
 
-class Holding(Core):
+class TempFileOps(MountContext):
     """What the handlers of names and content do where a name is held, or would be."""
 
-    def _held_at(self, parent: Node, name: bytes) -> Node | None:
+    def _staged_at(self, parent: Node, name: bytes) -> Node | None:
         """The node that is held under this name."""
-        return self._held.find(self._inodes.path(parent), name) if self._held.directories else None
+        return self._temp_files.find(self._inodes.path(parent), name) if self._temp_files.directories else None
 
-    def _held_entry(self, node: Node) -> bytes:
+    def _staged_entry(self, node: Node) -> bytes:
         """`fuse_entry_out` for a held name, with one more reference."""
         node.lookups += 1
-        attr = self._attr(node, self._backing.stat(node))
+        attr = self._attr(node, self._source.stat(node))
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
 
     # -- made
 
-    def _check_temporary_room(self, header: Header, request: Request, context: Context) -> None:
+    def _check_staging_limit(self, header: Header, request: Request, context: Context) -> None:
         """Raises Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
-        if (self._held.is_full or self._backing.is_crowded) and _held(self._enforcer.decide(request, context)):
+        if (self._temp_files.is_full or self._source.is_crowded) and _is_staged(
+            self._enforcer.decide(request, context)
+        ):
             raise self._enforcer.refuse(
                 Denied(*messages.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
             )
 
-    def _check_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
+    def _check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
         """Raise Refused where the disk of the state directory has no space for so many bytes and inodes."""
-        denied = self._scratch.room.refusal(request, size, names)
+        denied = self._overlay.room.refusal(request, size, names)
         if denied is not None:
             raise self._enforcer.refuse(denied, self._caller(header))
 
-    def _hold_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
+    def _stage_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
         """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
-        above = self._free(parent, directory, name)
-        fd = self._backing.create_nameless(directory, mode, permit)
-        node = self._inodes.adopt(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._backing)
-        self._backing.hold_nameless(node, fd, R | W)
+        above = self._check_name_free(parent, directory, name)
+        fd = self._source.create_nameless(directory, mode, permit)
+        node = self._inodes.add_nameless(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._source)
+        self._source.hold_nameless(node, fd, R | W)
         node.layer = Layer.STAGED
-        self._held.add(above, name, node)
+        self._temp_files.add(above, name, node)
         return node
 
-    def _hold_symlink(
+    def _stage_symlink(
         self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, permit: Permit
     ) -> Node:
-        above = self._free(parent, directory, name)
+        above = self._check_name_free(parent, directory, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
-        self._check_disk(header, request, NAME, 1)  # it lies in the session's directory
-        fd = self._backing.create_nameless_symlink(self._held.place, target, (header.uid, header.gid), permit)
-        node = self._inodes.adopt(
-            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._backing
+        self._check_state_disk(header, request, NAME, 1)  # it lies in the session's directory
+        fd = self._source.create_nameless_symlink(self._temp_files.place, target, (header.uid, header.gid), permit)
+        node = self._inodes.add_nameless(
+            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._source
         )
-        self._backing.hold_nameless(node, fd, 0)
+        self._source.hold_nameless(node, fd, 0)
         node.layer = Layer.STAGED
-        self._held.add(above, name, node)
+        self._temp_files.add(above, name, node)
         return node
 
-    def _free(self, parent: Node, directory: int, name: bytes) -> WorkspacePath:
+    def _check_name_free(self, parent: Node, directory: int, name: bytes) -> WorkspacePath:
         """The path of the directory, in which the name is nobody's."""
         above = self._inodes.path(parent)
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            if self._held.find(above, name) is None:
+            if self._temp_files.find(above, name) is None:
                 return above
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     # -- removed
 
-    def _unlink_held(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
+    def _unlink_staged(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), node.kind)
         with self._enforcer.authorize(request, _GOES, caller=self._caller(header), layer=Layer.STAGED):
-            self._settle_run(node)
-            self._drop_held(parent, name)
+            self._close_batch(node)
+            self._discard(parent, name)
 
-    def _drop_held(self, parent: Node, name: bytes) -> None:
+    def _discard(self, parent: Node, name: bytes) -> None:
         """The name is held no more: who has the file open goes on, and nobody else finds it."""
-        node = self._held.drop(self._inodes.path(parent), name)
-        if not self._held.names(node):
+        node = self._temp_files.drop(self._inodes.path(parent), name)
+        if not self._temp_files.names(node):
             self._forget_node(node.id, 1)
 
-    def _settle_run(self, node: Node) -> None:
-        if node.run is not None:
+    def _close_batch(self, node: Node) -> None:
+        if node.batch is not None:
             self._enforcer.settle(node.id)
-            node.run = None
+            node.batch = None
 
     # -- linked
 
-    def _link_held(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+    def _link_staged(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         self._check_in_source(parent)
-        st = self._backing.stat(node)
+        st = self._source.stat(node)
         path = self._inodes.path(node)
-        if not self._held.names(node):
+        if not self._temp_files.names(node):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
-        taken = self._held_at(parent, name) is not None
-        context = self._appearing_held(node, st, request, in_source=False)._replace(held=taken)
+        taken = self._staged_at(parent, name) is not None
+        context = self._staged_context(node, st, request, in_source=False)._replace(held=taken)
         verdict = self._enforcer.decide(request, context)
-        layer = Layer.STAGED if _held(verdict) else Layer.SOURCE
+        layer = Layer.STAGED if _is_staged(verdict) else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
         admission = self._enforcer.authorize(
             request, context, old, caller=self._caller(header), details={"from": path}, layer=layer
         )
         with admission as permit:
             if layer:
-                self._held.add(self._free(parent, directory, name), name, node)
+                self._temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             else:
-                self._settle_run(node)
-                self._backing.enter(node, directory, name, b"", permit)
-                self._named(node, parent, name)
-                self._did_name(parent, name, node.ino)
-                self._did(node)
-        return self._held_entry(node)
+                self._close_batch(node)
+                self._source.publish(node, directory, name, b"", permit)
+                self._note_published(node, parent, name)
+                self._mark_own_name(parent, name, node.ino)
+                self._mark_own_change(node)
+        return self._staged_entry(node)
 
     def _check_in_source(self, directory: Node) -> None:
         """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
         if directory.layer:
-            raise Crossing(messages.OF_HELD)
+            raise CrossLayerError(messages.OF_HELD)
 
-    def _named(self, node: Node, parent: Node, name: bytes) -> None:
+    def _note_published(self, node: Node, parent: Node, name: bytes) -> None:
         """The held file lies in the source now, under this name."""
         if node.layer is Layer.SOURCE:
             assert node.parent is not None
@@ -171,40 +173,40 @@ class Holding(Core):
             return
         node.layer = Layer.SOURCE
         self._inodes.rename(node, parent, name)
-        self._backing.keep_named(node)
+        self._source.keep_named(node)
 
     # -- moved
 
-    def _rename_held(self, header: Header, source: End, target: End, flags: int) -> bool:
+    def _rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
         """Make a rename from a held name; False where it is none, and the source's own are to be moved."""
-        moving, over = self._held_at(source.parent, source.name), self._held_at(target.parent, target.name)
+        moving, over = self._staged_at(source.parent, source.name), self._staged_at(target.parent, target.name)
         taken = over is not None or target.st is not None
         if moving is None and over is None:
             return False
         if flags & syscalls.RENAME_NOREPLACE and taken:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         if flags & syscalls.RENAME_EXCHANGE and (moving is None or over is None):
-            raise Crossing(messages.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise CrossLayerError(messages.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         if moving is None:
             return False
         if moving is over:
             return True
         self._check_in_source(target.parent)
-        self._settle_run(moving)
-        st = self._backing.stat(moving)
+        self._close_batch(moving)
+        st = self._source.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
-        context = self._appearing_held(moving, st, request, in_source=over is None and target.st is not None)
+        context = self._staged_context(moving, st, request, in_source=over is None and target.st is not None)
         context = context._replace(held=over is not None)
-        if _held(self._enforcer.decide(request, context)):
+        if _is_staged(self._enforcer.decide(request, context)):
             exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-            self._rename_among_held(
+            self._rename_among_staged(
                 header, moving, source, target, RelatedChange(request, context, Layer.STAGED), exchange
             )
         else:
-            self._enter(header, moving, source, target, request, context)
+            self._publish(header, moving, source, target, request, context)
         return True
 
-    def _rename_among_held(
+    def _rename_among_staged(
         self, header: Header, node: Node, source: End, target: End, appears: RelatedChange, exchange: bool
     ) -> None:
         old = Request(Operation.RENAME, source.path, node.kind)
@@ -213,25 +215,27 @@ class Holding(Core):
             old, _GOES, appears, caller=self._caller(header), details=details, layer=Layer.STAGED
         ):
             above, below = self._inodes.path(source.parent), self._inodes.path(target.parent)
-            over = self._held_at(target.parent, target.name)
+            over = self._staged_at(target.parent, target.name)
             if exchange and over is not None:
-                self._settle_run(over)
-                self._held.exchange(above, source.name, below, target.name)
+                self._close_batch(over)
+                self._temp_files.exchange(above, source.name, below, target.name)
                 return
             if over is not None:
-                self._settle_run(over)
-                self._drop_held(target.parent, target.name)
-            self._held.add(below, target.name, node)
-            self._held.drop(above, source.name)
+                self._close_batch(over)
+                self._discard(target.parent, target.name)
+            self._temp_files.add(below, target.name, node)
+            self._temp_files.drop(above, source.name)
 
-    def _enter(self, header: Header, node: Node, source: End, target: End, request: Request, context: Context) -> None:
+    def _publish(
+        self, header: Header, node: Node, source: End, target: End, request: Request, context: Context
+    ) -> None:
         """Bring what is held into the source, in one step; killed at any point, there is the old file or the new one.
 
         What is stated of the change goes by the target's path: it is that which changes in the source.
         """
         over = target.st
-        if over is not None and (over.st_dev, over.st_ino) == (self._backing.device, node.ino):
-            self._drop_held(source.parent, source.name)
+        if over is not None and (over.st_dev, over.st_ino) == (self._source.device, node.ino):
+            self._discard(source.parent, source.name)
             return
         parts = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
         if over is not None:
@@ -250,70 +254,70 @@ class Holding(Core):
             details=details,
             action="create" if over is None else "modify",
         ) as permit:
-            other = self._giving_place(target, over) if over is not None else None
+            other = self._pin_replaced(target, over) if over is not None else None
             ends = target.directory, target.name, by.encode()
-            self._or_stays(other, lambda: self._come_in(node, *ends, permit))
+            self._unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
         if over is not None:
-            self._left(other, target.parent, target.name, over)
+            self._after_unlink(other, target.parent, target.name, over)
         if node.kind is Kind.SYMLINK:
-            self._replaced_symlink(node, target)
+            self._note_published_symlink(node, target)
         else:
-            self._named(node, target.parent, target.name)
-        self._did_name(target.parent, target.name, node.ino)
+            self._note_published(node, target.parent, target.name)
+        self._mark_own_name(target.parent, target.name, node.ino)
         if by:
-            self._lately.note(target.parent.ino, by.encode(), 0)
-        self._did(node)
-        self._drop_held(source.parent, source.name)
+            self._own_effects.note_name(target.parent.ino, by.encode(), 0)
+        self._mark_own_change(node)
+        self._discard(source.parent, source.name)
 
-    def _giving_place(self, target: End, over: os.stat_result) -> Node | None:
+    def _pin_replaced(self, target: End, over: os.stat_result) -> Node | None:
         try:
-            return self._leaving(target.parent, target.directory, target.name, over)
+            return self._pin_for_removal(target.parent, target.directory, target.name, over)
         except FileNotFoundError as error:
             raise stale() from error  # somebody has just removed it: as below
 
-    def _come_in(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
+    def _rename_into_source(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
         try:
-            self._backing.enter(node, directory, name, by, permit)
+            self._source.publish(node, directory, name, by, permit)
         except FileExistsError as error:
             raise stale() from error  # somebody has just made the name: the kernel looks again, and asks again
 
-    def _replaced_symlink(self, node: Node, target: End) -> None:
+    def _note_published_symlink(self, node: Node, target: End) -> None:
         """A symlink cannot be moved in: the one in the source is another, and the node goes on as that one."""
         st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
-        self._backing.release(node)  # what it is open by leads to the one that was held
-        self._inodes.renumber(node, st.st_ino, self._backing)
+        self._source.release(node)  # what it is open by leads to the one that was held
+        self._inodes.renumber(node, st.st_ino, self._source)
         self._inodes.rename(node, target.parent, target.name)
-        self._notices.inode(node.id, -1, 0)
+        self._notifications.inode(node.id, -1, 0)
 
-    def _held_moved(self, source: End, target: End, *, exchange: bool) -> None:
+    def _move_staged(self, source: End, target: End, *, exchange: bool) -> None:
         """Something of the source has moved: what is held below goes along, and a name that was held gives way."""
-        if self._held.directories:
-            if self._held_at(target.parent, target.name) is not None:
-                self._drop_held(target.parent, target.name)
-            self._held.move(source.path, target.path, exchange=exchange)
+        if self._temp_files.directories:
+            if self._staged_at(target.parent, target.name) is not None:
+                self._discard(target.parent, target.name)
+            self._temp_files.move(source.path, target.path, exchange=exchange)
 
-    def _held_moving(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
+    def _staged_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
         """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
-        for old, node in list(self._held.below(origin.path)):
+        for old, node in list(self._temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            context = self._appearing_held(node, self._backing.stat(node), request, in_source=False)._replace(held=True)
+            context = self._staged_context(node, self._source.stat(node), request, in_source=False)._replace(held=True)
             yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
             yield RelatedChange(request, context, Layer.STAGED)
 
-    def _check_none_held(self, path: WorkspacePath) -> None:
+    def _check_none_staged(self, path: WorkspacePath) -> None:
         """A directory with held names in it is not empty."""
-        if self._held.directories and next(self._held.below(path), None) is not None:
+        if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
-    def _appearing_held(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
+    def _staged_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
         """Facts of something held that gets the name of `request`. `in_source`: the source has that name already."""
         if node.kind is Kind.SYMLINK:
-            return Context(target=os.fsdecode(self._backing.readlink(node)), in_source=in_source)
+            return Context(target=os.fsdecode(self._source.readlink(node)), in_source=in_source)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
         if st.st_size and self._needs_head(request, context, st):
-            context = context._replace(head=os.pread(self._backing.file(node, R), HEAD_BYTES, 0))
+            context = context._replace(head=os.pread(self._source.file(node, R), HEAD_BYTES, 0))
         return context
 
 
-def _held(verdict: object) -> bool:
+def _is_staged(verdict: object) -> bool:
     return isinstance(verdict, Permit) and verdict.layer is Layer.STAGED

@@ -27,14 +27,14 @@ LISTED: Final = 1_000
 """Names of each kind that `.bonobofs/scratch` lists; looking at more keeps other requests waiting."""
 
 
-class Name(NamedTuple):
+class StagedName(NamedTuple):
     """One held name: where it stands in a listing of its directory, and what it leads to."""
 
     cookie: int
     node: Node
 
 
-class Held:
+class TempFiles:
     """The names that are held, by directory and name."""
 
     def __init__(self, place: str, most: int, cookies: count[int]) -> None:
@@ -44,7 +44,7 @@ class Held:
         """
         self.place: Final = place
         self._most: Final = most
-        self.directories: Final[dict[WorkspacePath, dict[bytes, Name]]] = {}
+        self.directories: Final[dict[WorkspacePath, dict[bytes, StagedName]]] = {}
         self._paths: Final[dict[int, list[WorkspacePath]]] = {}
         self._cookies: Final = cookies
 
@@ -75,7 +75,7 @@ class Held:
         names = self.directories.setdefault(directory, {})
         if name in names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        names[name] = Name(next(self._cookies), node)
+        names[name] = StagedName(next(self._cookies), node)
         paths = self._paths.setdefault(node.id, [])
         paths.append(joined(directory, name))
         if node.parent is None:
@@ -114,11 +114,11 @@ class Held:
         self._put(moved, old, new)
         self._put(replaced, new, old)
 
-    def _cut(self, path: WorkspacePath) -> dict[WorkspacePath, dict[bytes, Name]]:
+    def _cut(self, path: WorkspacePath) -> dict[WorkspacePath, dict[bytes, StagedName]]:
         found = [above for above in self.directories if is_below(above, path)]
         return {above: self.directories.pop(above) for above in found}
 
-    def _put(self, moved: dict[WorkspacePath, dict[bytes, Name]], old: WorkspacePath, new: WorkspacePath) -> None:
+    def _put(self, moved: dict[WorkspacePath, dict[bytes, StagedName]], old: WorkspacePath, new: WorkspacePath) -> None:
         for above, names in moved.items():
             there = WorkspacePath(new + above[len(old) :])
             self.directories[there] = names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from bonobofs.fuse.mount_context import Handler, Notices
+from bonobofs.fuse.mount_context import Handler, Notifications
 
 
 class Hooks(NamedTuple):
@@ -29,7 +29,7 @@ class Transport(Protocol):
         """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
 
     @property
-    def notices(self) -> Notices:
+    def notices(self) -> Notifications:
         """What the kernel can be told of its own accord."""
 
     @property

@@ -27,7 +27,7 @@ _BY_VIEWER: Final = frozenset({b"denials.jsonl", b"scratch"})
 """Files that show other users only what is their own."""
 
 
-class Virtual:
+class VirtualDir:
     """The nodes of `.bonobofs`: the directory, and snapshots of its files."""
 
     def __init__(self, files: dict[bytes, Callable[[int], bytes]], guest: int | None = None) -> None:

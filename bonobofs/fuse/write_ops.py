@@ -13,9 +13,9 @@ from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import may_be_half
-from bonobofs.fuse.external_changes import told_by
+from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import R, W, duplicates, stale
-from bonobofs.fuse.granted_files import OPENED, GrantedFiles
+from bonobofs.fuse.granted_files import OPENED, GrantOps
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import INLINE, NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.slices import Steps, finished
@@ -29,7 +29,7 @@ _MOST_COPIED: Final = 8 << 20
 """Bytes that one COPY_FILE_RANGE copies. The caller requests the rest, and what waited is served before."""
 
 
-class Content(GrantedFiles):
+class WriteOps(GrantOps):
     """Handlers that change what files hold."""
 
     def _changing_content(self) -> dict[int, Handler]:
@@ -37,7 +37,7 @@ class Content(GrantedFiles):
         return {
             o.WRITE: self._write,
             o.CREATE: self._create,
-            o.FALLOCATE: self._or_in_scratch(self._fallocate),
+            o.FALLOCATE: self._or_in_overlay(self._fallocate),
             o.COPY_FILE_RANGE: self._copy_file_range,
             o.COPY_FILE_RANGE_64: self._copy_file_range_64,
         }
@@ -47,110 +47,112 @@ class Content(GrantedFiles):
         data = body[p.WRITE_IN.size : p.WRITE_IN.size + size]
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
-        node = self._changed(header, Operation.WRITE_FILE)
+        node = self._node_to_change(header, Operation.WRITE_FILE)
         fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
-        if appends and self.turns is not None and not node.layer:
-            self.turns.begin(node.ino, half=may_be_half(offset, size))
+        if appends and self.append_lock is not None and not node.layer:
+            self.append_lock.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
-        self._see(node, st)
+        self._check_external(node, st)
         # The kernel appends at the size it knows; another program may have appended meanwhile.
         at = st.st_size if appends else offset
-        if self.grants.files and self._brings_nothing(node, fd, at, data):
+        if self.grants.files and self._changes_nothing(node, fd, at, data):
             return p.WRITE_OUT.pack(size, 0)
         try:
-            run = self._running(header, node, fd, st, at, data, write_flags)
+            batch = self._batch_for(header, node, fd, st, at, data, write_flags)
         except WrongLayerError:
-            if self._raise(header, node) is None:
+            if self._copy_up(header, node) is None:
                 raise
             return self._write(header, body)  # of the layer by now
         # The kernel writes the pages of a mapping in no caller's name.
         needed = _allocated(st, at, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
-        written = self._put(header, node, fd, data, -1 if appends else at, needed, run)
-        self._count(run, node, written, max(st.st_size, at + written))
+        written = self._write_bytes(header, node, fd, data, -1 if appends else at, needed, batch)
+        self._count_write(batch, node, written, max(st.st_size, at + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
-            self._kill_set_ids(header, node, fd, st, run.permit)
-        if appends and self.turns is not None and not node.layer:
-            self.turns.end()
+            self._kill_set_ids(header, node, fd, st, batch.permit)
+        if appends and self.append_lock is not None and not node.layer:
+            self.append_lock.end()
         after = os.fstat(fd)
-        if at != offset or after.st_size != run.size:
-            self._notices.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
-        node.told = after.st_size << 62 | after.st_ctime_ns
+        if at != offset or after.st_size != batch.size:
+            self._notifications.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
+        node.fingerprint = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
-    def _put(self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, run: WriteBatch) -> int:
+    def _write_bytes(
+        self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, batch: WriteBatch
+    ) -> int:
         """Write at an offset, or at the end where that is -1, which allocates `needed` bytes; bytes written."""
         try:
-            self._check_space(header, node, run.request, needed)
-            return node.store.append(fd, data, run.permit) if at < 0 else node.store.write(fd, data, at, run.permit)
+            self._check_free_space(header, node, batch.request, needed)
+            return node.store.append(fd, data, batch.permit) if at < 0 else node.store.write(fd, data, at, batch.permit)
         except BaseException as error:
             self._enforcer.settle(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
 
-    def _count(self, run: WriteBatch, node: Node, written: int, size: int) -> None:
-        run.count += 1
-        run.written += written
-        run.size = size
-        run.last = self._backing.now
+    def _count_write(self, batch: WriteBatch, node: Node, written: int, size: int) -> None:
+        batch.count += 1
+        batch.written += written
+        batch.size = size
+        batch.last = self._source.now
         if node.layer is Layer.SCRATCH:
-            self._scratch.sizes.note(node.ino, run.request.path, size)
+            self._overlay.sizes.set_size(node.ino, batch.request.path, size)
 
-    def _running(
+    def _batch_for(
         self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
     ) -> WriteBatch:
         """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
-        run = node.run
+        batch = node.batch
         if (
-            run is not None
-            and self._enforcer.is_current(run)
-            and st.st_size <= run.limit
-            and at + len(data) <= run.limit
+            batch is not None
+            and self._enforcer.is_current(batch)
+            and st.st_size <= batch.limit
+            and at + len(data) <= batch.limit
             and st.st_nlink == 1
             # A write sets both times to one value; a link, a removal or a rename by somebody else sets only this one.
             and st.st_ctime_ns == st.st_mtime_ns
-            and (at >= HEAD_BYTES or not run.permit.judges_content)
+            and (at >= HEAD_BYTES or not batch.permit.judges_content)
         ):
-            return run
+            return batch
         try:
-            return self._judged_run(header, node, fd, at, data)
+            return self._authorize_batch(header, node, fd, at, data)
         except OSError:
             if write_flags & p.WRITE_CACHE:
-                self._notices.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
+                self._notifications.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
             raise
 
-    def _judged_run(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> WriteBatch:
-        node.store.confirm(node)
+    def _authorize_batch(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> WriteBatch:
+        node.store.confirm_name(node)
         st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
-            self._gone(node)
+            self._fail_removed(node)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node))
-        context = self._here(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
+        context = self._layer_context(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
         if offset < HEAD_BYTES and self._needs_head(request, context, st):
             head = node.store.head(node) if st.st_size else b""
             context = context._replace(head=_overlaid(head, offset, data))
-        context = self._with_links(node, st, Operation.WRITE_FILE, context)
+        context = self._with_foreign_names(node, st, Operation.WRITE_FILE, context)
         if node.layer is Layer.SCRATCH:
-            self._check_room(header, request, node.ino, context.size)
-        run = node.run
-        if run is not None and self._enforcer.is_current(run):
+            self._check_quota(header, request, node.ino, context.size)
+        batch = node.batch
+        if batch is not None and self._enforcer.is_current(batch):
             verdict = self._enforcer.decide(request, context)
             if isinstance(verdict, Permit) and verdict.layer is node.layer:
-                run.extend(verdict)
-                return self._bounded(run, node, context.size)
-        node.run = self._enforcer.begin(
-            node.id, request, context, self._backing.now, caller=self._caller(header), layer=node.layer
+                batch.extend(verdict)
+                return self._limit_batch(batch, node, context.size)
+        node.batch = self._enforcer.begin(
+            node.id, request, context, self._source.now, caller=self._caller(header), layer=node.layer
         )
-        return self._bounded(node.run, node, context.size)
+        return self._limit_batch(node.batch, node, context.size)
 
-    def _bounded(self, run: WriteBatch, node: Node, size: int) -> WriteBatch:
+    def _limit_batch(self, batch: WriteBatch, node: Node, size: int) -> WriteBatch:
         """The run, which goes no further than there is known to be room for it."""
-        if node.layer is Layer.SCRATCH and self._scratch.sizes.bounds(run.request.path):
-            run.limit = size
-        return run
+        if node.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(batch.request.path):
+            batch.limit = size
+        return batch
 
-    def _gone(self, node: Node) -> NoReturn:
+    def _fail_removed(self, node: Node) -> NoReturn:
         """The file was removed or replaced behind the mount while the kernel believed its name."""
-        node.store.lost(node)
+        node.store.on_stale(node)
         self._inodes.cut_off(node)
         raise stale()
 
@@ -164,28 +166,28 @@ class Content(GrantedFiles):
             killed |= stat.S_ISGID
         if st.st_mode & killed:
             node.store.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, permit)
-            self._notices.inode(node.id, -1, 0)
+            self._notifications.inode(node.id, -1, 0)
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
         is_long = self._is_long(length)
-        node = self._changed(header, Operation.ALLOCATE)
+        node = self._node_to_change(header, Operation.ALLOCATE)
         fd = node.store.file(node, W)
-        node.store.confirm(node)
+        node.store.confirm_name(node)
         st = os.fstat(fd)
-        self._see(node, st)
+        self._check_external(node, st)
         # What is kept beyond the end counts too: it takes the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
-        context = self._here(node)._replace(size=after, size_before=st.st_size)
+        context = self._layer_context(node)._replace(size=after, size_before=st.st_size)
         zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE)
         if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, context, st):
             head = _overlaid(node.store.head(node), offset, bytes(min(length, HEAD_BYTES)))
             context = context._replace(head=head)
-        context = self._with_links(node, st, Operation.ALLOCATE, context)
+        context = self._with_foreign_names(node, st, Operation.ALLOCATE, context)
         if node.layer is Layer.SCRATCH:
-            self._check_room(header, request, node.ino, after)
-            if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._scratch.sizes.bounds(request.path):
+            self._check_quota(header, request, node.ino, after)
+            if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._overlay.sizes.is_limited(request.path):
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
         admission = self._enforcer.authorize(
             request, context, caller=self._caller(header), size=length, layer=node.layer
@@ -194,12 +196,12 @@ class Content(GrantedFiles):
         def steps() -> Steps:
             with admission as permit, duplicates(fd) as (own,):
                 if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
-                    self._check_space(header, node, request, _allocated(st, offset, length))
+                    self._check_free_space(header, node, request, _allocated(st, offset, length))
                 yield from self._make_in_thread(node, lambda: node.store.allocate(own, mode, offset, length, permit))
-                self._resized(node, request.path)
+                self._note_size(node, request.path)
                 if header.uid and st.st_mode & SET_IDS:
                     self._kill_set_ids(header, node, own, st, permit)
-                node.told = told_by(os.fstat(own))
+                node.fingerprint = fingerprint_of(os.fstat(own))
             return NOTHING
 
         return steps() if is_long else finished(steps())
@@ -214,32 +216,34 @@ class Content(GrantedFiles):
         try:
             return self._copy_to(header, body, pack)
         except WrongLayerError:
-            if self._raise(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
+            if self._copy_up(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
                 raise
             return self._copy_to(header, body, pack)
 
     def _copy_to(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
-        target = self._changed(header, Operation.COPY_RANGE, target_id)
+        target = self._node_to_change(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
         source = self._node(header.node_id)
         target_fd = target.store.file(target, R | W if source is target else W)
         source_fd = target_fd if source is target else source.store.file(source, R)
-        target.store.confirm(target)
+        target.store.confirm_name(target)
         st = os.fstat(target_fd)
-        self._see(target, st)
+        self._check_external(target, st)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
         is_long = self._is_long(length)
         request = Request(Operation.COPY_RANGE, self._inodes.path(target))
-        context = self._here(target)._replace(size=max(st.st_size, target_offset + length), size_before=st.st_size)
+        context = self._layer_context(target)._replace(
+            size=max(st.st_size, target_offset + length), size_before=st.st_size
+        )
         if target_offset < HEAD_BYTES and self._needs_head(request, context, st):
             head = target.store.head(target) if st.st_size else b""
             data = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
             context = context._replace(head=_overlaid(head, target_offset, data))
-        context = self._with_links(target, st, Operation.COPY_RANGE, context)
+        context = self._with_foreign_names(target, st, Operation.COPY_RANGE, context)
         if target.layer is Layer.SCRATCH:
-            self._check_room(header, request, target.ino, context.size)
+            self._check_quota(header, request, target.ino, context.size)
         admission = self._enforcer.authorize(
             request,
             context,
@@ -252,16 +256,16 @@ class Content(GrantedFiles):
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):
                 if header.uid or target.layer:
-                    self._check_space(header, target, request, _allocated(st, target_offset, length))
+                    self._check_free_space(header, target, request, _allocated(st, target_offset, length))
                 copied = yield from self._make_in_thread(
                     target,
                     lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit),
                 )
                 admission.written = copied
-                self._resized(target, request.path)
+                self._note_size(target, request.path)
                 if header.uid and st.st_mode & SET_IDS:
                     self._kill_set_ids(header, target, new, st, permit)
-                target.told = told_by(os.fstat(new))
+                target.fingerprint = fingerprint_of(os.fstat(new))
             return pack(copied)
 
         return steps() if is_long else finished(steps())
@@ -269,23 +273,23 @@ class Content(GrantedFiles):
     def _create(self, header: Header, body: memoryview) -> Reply:
         flags, mode, umask, _ = p.CREATE_IN.unpack_from(body)
         (name,) = p.strings(body[p.CREATE_IN.size :], 1)
-        parent, directory = self._changing(header, Operation.CREATE_FILE, name)
+        parent, directory = self._parent_to_change(header, Operation.CREATE_FILE, name)
         mode &= 0o7777
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        context = Context(size=0, mode=self._made_mode(directory, mode, umask))
+        context = Context(size=0, mode=self._effective_mode(directory, mode, umask))
         groups = self._groups(header, body)
         grant = self._grant_at(parent, name)
         if grant is not None and stat.S_ISREG(grant.mode):
             steps = self._take_in_file(header, grant, parent, name, umask, groups)
             return finished(steps) if grant.size <= INLINE else steps
-        self._check_temporary_room(header, request, context)
-        run = self._enforcer.begin(
-            _CREATING, request, context, self._backing.now, caller=self._caller(header), layer=None
+        self._check_staging_limit(header, request, context)
+        batch = self._enforcer.begin(
+            _CREATING, request, context, self._source.now, caller=self._caller(header), layer=None
         )
         try:
-            home, directory = self._home(header, request, parent, directory, run.permit)
+            target_dir, directory = self._target_dir(header, request, parent, directory, batch.permit)
             self._act_as(header, groups, umask)
-            node, reply = self._make_file(home, directory, name, mode, run.permit)
+            node, reply = self._make_file(target_dir, directory, name, mode, batch.permit)
         except BaseException as error:
             self._enforcer.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
@@ -294,27 +298,29 @@ class Content(GrantedFiles):
                 raise stale() from error
             raise
         finally:
-            self._backing.act_as_self()
-        self._appeared(parent, home, name)
+            self._source.act_as_self()
+        self._add_upper(parent, target_dir, name)
         self._enforcer.rekey(_CREATING, node.id)
-        node.run = self._bounded(run, node, 0)
-        node.fresh = True
+        node.batch = self._limit_batch(batch, node, 0)
+        node.has_no_xattrs = True
         return reply + OPENED
 
-    def _make_file(self, home: Node, directory: int, name: bytes, mode: int, permit: Permit) -> tuple[Node, bytes]:
+    def _make_file(
+        self, target_dir: Node, directory: int, name: bytes, mode: int, permit: Permit
+    ) -> tuple[Node, bytes]:
         """Make a file where the verdict says; its node, with a reference, and its entry."""
         if permit.layer is Layer.STAGED:
-            held = self._hold_file(home, directory, name, mode, permit)
-            return held, self._held_entry(held)
-        store = home.store
-        fd = self._replace_kept(home, directory, name, mode, permit) if self.grants.hidden else -1
+            held = self._stage_file(target_dir, directory, name, mode, permit)
+            return held, self._staged_entry(held)
+        store = target_dir.store
+        fd = self._replace_kept(target_dir, directory, name, mode, permit) if self.grants.hidden else -1
         fd = store.create(directory, name, mode, permit) if fd < 0 else fd
         st = os.fstat(fd)
-        reply = self._entry(home, name, st, made=True)
+        reply = self._entry(target_dir, name, st, created=True)
         node = self._inodes.find(st.st_ino + store.numbers)
         assert node is not None
         store.keep_created(node, fd, mode)
-        self._did_name(home, name, st.st_ino)
+        self._mark_own_name(target_dir, name, st.st_ino)
         return node, reply
 
 

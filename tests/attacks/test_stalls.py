@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.temp_table import LISTED
 from bonobofs.ipc.client import call
@@ -192,7 +192,7 @@ def test_a_walk_takes_a_step_at_each_subdirectory_that_it_finds_and_enters(tmp_p
 
     def steps() -> list[bool]:
         root = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-        backing = LayerStore(root, Inodes(), cache=8, pins=8)
+        backing = LayerStore(root, InodeTable(), cache=8, pins=8)
         return [each is None for each in backing.walk(root, b"wide")]
 
     assert tell(steps) == [True] * 1000 + [False] * 1000

@@ -19,11 +19,11 @@ from bonobofs.fuse.mount_context import Header, Reply
 class _Failing(Operations):
     after = tidying = False
 
-    def relieve(self) -> None:
+    def prune_nodes(self) -> None:
         if self.after:
             self.after = False
             raise LookupError("after the reply")
-        super().relieve()
+        super().prune_nodes()
 
     def quiet(self) -> None:
         if self.tidying:

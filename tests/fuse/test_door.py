@@ -24,13 +24,13 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
-from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.mount_context import Header, Notices
-from bonobofs.fuse.overlay import Scratch, Sizes
+from bonobofs.fuse.mount_context import Header, Notifications
+from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.slices import finished
-from bonobofs.fuse.temp_table import Held
-from bonobofs.fuse.virtual_dir import Virtual
+from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.virtual_dir import VirtualDir
 from bonobofs.policy.decision import Layer, Refused
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, compile_policy
@@ -66,17 +66,19 @@ class Server:
         else:
             self._log = Trail.create(self.trail, directory / "head", identity)
         self.guard = Enforcer(_policy(policy), agent, self._log)
-        self._inodes = Inodes()
-        self._backing = LayerStore(self._root, self._inodes, cache=64, pins=64)
+        self._inodes = InodeTable()
+        self._source = LayerStore(self._root, self._inodes, cache=64, pins=64)
         store = directory / "layer"
         store.mkdir()
         self._top = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
         above = LayerStore(self._top, self._inodes, cache=8, pins=8, layer=Layer.SCRATCH)
-        self._scratch = Scratch(above, self._inodes, Sizes(lambda: self.guard.policy), count())
-        virtual = Virtual({b"policy.md": lambda _: b"text"})
-        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True))
+        self._overlay = Overlay(above, self._inodes, OverlayUsage(lambda: self.guard.policy), count())
+        virtual = VirtualDir({b"policy.md": lambda _: b"text"})
+        notices = Notifications(
+            lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True)
+        )
         self._operations = Operations(
-            self._inodes, self._backing, Held("", 0, count()), self._scratch, self.guard, virtual, notices
+            self._inodes, self._source, TempFiles("", 0, count()), self._overlay, self.guard, virtual, notices
         )
         self.handlers = self._operations.handlers
 

@@ -18,13 +18,13 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
-from bonobofs.fuse.inode_table import Inodes
+from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.kernel_transport import Connection
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.mount_context import Notices
-from bonobofs.fuse.overlay import Scratch, Sizes
-from bonobofs.fuse.temp_table import Held
-from bonobofs.fuse.virtual_dir import Virtual
+from bonobofs.fuse.mount_context import Notifications
+from bonobofs.fuse.overlay import Overlay, OverlayUsage
+from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.virtual_dir import VirtualDir
 from bonobofs.policy.decision import Layer
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
@@ -88,17 +88,19 @@ class Rig:
         self.trail = directory / "trail"
         self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
         self._guard = Enforcer(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
-        inodes = Inodes()
-        self._backing = LayerStore(self._root, inodes, cache=8, pins=64)
+        inodes = InodeTable()
+        self._source = LayerStore(self._root, inodes, cache=8, pins=64)
         store = directory / "layer"
         store.mkdir()
         self._store = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
         above = LayerStore(self._store, inodes, cache=8, pins=64, layer=Layer.SCRATCH)
-        self._scratch = Scratch(above, inodes, Sizes(lambda: self._guard.policy), count())
-        notices = Notices(lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True))
-        files = Virtual({b"policy.md": lambda _: b"text"})
+        self._overlay = Overlay(above, inodes, OverlayUsage(lambda: self._guard.policy), count())
+        notices = Notifications(
+            lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True)
+        )
+        files = VirtualDir({b"policy.md": lambda _: b"text"})
         self._operations = Operations(
-            inodes, self._backing, Held(str(directory), 8, count()), self._scratch, self._guard, files, notices
+            inodes, self._source, TempFiles(str(directory), 8, count()), self._overlay, self._guard, files, notices
         )
         self.unforeseen: list[str] = []
         self._unique = 0
@@ -110,8 +112,8 @@ class Rig:
         for node_id in list(self._operations._nodes):
             if node_id != p.ROOT_ID:
                 self._operations._forget_one(node_id, 1 << 62)
-        for store in (self._backing, self._scratch.store):
-            store.drop_all()
+        for store in (self._source, self._overlay.store):
+            store.close_unused()
             os.close(store._mountinfo)
         self._connection.close()
         for fd in (
@@ -137,7 +139,7 @@ class Rig:
         """Let the connection serve these bytes as one read of /dev/fuse would have brought them."""
         connection = self._connection
         connection._buffer[: len(message)] = message
-        self._backing.now += 1.0
+        self._source.now += 1.0
         connection._handle(len(message), self._operations.handlers, self._failed)
         self._finish()
         unique = p.IN_HEADER.unpack_from(message)[2] if len(message) >= p.IN_SIZE else 0
