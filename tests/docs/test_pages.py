@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.audit.entry import AuditEntry
 from bonobofs.cli.app import tree
 from bonobofs.policy.decision import ERRNO
 from bonobofs.system import mounts
@@ -78,6 +80,16 @@ def test_every_refusal_code_is_listed() -> None:
     text = _text("docs/agents.md")
     for code, number in ERRNO.items():
         assert f"| `{code}` | {errno.errorcode[number]} |" in text
+
+
+def test_the_entry_of_the_page_is_one_of_the_log() -> None:
+    """docs/audit.md shows an entry with all fields, and describes each."""
+    text = _text("docs/audit.md")
+    (line,) = [block.text for block in blocks(text) if block.language == "json"]
+    assert AuditEntry.from_line(line).to_json() == line.strip()
+    assert {
+        name for name in json.loads(line) if not re.search(f"^\\|.*`{name}`.*\\|.*\\|$", text, re.MULTILINE)
+    } == set()
 
 
 def test_the_architecture_names_modules_that_exist() -> None:
