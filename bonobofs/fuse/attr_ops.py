@@ -1,8 +1,9 @@
-"""Requests that change attributes: size, mode, owner, times, extended attributes, ACLs."""
+"""Handlers of SETATTR and of extended attributes, which include `user.bonobofs.why`."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from typing import Any, Final
@@ -10,14 +11,15 @@ from typing import Any, Final
 from bonobofs.enforcement.enforcer import Admission, RelatedChange
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
+from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import W, duplicates
 from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.lookup_ops import LookupOps
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.slices import Steps, finished
-from bonobofs.fuse.write_ops import WriteOps
-from bonobofs.policy.decision import Layer, Permit
+from bonobofs.policy.decision import Layer, Permit, as_document
 from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
@@ -44,16 +46,25 @@ _OPERATIONS: Final = {
     _GID: Operation.SET_OWNER,
     _OWNER: Operation.SET_OWNER,
 }
+_CAPABILITY: Final = b"security.capability"
+WHY: Final = b"user.bonobofs.why"
+"""The extended attribute that says whether a path may be written, and if not, why."""
+_WHY_NAME: Final = WHY + b"."
+"""Prefix of the attribute of a directory that answers for a name in it, which need not exist."""
+_NEW_FILE: Final = Context(size=0, mode=0o644)
+_DOTS: Final = (b".", b"..")
 
 
-class AttrOps(WriteOps):
-    """Handlers that change what is said of a file."""
+class AttrOps(LookupOps):
+    """Handlers that read and change attributes."""
 
-    def _changing_attributes(self) -> dict[int, Handler]:
+    def _attr_handlers(self) -> dict[int, Handler]:
         o = p.Opcode
         return {
             o.SETATTR: self._or_in_overlay(self._setattr),
+            o.GETXATTR: self._getxattr,
             o.SETXATTR: self._or_in_overlay(self._setxattr),
+            o.LISTXATTR: self._listxattr,
             o.REMOVEXATTR: self._or_in_overlay(self._removexattr),
         }
 
@@ -227,6 +238,65 @@ class AttrOps(WriteOps):
         self._mark_own_attributes(node, node.store.stat(node))
         return NOTHING
 
+    def _getxattr(self, header: Header, body: memoryview) -> Reply:
+        size, _ = p.GETXATTR_IN.unpack_from(body)
+        (name,) = p.strings(body[p.GETXATTR_IN.size :], 1)
+        if header.node_id >= virtual_dir.FIRST_ID:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        node = self._attribute_node(self._node(header.node_id))
+        if name.startswith(_WHY_NAME):
+            return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
+        if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
+            raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
+        value = self._why(node) if name == WHY else node.store.get_xattr(node, name)
+        return _sized_reply(value, size)
+
+    def _why(self, node: Node) -> bytes:
+        """The decision about writing the node's path, as JSON: what a program can ask before it tries."""
+        path = self._inodes.path(node)
+        st = node.store.stat(node)
+        kind = kind_of(st.st_mode)
+        operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
+        context = self._layer_context(node)
+        if kind is Kind.FILE:
+            context = self._with_foreign_names(
+                node, st, operation, context._replace(size=st.st_size, size_before=st.st_size)
+            )
+        decision = self._enforcer.explain(Request(operation, path, kind), context)
+        return json.dumps(as_document(decision, path, operation)).encode()
+
+    def _why_name(self, header: Header, name: bytes) -> bytes:
+        """The decision about writing NAME in the directory of the request, or about making it there.
+
+        ENOTDIR where the request is for no directory, EINVAL for what cannot be a name, ENAMETOOLONG.
+        """
+        parent = self._node(header.node_id)
+        if not parent.is_dir:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if name in (b"", *_DOTS) or b"/" in name:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        entry = self._lookup(header, memoryview(name + b"\0"))
+        assert isinstance(entry, bytes)
+        found = p.ENTRY_OUT.unpack_from(entry)[0]
+        if 0 < found < virtual_dir.FIRST_ID:
+            try:
+                return self._why(self._node(found))
+            finally:
+                self._forget_node(found, 1)
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        decision = self._enforcer.explain(request, _NEW_FILE)
+        return json.dumps(as_document(decision, request.path, request.operation)).encode()
+
+    def _listxattr(self, header: Header, body: memoryview) -> Reply:
+        size, _ = p.GETXATTR_IN.unpack_from(body)
+        if header.node_id >= virtual_dir.FIRST_ID:
+            return _sized_reply(b"", size)
+        node = self._attribute_node(self._node(header.node_id))
+        found = [] if node.store.place else node.store.list_xattrs(node)
+        if header.uid != 0:
+            found = [name for name in found if not name.startswith("trusted.")]
+        return _sized_reply(b"".join(os.fsencode(name) + b"\0" for name in found), size)
+
 
 def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
     """What is set, for the record."""
@@ -264,3 +334,12 @@ def _mode_of_acl(value: bytes, mode: int) -> int:
         bits[tag] = allowed & 7
     group = bits.get(_ACL_MASK, bits.get(_ACL_GROUP, mode >> 3 & 7))
     return (mode & 0o7000) | bits.get(_ACL_OWNER, mode >> 6 & 7) << 6 | group << 3 | bits.get(_ACL_OTHER, mode & 7)
+
+
+def _sized_reply(value: bytes, size: int) -> bytes:
+    """The answer to GETXATTR and LISTXATTR: the length alone where `size` is 0, ERANGE where it is too small."""
+    if size == 0:
+        return p.XATTR_OUT.pack(len(value), 0)
+    if len(value) > size:
+        raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+    return value

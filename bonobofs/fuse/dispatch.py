@@ -10,19 +10,24 @@ from typing import Final
 
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse.attr_ops import AttrOps
+from bonobofs.fuse.create_ops import CreateOps
+from bonobofs.fuse.dir_ops import DirOps
+from bonobofs.fuse.git_grants import GitGrants
 from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Handler, Notifications
-from bonobofs.fuse.name_ops import NameOps
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.read_ops import ReadOps
+from bonobofs.fuse.remove_ops import RemoveOps
+from bonobofs.fuse.rename_ops import RenameOps
 from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.session_git_dir import SessionGitDir
-from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
+from bonobofs.fuse.write_ops import WriteOps
 
 
-class Operations(ReadOps, AttrOps, NameOps):
+class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, RenameOps):
     """The handlers of one mount, by opcode."""
 
     def __init__(
@@ -36,14 +41,19 @@ class Operations(ReadOps, AttrOps, NameOps):
         notifications: Notifications,
     ) -> None:
         super().__init__(inodes, source, temp_files, overlay, enforcer, virtual, notifications)
+        self.grants = GitGrants()
         source.on_stale = overlay.store.on_stale = self._look_again
         self._stores: Final[list[LayerStore]] = []
         inodes.on_replaced = lambda parent, name: notifications.entry(parent.id, name)
         self.handlers: Final[dict[int, Handler]] = {
-            **self._reading(),
-            **self._changing_content(),
-            **self._changing_names(),
-            **self._changing_attributes(),
+            **self._lookup_handlers(),
+            **self._dir_handlers(),
+            **self._read_handlers(),
+            **self._attr_handlers(),
+            **self._write_handlers(),
+            **self._create_handlers(),
+            **self._remove_handlers(),
+            **self._rename_handlers(),
         }
 
     def _look_again(self, node: Node) -> None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from bonobofs.policy.request import Operation, Request, WorkspacePath
+from bonobofs.audit.entry import BY
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.enforcement.enforcer import Admission
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.external_changes import fingerprint_of
+from bonobofs.fuse.inode_table import Node
+from bonobofs.fuse.mount_context import Header
+from bonobofs.fuse.overlay_ops import OverlayOps
+from bonobofs.fuse.slices import Job, Steps
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.system import syscalls
 
 GONE: Final = 0
 """Mode of a path that the published tree does not have."""
@@ -14,6 +28,8 @@ SYMLINK: Final = 0o120000
 EXECUTABLE: Final = 0o100755
 KEPT: Final = 1
 """Mode of a path that the role may write, and that `[[keep]]` does not let be removed: git may replace its content."""
+
+OPENED: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 
 FileState = tuple[int, int, int, int]
 """Inode number, size, and the times of modification and change in nanoseconds."""
@@ -107,3 +123,129 @@ class GitGrants:
             return False
         self.hidden.add(path)
         return True
+
+
+class GrantOps(OverlayOps):
+    """What the handlers of names and content do where a published file is granted."""
+
+    def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
+        """The grant of a name that git makes now."""
+        if not self.grants.files or parent.layer:
+            return None
+        path = self._inodes.join(parent, name)
+        grant = self.grants.files.get(path)
+        return None if grant is None or path in self.grants.taken or grant.mode == GONE else grant
+
+    def _admission(
+        self, header: Header, request: Request, context: Context = NO_FACTS, st: os.stat_result | None = None
+    ) -> Admission:
+        """Leave for a change of a name; `st` is the file that a removal removes."""
+        if self.grants.files and self.grants.admits(request, st):
+            return self._enforcer.admit_published(request, self._caller(header))
+        return self._enforcer.authorize(request, context, caller=self._caller(header), layer=None)
+
+    def _take_in_file(
+        self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
+    ) -> Steps:
+        """Make a granted file whole and return the reply to CREATE."""
+        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        by, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
+        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode()}) as permit:
+            if header.uid:
+                store.check_reserve(grant.size)
+            try:
+                self._act_as(header, groups, umask | stat.S_IWOTH)
+                fd = store.create(store.directory(parent, changing=True), by, mode, permit)
+            finally:
+                self._source.act_as_self()
+            self._own_effects.note_name(parent.ino, by, 0)
+            stage = os.dup(grant.stage)  # the command may end meanwhile
+            try:
+                for call in store.fill(fd, stage, grant.offset, grant.size, permit):
+                    job = Job(call)
+                    yield job
+                    job.check()
+                self._put_in_place(parent, name, by, grant, permit)
+            except BaseException:
+                os.close(fd)
+                with suppress(FileNotFoundError):
+                    store.unlink(store.directory(parent, changing=True), by, permit)
+                raise
+            finally:
+                os.close(stage)
+        st = os.fstat(fd)
+        reply = self._entry(parent, name, st, created=True)
+        node = self._inodes.find(st.st_ino + store.numbers)
+        assert node is not None
+        store.keep_created(node, fd, stat.S_IMODE(st.st_mode))
+        return reply + OPENED
+
+    def _take_in_symlink(
+        self, header: Header, parent: Node, name: bytes, target: bytes, groups: tuple[int, ...]
+    ) -> bool:
+        """Make a granted symlink. False: the request is none, or has another target."""
+        grant = self._grant_at(parent, name)
+        if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
+            return False
+        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        by, details = stray_name().encode(), {"target": os.fsdecode(target)}
+        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode(), **details}) as permit:
+            try:
+                self._act_as(header, groups, 0)
+                parent.store.symlink(parent.store.directory(parent, changing=True), by, target, permit)
+            finally:
+                self._source.act_as_self()
+            self._own_effects.note_name(parent.ino, by, 0)
+            try:
+                self._put_in_place(parent, name, by, grant, permit)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    parent.store.unlink(parent.store.directory(parent, changing=True), by, permit)
+                raise
+        return True
+
+    def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, permit: Permit) -> None:
+        """Rename the whole file onto its path. EEXIST: the path is not as it was when it was granted."""
+        path, store = self._inodes.join(parent, name), parent.store
+        directory = store.directory(parent, changing=True)
+        over = _status(directory, name)
+        found = None if over is None else file_state(over)
+        is_free = path not in self.grants.taken and (over is None or path in self.grants.hidden)
+        if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        other = None if over is None else self._pin_for_removal(parent, directory, name, over)
+        flags = syscalls.RENAME_NOREPLACE if over is None else 0
+        self._unpin_on_failure(other, lambda: store.rename(directory, by, directory, name, flags, permit))
+        self.grants.taken.add(path)
+        if over is not None:
+            self._after_unlink(other, parent, name, over)
+        self._mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
+
+    def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
+        """Open a kept file that git has removed in the mount, without its content; -1 where there is none."""
+        path = self._inodes.join(parent, name)
+        grant = self.grants.files.get(path)
+        if grant is None or grant.mode != KEPT or path not in self.grants.hidden:
+            return -1
+        found = _status(directory, name)
+        if found is None or file_state(found) != grant.before:
+            return -1
+        self.grants.taken.add(path)
+        kept = stat.S_IMODE(found.st_mode) & ~0o111
+        fd = parent.store.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, permit)
+        if node := self._inodes.find(found.st_ino + parent.store.numbers):
+            node.fingerprint = fingerprint_of(os.fstat(fd))
+        return fd
+
+    def _changes_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
+        """Whether a WRITE to a file that was taken in has the bytes that the file has already."""
+        path = self._inodes.path(node) if node.parent is not None else ""
+        is_taken = path in self.grants.taken and self.grants.files[path].mode != KEPT
+        return is_taken and os.pread(fd, len(data), at) == data
+
+
+def _status(directory: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None

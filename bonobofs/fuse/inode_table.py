@@ -309,3 +309,14 @@ class InodeTable:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.by_id.values())
+
+
+def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
+    """The path of a name in a directory."""
+    text = os.fsdecode(name)
+    return WorkspacePath(f"{directory}/{text}" if directory else text)
+
+
+def is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
+    """Whether the path is the directory's or lies below it."""
+    return not directory or path == directory or path.startswith(f"{directory}/")

@@ -24,11 +24,10 @@ from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.mount_context import Handler, Header, Notifications
+from bonobofs.fuse.mount_context import Handler, Header, Notifications, is_member
 from bonobofs.fuse.path_table import Name, Paths
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.transport import Hooks
-from bonobofs.fuse.write_ops import is_member
 from bonobofs.system import syscalls
 
 _HIDDEN: Final = b".fuse_hidden"

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.enforcement.enforcer import Caller, Enforcer
 from bonobofs.fuse import abi as p
@@ -15,16 +15,18 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
 from bonobofs.fuse.external_changes import UNKNOWN, ExternalChanges, fingerprint_after_rename, fingerprint_of
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.git_grants import GitGrants
-from bonobofs.fuse.inode_table import InodeTable, Node
+from bonobofs.fuse.inode_table import InodeTable, Node, is_below
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
-from bonobofs.fuse.session_git_dir import SessionGitDir
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import Stretch
-from bonobofs.fuse.temp_table import TempFiles, is_below
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
+
+if TYPE_CHECKING:
+    from bonobofs.fuse.git_grants import GitGrants
+    from bonobofs.fuse.session_git_dir import SessionGitDir
+    from bonobofs.fuse.temp_files import TempFiles
 
 WATCHED_SECONDS: Final = 86_400
 """Seconds for which the kernel may believe names and attributes while the source is watched."""
@@ -86,6 +88,8 @@ class CrossLayerError(OSError):
 class MountContext:
     """The parts of one mount, and what its families of handlers share."""
 
+    grants: GitGrants
+
     def __init__(
         self,
         inodes: InodeTable,
@@ -104,7 +108,6 @@ class MountContext:
         self._virtual_dir: Final = virtual
         self._notifications: Final = notifications
         self.external_changes: Final = ExternalChanges(inodes, source, notifications)
-        self.grants: Final = GitGrants()
         self._own_effects: Final = self.external_changes.own_effects
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
@@ -454,3 +457,27 @@ class MountContext:
         elif stat.S_ISDIR(st.st_mode):
             self._enforcer.end_runs()  # what is open below is judged by its new path
         return node
+
+    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
+        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
+
+        Set-group-id without group execution stays for a member of the group.
+        """
+        killed = stat.S_ISUID
+        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
+            killed |= stat.S_ISGID
+        if st.st_mode & killed:
+            node.store.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, permit)
+            self._notifications.inode(node.id, -1, 0)
+
+
+def is_member(header: Header, gid: int) -> bool:
+    """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
+    if header.gid == gid:
+        return True
+    try:
+        with open(f"/proc/{header.pid}/status", "rb") as status:
+            groups = next(line for line in status if line.startswith(b"Groups:"))
+    except (OSError, StopIteration):
+        return False
+    return str(gid).encode() in groups.split()

@@ -20,10 +20,9 @@ from time import monotonic
 from typing import Final
 
 from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.inode_table import InodeTable, Node
+from bonobofs.fuse.inode_table import InodeTable, Node, is_below, joined
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.temp_table import LISTED, is_below, joined, printable
-from bonobofs.fuse.virtual_dir import ALL
+from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import messages
 from bonobofs.policy.compiled import REPOSITORY, ScratchTable
 from bonobofs.policy.decision import Denied, Permit

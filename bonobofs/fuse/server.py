@@ -32,6 +32,7 @@ from bonobofs.fuse.companion_requests import Hearing
 from bonobofs.fuse.companion_restart import Beside, accompany
 from bonobofs.fuse.companion_supervisor import Beginning, Companion, Standing
 from bonobofs.fuse.diagnostics import Diagnostics
+from bonobofs.fuse.dir_ops import FIRST_COOKIE
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.kernel_transport import Connection, mount, unmount
@@ -39,7 +40,7 @@ from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.remote_authorization import Admissions
 from bonobofs.fuse.session_git_dir import SessionGitDir, SessionUser
-from bonobofs.fuse.temp_table import FIRST_COOKIE, TempFiles
+from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual_dir import ALL, LONGEST, VirtualDir
 from bonobofs.fuse.virtual_dir import NAME as VIRTUAL

@@ -8,16 +8,37 @@ rights that go with that owner are those that the user has in the source.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
+from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.fuse import abi as p
+from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.layer_store import LayerStore
+from bonobofs.fuse.overlay_ops import OverlayOps, inode_number
+from bonobofs.policy.decision import Permit
+from bonobofs.system import syscalls
 
 NAME: Final = b".git"
 HIDDEN: Final = b"alternates"
 """The list of further stores in a store; the session's own list names every store."""
 _ACL: Final = "system.posix_acl_access"
+
+
+HEADS: Final = ".git/refs/heads/"
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_VALUE: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_LONGEST: Final = 1024
+_MOST_STEPS: Final = 5
+"""Symbolic refs that are followed, as git does."""
+
+Mark = tuple[int, ...]
 
 
 class SessionUser(NamedTuple):
@@ -77,3 +98,181 @@ class SessionGitDir:
             )
         finally:
             self._root.act_as_self()
+
+
+class SourceBranches:
+    """The branches of the source, read from its files."""
+
+    def __init__(self, common: int) -> None:
+        """`common` is a descriptor of the directory that holds the refs; the kernel may cover its path by the mount."""
+        self._common: Final = common
+        self._listed: dict[bytes, Mark] = {}
+        self._loose: list[str] = []
+        self._mark: Mark = ()
+        self._pack_entries: Final[dict[bytes, bytes | None]] = {}
+
+    def value(self, branch: str) -> bytes | None:
+        """The commit id of the branch in hex; None: there is no such branch."""
+        name = os.fsencode(f"refs/heads/{branch}")
+        for _ in range(_MOST_STEPS):
+            content = self._content(name)
+            if content is None:
+                return self._packed_value(name)
+            if not content.startswith(b"ref:"):
+                found = _VALUE.match(content)
+                return None if found is None else found[0]
+            name = content.removeprefix(b"ref:").strip()
+        return None
+
+    def loose(self) -> list[str]:
+        """The branches that have files of their own. Directories are read again when one has changed."""
+        if not self._listed or any(self._mark_of(path) != mark for path, mark in self._listed.items()):
+            self._listed.clear()
+            self._loose = list(self._walk(b"refs/heads"))
+        return self._loose
+
+    def _walk(self, path: bytes) -> Iterator[str]:
+        self._listed[path] = self._mark_of(path)
+        try:
+            fd = syscalls.open_beneath(self._common, path, _DIRECTORY)
+        except OSError:
+            return
+        try:
+            with os.scandir(fd) as entries:
+                found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
+        finally:
+            os.close(fd)
+        for name, is_dir in found:
+            if is_dir:
+                yield from self._walk(path + b"/" + name)
+            elif not name.endswith(b".lock"):
+                yield os.fsdecode(path + b"/" + name).removeprefix("refs/heads/")
+
+    def _mark_of(self, path: bytes) -> Mark:
+        try:
+            st = os.stat(path, dir_fd=self._common, follow_symlinks=False)
+        except OSError:
+            return ()
+        return st.st_ino, st.st_mtime_ns, st.st_size, st.st_ctime_ns
+
+    def _content(self, name: bytes) -> bytes | None:
+        try:
+            fd = syscalls.open_beneath(self._common, name, _READ)
+        except OSError:
+            return None
+        try:
+            return os.read(fd, _LONGEST) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        finally:
+            os.close(fd)
+
+    def _packed_value(self, name: bytes) -> bytes | None:
+        """The value in packed-refs, which may have a million lines and is searched once for each name and change."""
+        mark = self._mark_of(b"packed-refs")
+        if mark != self._mark:
+            self._mark = mark
+            self._pack_entries.clear()
+        if name not in self._pack_entries:
+            self._pack_entries[name] = self._find_packed(name) if mark else None
+        return self._pack_entries[name]
+
+    def _find_packed(self, name: bytes) -> bytes | None:
+        fd = syscalls.open_beneath(self._common, b"packed-refs", _READ)
+        try:
+            with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as packed:
+                at = packed.find(b" " + name + b"\n")
+                found = _VALUE.match(packed, packed.rfind(b"\n", 0, at) + 1) if at >= 0 else None
+                return None if found is None else found[0]
+        except ValueError:
+            return None  # an empty file cannot be mapped
+        finally:
+            os.close(fd)
+
+
+class BranchMirrorOps(OverlayOps):
+    """Keeps protected branches in the session's repository as they are in the source."""
+
+    _branches: SourceBranches | None = None
+
+    def mirror_branches(self, common: int) -> None:
+        """Follow the branches of this repository. `common` is a descriptor of the directory that holds its refs."""
+        self._branches = SourceBranches(common)
+        self._mirrored: dict[str, bytes | None] = {}
+
+    def _is_mirrored(self, parent: Node, name: bytes) -> bool:
+        """Whether the name is a protected branch; if so, it is now as the source has it."""
+        if self._branches is None or not parent.layer:
+            return False
+        path = self._inodes.join(parent, name)
+        if not path.startswith(HEADS):
+            return False
+        return self._follow_branch(self._branches, path.removeprefix(HEADS))
+
+    def follow_branches(self) -> None:
+        """Follow every protected branch, also those that are new. Called about once a second."""
+        if self._branches is not None:
+            for branch in {*self._branches.loose(), *self._mirrored}:
+                self._follow_branch(self._branches, branch)
+
+    def _follow_branch(self, branches: SourceBranches, branch: str) -> bool:
+        repository = self._enforcer.policy.repository
+        if repository is None or not repository.protects(branch):
+            return False
+        value = branches.value(branch)
+        if self._mirrored.get(branch) != value:
+            self._mirrored[branch] = value
+            # The session may have a directory of this name, or a branch where this one needs a directory.
+            with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+                self._put_branch(os.fsencode(HEADS + branch), value, repository.permit)
+        return True
+
+    @contextmanager
+    def _as_person(self) -> Iterator[None]:
+        """Make what appears as the session's user, to whom the repository belongs."""
+        assert self.repository is not None
+        self._source.act_as(*self.repository.person, 0)
+        try:
+            yield
+        finally:
+            self._source.act_as_self()
+
+    def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
+        """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
+        store, name = self._overlay.store, os.path.basename(path)
+        directory = self._branch_directory(os.path.dirname(path), permit)
+        try:
+            number = inode_number(directory, name)
+            node = self._inodes.find(number + store.numbers) if number else None
+            if node is not None:
+                store.pin(node, directory, name)
+            if value is not None:
+                draft = stray_name().encode()
+                with self._as_person():
+                    fd = store.create(directory, draft, 0o644, permit)
+                try:
+                    store.write(fd, memoryview(value + b"\n"), 0, permit)
+                finally:
+                    os.close(fd)
+                store.rename(directory, draft, directory, name, 0, permit)
+            elif number:
+                store.unlink(directory, name, permit)
+            if node is not None:
+                self._inodes.cut_off(node)
+            above = self._inodes.find(os.fstat(directory).st_ino + store.numbers)
+            if above is not None:
+                self._notifications.entry(above.id, name)
+                self._notifications.inode(above.id, -1, 0)
+        finally:
+            os.close(directory)
+
+    def _branch_directory(self, path: bytes, permit: Permit) -> int:
+        """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
+        store = self._overlay.store
+        with suppress(FileNotFoundError):
+            return syscalls.open_beneath(store.root, path, _DIRECTORY)
+        above = self._branch_directory(os.path.dirname(path), permit)
+        try:
+            with self._as_person():
+                store.mkdir(above, os.path.basename(path), 0o755, permit)
+            return syscalls.open_beneath(above, os.path.basename(path), _DIRECTORY)
+        finally:
+            os.close(above)

@@ -21,6 +21,8 @@ _MOST_KEPT: Final = 32
 """Snapshots of all files together."""
 LONGEST: Final = 1 << 20
 """Bytes of one file."""
+LISTED: Final = 1_000
+"""Names of each kind that `.bonobofs/scratch` lists; looking at more keeps other requests waiting."""
 ALL: Final = -1
 """The viewer that sees everything: the session's user, root, and the user of `--user`."""
 _BY_VIEWER: Final = frozenset({b"denials.jsonl", b"scratch"})
@@ -104,3 +106,8 @@ class VirtualDir:
         self._lookups.pop(node_id, None)
         if node_id not in self._latest.values():
             self._snapshots.pop(node_id, None)
+
+
+def printable(path: str) -> str:
+    """The path on one line: backslashes and control characters as in a Python string."""
+    return "".join(repr(each)[1:-1] if each == "\\" or each < " " or each == "\x7f" else each for each in path)

@@ -1,10 +1,9 @@
-"""Requests that change content: runs of writes, files that are made, space that is given or taken."""
+"""Handlers of WRITE, FALLOCATE and COPY_FILE_RANGE."""
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -15,28 +14,25 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import may_be_half
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import R, W, duplicates, stale
-from bonobofs.fuse.granted_files import OPENED, GrantOps
+from bonobofs.fuse.git_grants import GrantOps
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import INLINE, NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.policy.decision import Layer, Permit
-from bonobofs.policy.request import HEAD_BYTES, Context, Operation, Request
+from bonobofs.policy.request import HEAD_BYTES, Operation, Request
 from bonobofs.system import syscalls
 
-_CREATING: Final = 0
-"""Key of the run whose file has no node yet."""
 _MOST_COPIED: Final = 8 << 20
 """Bytes that one COPY_FILE_RANGE copies. The caller requests the rest, and what waited is served before."""
 
 
 class WriteOps(GrantOps):
-    """Handlers that change what files hold."""
+    """Handlers that change the content of files."""
 
-    def _changing_content(self) -> dict[int, Handler]:
+    def _write_handlers(self) -> dict[int, Handler]:
         o = p.Opcode
         return {
             o.WRITE: self._write,
-            o.CREATE: self._create,
             o.FALLOCATE: self._or_in_overlay(self._fallocate),
             o.COPY_FILE_RANGE: self._copy_file_range,
             o.COPY_FILE_RANGE_64: self._copy_file_range_64,
@@ -144,29 +140,11 @@ class WriteOps(GrantOps):
         )
         return self._limit_batch(node.batch, node, context.size)
 
-    def _limit_batch(self, batch: WriteBatch, node: Node, size: int) -> WriteBatch:
-        """The run, which goes no further than there is known to be room for it."""
-        if node.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(batch.request.path):
-            batch.limit = size
-        return batch
-
     def _fail_removed(self, node: Node) -> NoReturn:
         """The file was removed or replaced behind the mount while the kernel believed its name."""
         node.store.on_stale(node)
         self._inodes.cut_off(node)
         raise stale()
-
-    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
-        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
-
-        Set-group-id without group execution stays for a member of the group.
-        """
-        killed = stat.S_ISUID
-        if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
-            killed |= stat.S_ISGID
-        if st.st_mode & killed:
-            node.store.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, permit)
-            self._notifications.inode(node.id, -1, 0)
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
@@ -269,71 +247,6 @@ class WriteOps(GrantOps):
             return pack(copied)
 
         return steps() if is_long else finished(steps())
-
-    def _create(self, header: Header, body: memoryview) -> Reply:
-        flags, mode, umask, _ = p.CREATE_IN.unpack_from(body)
-        (name,) = p.strings(body[p.CREATE_IN.size :], 1)
-        parent, directory = self._parent_to_change(header, Operation.CREATE_FILE, name)
-        mode &= 0o7777
-        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        context = Context(size=0, mode=self._effective_mode(directory, mode, umask))
-        groups = self._groups(header, body)
-        grant = self._grant_at(parent, name)
-        if grant is not None and stat.S_ISREG(grant.mode):
-            steps = self._take_in_file(header, grant, parent, name, umask, groups)
-            return finished(steps) if grant.size <= INLINE else steps
-        self._check_staging_limit(header, request, context)
-        batch = self._enforcer.begin(
-            _CREATING, request, context, self._source.now, caller=self._caller(header), layer=None
-        )
-        try:
-            target_dir, directory = self._target_dir(header, request, parent, directory, batch.permit)
-            self._act_as(header, groups, umask)
-            node, reply = self._make_file(target_dir, directory, name, mode, batch.permit)
-        except BaseException as error:
-            self._enforcer.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
-            if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
-                # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
-                # and judged as one that exists.
-                raise stale() from error
-            raise
-        finally:
-            self._source.act_as_self()
-        self._add_upper(parent, target_dir, name)
-        self._enforcer.rekey(_CREATING, node.id)
-        node.batch = self._limit_batch(batch, node, 0)
-        node.has_no_xattrs = True
-        return reply + OPENED
-
-    def _make_file(
-        self, target_dir: Node, directory: int, name: bytes, mode: int, permit: Permit
-    ) -> tuple[Node, bytes]:
-        """Make a file where the verdict says; its node, with a reference, and its entry."""
-        if permit.layer is Layer.STAGED:
-            held = self._stage_file(target_dir, directory, name, mode, permit)
-            return held, self._staged_entry(held)
-        store = target_dir.store
-        fd = self._replace_kept(target_dir, directory, name, mode, permit) if self.grants.hidden else -1
-        fd = store.create(directory, name, mode, permit) if fd < 0 else fd
-        st = os.fstat(fd)
-        reply = self._entry(target_dir, name, st, created=True)
-        node = self._inodes.find(st.st_ino + store.numbers)
-        assert node is not None
-        store.keep_created(node, fd, mode)
-        self._mark_own_name(target_dir, name, st.st_ino)
-        return node, reply
-
-
-def is_member(header: Header, gid: int) -> bool:
-    """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
-    if header.gid == gid:
-        return True
-    try:
-        with open(f"/proc/{header.pid}/status", "rb") as status:
-            groups = next(line for line in status if line.startswith(b"Groups:"))
-    except (OSError, StopIteration):
-        return False
-    return str(gid).encode() in groups.split()
 
 
 def _allocated(st: os.stat_result, offset: int, length: int) -> int:

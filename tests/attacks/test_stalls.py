@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.temp_table import LISTED
+from bonobofs.fuse.virtual_dir import LISTED
 from bonobofs.ipc.client import call
 from bonobofs.policy.decision import Code
 from bonobofs.state.home import inside_directory

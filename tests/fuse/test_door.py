@@ -29,7 +29,7 @@ from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Header, Notifications
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.slices import finished
-from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
 from bonobofs.policy.decision import Layer, Refused
 from bonobofs.policy.document import parse

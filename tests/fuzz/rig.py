@@ -23,7 +23,7 @@ from bonobofs.fuse.kernel_transport import Connection
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Notifications
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
-from bonobofs.fuse.temp_table import TempFiles
+from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
 from bonobofs.policy.decision import Layer
 from bonobofs.policy.document import parse

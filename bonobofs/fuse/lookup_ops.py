@@ -1,0 +1,171 @@
+"""Handlers of LOOKUP, FORGET, GETATTR, READLINK and STATFS, and of requests that need no work."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from bonobofs.fuse import abi as p
+from bonobofs.fuse import virtual_dir
+from bonobofs.fuse.fd_cache import R, stale
+from bonobofs.fuse.inode_table import Node
+from bonobofs.fuse.mount_context import NOTHING, UNCACHED_SECONDS, UNWATCHED_SECONDS, Handler, Header, Reply
+from bonobofs.fuse.session_git_dir import HIDDEN, BranchMirrorOps
+from bonobofs.fuse.session_git_dir import NAME as GIT
+from bonobofs.fuse.slices import Steps
+
+_LOOKS: Final = 16
+"""Times that a name is looked up while another process replaces its file."""
+_HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
+"""The answer that a name is not there, which the kernel does not cache."""
+_UNCACHED: Final = bytes(p.ATTR_OUT.size)
+
+
+class LookupOps(BranchMirrorOps):
+    """Handlers that find nodes and show their attributes."""
+
+    def _lookup_handlers(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.LOOKUP: self._lookup,
+            o.FORGET: self._forget,
+            o.BATCH_FORGET: self._batch_forget,
+            o.GETATTR: self._getattr,
+            o.READLINK: self._readlink,
+            o.STATFS: self._statfs,
+            o.RELEASE: self._done,
+            o.RELEASEDIR: self._done,
+            o.SYNCFS: self._done,
+            o.DESTROY: self._done,
+        }
+
+    def _lookup(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        node_id = header.node_id
+        if node_id >= virtual_dir.FIRST_ID or (name == virtual_dir.NAME and node_id == p.ROOT_ID):
+            return self._virtual_entry(header, node_id, name)
+        parent = self._node(node_id)
+        if parent.mounted_over:
+            return self._no_entry
+        p.checked_name(name)
+        if self._temp_files.directories and (held := self._staged_at(parent, name)):
+            return self._staged_entry(held)
+        if self._overlay.directories and (entry := self._lookup_upper(parent, name)) is not None:
+            return self._entry_for_user(header, entry, parent, name)
+        if self._is_hidden(parent, name):
+            return _HIDDEN
+        mirrored = self._is_mirrored(parent, name)
+        for _ in range(_LOOKS):
+            try:
+                st = parent.store.stat_entry(parent, name)
+            except FileNotFoundError:
+                if mirrored or parent.store.place:
+                    raise
+                return self._no_entry
+            if name == HIDDEN and parent.store.place:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            reply = self._entry(parent, name, st)
+            if mirrored:
+                return p.believed_for(0, reply)
+            if not self.external_changes.may_be_replaced(parent, name, st) or self._open_early(parent, st):
+                return reply
+        raise stale()
+
+    def _virtual_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
+        """The entry of `.bonobofs`, or of a name in it."""
+        if node_id == p.ROOT_ID:
+            node_id = virtual_dir.DIRECTORY_ID
+            return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual_dir.attr(node_id)
+        found = self._virtual_dir.lookup(name, header.uid) if node_id == virtual_dir.DIRECTORY_ID else None
+        if found is None:
+            return self._store_entry(header, node_id, name)
+        return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
+
+    def _entry_for_user(self, header: Header, entry: bytes, parent: Node, name: bytes) -> bytes:
+        """The entry of a name in the layer. If users see different `.git`, the kernel asks again for each of them."""
+        if self.repository is None or not self.repository.shared or name != GIT or parent.id != p.ROOT_ID:
+            return entry
+        if not self.repository.is_seen(header.uid):
+            self._forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
+            entry = self._entry(parent, GIT, parent.store.stat_entry(parent, GIT))
+        return p.believed_for(0, entry)
+
+    def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
+        """The entry of an object store in `.bonobofs`."""
+        repository = self.repository
+        if node_id != virtual_dir.DIRECTORY_ID or repository is None or name not in repository.stores:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not repository.is_seen(header.uid):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        top = repository.stores[name].top
+        top.lookups += 1
+        seconds = UNCACHED_SECONDS if repository.shared else UNWATCHED_SECONDS
+        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.status(top))
+
+    def _open_early(self, parent: Node, st: os.stat_result) -> bool:
+        """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""
+        node = self._inodes.find(st.st_ino + parent.store.numbers)
+        if node is None or node.fd >= 0:
+            return True
+        try:
+            node.store.file(node, R)
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.ENOENT):
+                self._forget_node(node.id, 1)
+                return False
+        return True
+
+    def _forget(self, header: Header, body: memoryview) -> Reply:
+        self._forget_one(header.node_id, p.FORGET_IN.unpack_from(body)[0])
+        return NOTHING
+
+    def _batch_forget(self, header: Header, body: memoryview) -> Reply:
+        count, _ = p.BATCH_FORGET_IN.unpack_from(body)
+        start = p.BATCH_FORGET_IN.size
+        return self._forget_all(bytes(body[start : start + count * p.FORGET_ONE.size]))
+
+    def _forget_all(self, batch: bytes) -> Steps:
+        """One batch may have 65,000 nodes, and to close a file that has no name frees its blocks."""
+        for node_id, count in p.FORGET_ONE.iter_unpack(batch):
+            self._forget_one(node_id, count)
+            yield None
+        return NOTHING
+
+    def _forget_one(self, node_id: int, count: int) -> None:
+        if node_id >= virtual_dir.FIRST_ID:
+            self._virtual_dir.forget(node_id, count)
+            return
+        self._forget_node(node_id, count)
+
+    def _done(self, header: Header, body: memoryview) -> Reply:
+        return NOTHING
+
+    def _getattr(self, header: Header, body: memoryview) -> Reply:
+        if header.node_id >= virtual_dir.FIRST_ID:
+            return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
+        node = self._node(header.node_id)
+        st = node.store.status(node)
+        self._check_external(node, st)
+        return (_UNCACHED if node.store.place else self._attr_times) + self._attr(node, st)
+
+    def _virtual_attr(self, node_id: int) -> bytes:
+        try:
+            return self._virtual_dir.attr(node_id)
+        except KeyError:
+            raise stale() from None
+
+    def _readlink(self, header: Header, body: memoryview) -> Reply:
+        if header.node_id >= virtual_dir.FIRST_ID:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        node = self._node(header.node_id)
+        return node.store.readlink(node)
+
+    def _statfs(self, header: Header, body: memoryview) -> Reply:
+        self._source.close_released()
+        node = self._nodes.get(header.node_id)
+        v = (self._source if node is None else node.store).statvfs()
+        size = v.f_bsize
+        return p.STATFS_OUT.pack(
+            v.f_blocks, v.f_bfree, v.f_bavail, v.f_files, v.f_ffree, size, v.f_namemax, v.f_frsize, 0
+        )

@@ -1,0 +1,68 @@
+"""Handlers of UNLINK and RMDIR."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.git_grants import GrantOps
+from bonobofs.fuse.inode_table import kind_of
+from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, Reply
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Kind, Operation, Request
+
+
+class RemoveOps(GrantOps):
+    """Handlers that remove names."""
+
+    def _remove_handlers(self) -> dict[int, Handler]:
+        o = p.Opcode
+        return {
+            o.UNLINK: self._unlink,
+            o.RMDIR: self._rmdir,
+        }
+
+    def _unlink(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        parent, directory = self._parent_to_change(header, Operation.DELETE_FILE, name)
+        if held := self._staged_at(parent, name):
+            self._unlink_staged(header, parent, name, held)
+            return NOTHING
+        where, directory = self._resolve_layer(parent, directory, name)
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
+        if self._is_hidden(parent, name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if self.grants.files and where is parent and self.grants.hides(request.path, st):
+            return NOTHING
+        with self._admission(header, request, LEAVES, st) as permit:
+            remove = self._removal(where, permit, where.store.unlink)
+            node = self._pin_for_removal(where, directory, name, st)
+            self._unpin_on_failure(node, lambda: remove(directory, name, permit))
+        self._after_unlink(node, where, name, st)
+        self._hide_name(parent, name, permit)
+        return NOTHING
+
+    def _rmdir(self, header: Header, body: memoryview) -> Reply:
+        (name,) = p.strings(body, 1)
+        parent, directory = self._parent_to_change(header, Operation.RMDIR, name)
+        where, directory = self._resolve_layer(parent, directory, name)
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
+        if not where.layer and self._fails_as_not_empty(request, directory, name):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        with self._admission(header, request, LEAVES) as permit:
+            self._check_shown_empty(where, directory, name, request.path, permit)
+            remove = self._removal(where, permit, where.store.rmdir)
+            node = self._pin_for_removal(where, directory, name, st)
+            self._unpin_on_failure(node, lambda: remove(directory, name, permit))
+            self._overlay.remove_upper_dir(request.path, permit)
+        self._after_unlink(node, where, name, st)
+        self._hide_name(parent, name, permit)
+        return NOTHING
+
+    def _fails_as_not_empty(self, request: Request, directory: int, name: bytes) -> bool:
+        """Whether a directory that no rule names has something in it. Git tries to remove it after each file in it."""
+        verdict = self._enforcer.decide(request, LEAVES)
+        return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._source.has_names(directory, name)
