@@ -18,7 +18,7 @@ from bonobofs.state.database import Database
 from bonobofs.state.project_policies import store_preset
 from bonobofs.system import mounts
 from tests.postgres import Postgres
-from tests.worlds import Mounted, OrdinaryUser, World
+from tests.worlds import Mounted, OrdinaryUser, World, commands
 from tests.worlds.issues import find_bd
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
@@ -46,6 +46,10 @@ def pytest_report_header() -> str:
     return f"bd: {find_bd()}"
 
 
+def _as_utf8(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """On CI a skip is a failure: a suite that passes by skipping hides what it should show."""
@@ -53,6 +57,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, and on CI nothing may be: {call.excinfo}"
+    # A worker sends its reports as UTF-8, and would end with one that names a file in other bytes.
+    if report.failed and _as_utf8(report.longreprtext) != report.longreprtext:
+        report.longrepr = _as_utf8(report.longreprtext)
+    report.sections = [(title, _as_utf8(text)) for title, text in report.sections]
     return report  # type: ignore[return-value] # as above
 
 
@@ -60,6 +68,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     base = tmp_path_factory.getbasetemp().resolve()
+    commands.close()
     left = [str(mount.mountpoint) for mount in mounts.ours() if base in mount.mountpoint.parents]
     assert not left, f"mounts were left: {left}"
 

@@ -22,37 +22,26 @@ from bonobofs.session import Session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from bonobofs.system import mounts, processes
+from tests.worlds.commands import ROOT, bonobofs, environment
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-"""The checkout."""
+__all__ = [
+    "ALLOW_ALL",
+    "NOBODY",
+    "ROOT",
+    "Mounted",
+    "OrdinaryUser",
+    "World",
+    "bonobofs",
+    "environment",
+    "plain",
+    "register",
+    "wait_for_mount",
+]
 
 NOBODY = 65534
 
 ALLOW_ALL = 'default = "allow"\nhidden = ["**"]\ndevices = true\n'
 """A policy that admits every change but those that leave the workspace."""
-
-
-def environment(**more: str) -> dict[str, str]:
-    """The environment for a program that uses bonobofs of this checkout."""
-    path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, **more}
-
-
-def bonobofs(
-    *arguments: str | Path, cwd: Path = Path("/"), env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run one command, as a person would, and give what it said."""
-    return subprocess.run(
-        [sys.executable, "-m", "bonobofs", *arguments],
-        cwd=cwd,
-        env=environment(**(env or {})),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        check=False,
-        timeout=60,
-    )
 
 
 def register(*agents: str) -> None:
