@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, AuditEntry
-from bonobofs.audit.reader import paths_of, read, shown, trails_in
+from bonobofs.audit.reader import paths_of, read, trails_in
 from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.verify import Finding, What
 from bonobofs.audit.writer import CLOSE
+from bonobofs.system.terminal import escape
 
 MOST_ENTRIES: Final = 2000
 MOST_CHARACTERS: Final = 256 * 1024
@@ -98,7 +99,7 @@ class Letter:
         said += [f"{self.denied} denied"] if self.denied else []
         said += [f"{self.entries} entr{'ies' if self.entries > 1 else 'y'}"]
         mark = f"[{self.session} {self.first}-{self.last} {self.hash[:HASH_DIGITS]} {self.home[:8]}]"
-        return f"{shown(self.agent)[:_LONGEST_NAME]}: {', '.join(said)} {mark}"
+        return f"{escape(self.agent)[:_LONGEST_NAME]}: {', '.join(said)} {mark}"
 
     @property
     def body(self) -> str:
@@ -125,19 +126,19 @@ def posted(subject: str) -> Posted | None:
 def _line(entry: AuditEntry) -> str:
     intent = entry.details.get("intent")
     count = entry.details.get("count")
-    others = [f"-> {shown(path)}" for path in paths_of(entry)[1:]]
+    others = [f"-> {escape(path)}" for path in paths_of(entry)[1:]]
     if entry.kind == "outcome" and entry.result == "allowed":
         what = [f"done {intent}"]
     else:
         what = [
             entry.kind if entry.kind in ("alert", "event") else entry.result,
-            shown(entry.operation),
-            shown(entry.path),
+            escape(entry.operation),
+            escape(entry.path),
             *others,
         ]
     times = [f"({count} times more)"] if isinstance(count, int) else []
     why = [f"{entry.code}:"] if entry.code else []
-    why += [shown(entry.reason)] if entry.reason else []
+    why += [escape(entry.reason)] if entry.reason else []
     moment = entry.timestamp.astimezone(UTC).strftime("%H:%M:%S.%f")
     text = " ".join(part for part in (f"#{entry.seq}", moment, *what, *times, *why) if part)
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}…"

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,6 +22,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
 from bonobofs.audit.trail_file import open_trail, size_of, stat_trail
+from bonobofs.system.locks import locked
 
 
 class By(enum.StrEnum):
@@ -130,7 +129,6 @@ BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 _MARKED: Final = 128
 """Bytes before the cursor by which a trail is known again: they hold the hash of its last line."""
 _MICROSECOND: Final = timedelta(microseconds=1)
-_BETWEEN_TRIES: Final = 0.05
 
 
 class Progress(NamedTuple):
@@ -338,20 +336,10 @@ def _mark(stream: BinaryIO, place: int) -> str:
 @contextlib.contextmanager
 def _alone(home: Path, goes_on: Callable[[], bool]) -> Iterator[bool]:
     """Be the one that reads trails; False: another was, until it had to end."""
-    handle = os.open(home / "index.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield _locked(handle, goes_on)
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int, goes_on: Callable[[], bool]) -> bool:
-    while True:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(home / "index.lock", retry=goes_on))
         except BlockingIOError:
-            if not goes_on():
-                return False
-            time.sleep(_BETWEEN_TRIES)
+            yield False
         else:
-            return True
+            yield True

@@ -24,6 +24,7 @@ from bonobofs.audit.entry import FIELDS, AuditEntry, instant
 from bonobofs.audit.trail_file import open_trail
 from bonobofs.audit.writer import CLOSE, Trail
 from bonobofs.errors import TrailError, UsageError
+from bonobofs.system.terminal import escape
 
 LONGEST_LINE: Final = 16 * 1024 * 1024
 """Bytes after which a line is taken as ended: garbage without a newline must not fill the memory."""
@@ -40,9 +41,6 @@ _BLOCK = 64 * 1024
 _TOGETHER = 256
 """Entries that are read from a trail at once."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-# C0, DEL and C1; line and paragraph separators; what turns the direction of writing; lone surrogates; the backslash,
-# so that what is shown can be read back.
-_NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -161,7 +159,7 @@ def since(text: str, now: datetime) -> datetime:
             return now - timedelta(**{_UNITS[short[2]]: int(short[1])})
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError):
-        raise UsageError(f"{shown(text)!r} is no moment: give 30s, 10m, 2h, 1d, 1w or 2026-01-31T12:00") from None
+        raise UsageError(f"{escape(text)!r} is no moment: give 30s, 10m, 2h, 1d, 1w or 2026-01-31T12:00") from None
 
 
 def paths_of(entry: AuditEntry) -> list[str]:
@@ -178,28 +176,13 @@ def export_jsonl(entries: Iterable[AuditEntry], out: TextIO) -> None:
 def export_csv(entries: Iterable[AuditEntry], out: TextIO) -> None:
     """Write RFC 4180 with a heading; `details` as JSON. `out` is opened with newline="".
 
-    It is made for tables: text is written as `shown` writes it, and text that a spreadsheet would run as a formula
+    It is made for tables: text is written as `escape` writes it, and text that a spreadsheet would run as a formula
     gets an apostrophe before it. The exact form is the other one.
     """
     writer = csv.writer(out)
     writer.writerow(FIELDS)
     for entry in entries:
         writer.writerow([_cell(getattr(entry, name)) for name in FIELDS])
-
-
-def shown(text: str) -> str:
-    r"""Write text so that it is one line and cannot steer a terminal: such characters, and `\\`, as escapes."""
-    return _NOT_SHOWN.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    character = match[0]
-    number = ord(character)
-    if character == "\\":
-        return "\\\\"
-    if 0xDC80 <= number <= 0xDCFF:
-        return f"\\x{number - 0xDC00:02x}"
-    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def _cell(value: object) -> str:
@@ -209,7 +192,7 @@ def _cell(value: object) -> str:
         return json.dumps(value, separators=(",", ":"))
     if value is None or isinstance(value, int):
         return "" if value is None else str(value)
-    text = shown(str(value))
+    text = escape(str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.reader import shown
+from bonobofs.system.terminal import escape
 
 EXAMPLES: Final = 5
 """Agents that are named in the title, and paths with a refusal."""
@@ -167,7 +167,7 @@ def _cell(text: str) -> str:
 
 def _code(text: str) -> str:
     """Text as a code span: no Markdown, no link and nobody's name in it, whatever is in it."""
-    safe = shown(text)
+    safe = escape(text)
     if len(safe) > LONGEST:
         safe = f"{safe[: LONGEST // 2]}…{safe[-LONGEST // 2 :]}"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
@@ -178,7 +178,7 @@ def _code(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Text that is no Markdown, whatever is in it. What would call somebody, or lead somewhere, is a code span."""
-    safe = shown(text)
+    safe = escape(text)
     if len(safe) > LONGEST or _CALLS.search(safe):
         return _code(text)
     return "".join(f"\\{character}" if character in "\\`*_{}[]<>|!~" else character for character in safe)

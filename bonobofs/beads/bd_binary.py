@@ -9,6 +9,7 @@ from typing import Final
 
 from bonobofs.errors import BeadsError
 from bonobofs.system import mounts
+from bonobofs.system.paths import is_within
 
 INSTALL: Final = (
     "install bd 1.0.5 or a later 1.x from the releases of Beads and put it on PATH, or name it in BONOBOFS_BD"
@@ -45,4 +46,4 @@ def _of_agents(home: Path, beads: Path) -> list[str]:
 
 
 def _is_below(path: str, tops: list[str]) -> bool:
-    return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)
+    return any(is_within(path, top) for top in tops)

@@ -18,10 +18,8 @@ from typing import Final
 
 from bonobofs.errors import BeadsError
 from bonobofs.system import processes
+from bonobofs.system.locks import lock, never
 
-_SHORTEST: Final = 0.002
-_LONGEST: Final = 0.05
-"""Seconds between two looks at a lock that is held."""
 _LINE: Final = 128
 
 
@@ -78,7 +76,7 @@ def is_held(path: Path) -> bool:
     """Whether somebody holds the lock of this file. OSError: there is none."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(descriptor, shared=True, retry=never)
     except BlockingIOError:
         return True
     finally:
@@ -87,19 +85,16 @@ def is_held(path: Path) -> bool:
 
 
 def _wait(descriptor: int, beads: Path, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    pause = _SHORTEST
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _end_orphan(descriptor)
-        else:
-            return
-        if time.monotonic() >= until:
-            raise BeadsError(f"{beads} has been in use by other calls for {seconds:.0f} seconds; try again")
-        time.sleep(pause)
-        pause = min(pause * 2, _LONGEST)
+    deadline = time.monotonic() + seconds
+
+    def retry() -> bool:
+        _end_orphan(descriptor)
+        return time.monotonic() < deadline
+
+    try:
+        lock(descriptor, retry=retry)
+    except BlockingIOError:
+        raise BeadsError(f"{beads} has been in use by other calls for {seconds:.0f} seconds; try again") from None
 
 
 def _end_orphan(descriptor: int) -> None:

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bonobofs.audit.reader import shown
+from bonobofs.system.terminal import escape
 
 
 def say(text: str) -> None:
     """One line for a person. Names that are not UTF-8, and what would steer a terminal, are escaped."""
-    print(shown(text))
+    print(escape(text))
 
 
 def note(text: str) -> None:
     """Something to know, beside the result."""
-    print(f"bonobofs: {shown(text)}", file=sys.stderr)
+    print(f"bonobofs: {escape(text)}", file=sys.stderr)
 
 
 def document(value: Any) -> None:
@@ -28,7 +28,7 @@ def document(value: Any) -> None:
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
     """Rows under a heading. `styles` gives each row a colour, on a terminal."""
-    cells = [[shown(cell) for cell in row] for row in rows]
+    cells = [[escape(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(heading, cells, styles)
         return
@@ -45,7 +45,7 @@ def waiting(text: str) -> Iterator[None]:
         return
     from rich.console import Console  # noqa: PLC0415 - reading Rich takes longer than most commands do
 
-    with Console(stderr=True).status(shown(text)):
+    with Console(stderr=True).status(escape(text)):
         yield
 
 

@@ -25,6 +25,7 @@ from bonobofs.errors import GitError
 from bonobofs.git.session_repository import find
 from bonobofs.ipc.channel import Kind, Line
 from bonobofs.state.sessions import Session, lives, load
+from bonobofs.system.paths import is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable
 
 _QUIET: Final = 0.25
@@ -125,7 +126,7 @@ def _repository_of(source: str) -> Path | None:
 
 
 def _is_of(top: str, path: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
+    return is_within(path, top)
 
 
 def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:

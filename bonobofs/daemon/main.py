@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -17,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from bonobofs.audit.reader import shown
 from bonobofs.daemon.jobs import Indexing, Job, Mailing, Retention
 from bonobofs.daemon.reservation_mirror import Expiring, Mirroring
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.state.home import home, read_document, write_document
+from bonobofs.system.locks import locked, never
 from bonobofs.system.processes import is_alive, send, start_time, wait_for_end
+from bonobofs.system.terminal import escape
 
 _LOCK: Final = "serve.lock"
 _PID_FILE: Final = "serve.pid"
@@ -42,10 +42,9 @@ def alone(home: Path) -> Iterator[Callable[[], bool]]:
 
     What is given tells whether it still is: a state directory that was removed and made anew is another's to serve.
     """
-    handle = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = stack.enter_context(locked(home / _LOCK, retry=never))
         except BlockingIOError:
             other = running(home)
             which = f", pid {other.pid}" if other is not None else ""
@@ -61,8 +60,6 @@ def alone(home: Path) -> Iterator[Callable[[], bool]]:
             if _is_there(home / _LOCK, handle):
                 path.unlink(missing_ok=True)
             os.ftruncate(handle, 0)
-    finally:
-        os.close(handle)
 
 
 def running(home: Path) -> Daemon | None:
@@ -150,7 +147,7 @@ class _Notes:
 
     def say(self, text: str) -> None:
         """One line in the log. It may hold what a server says, and a log is read on a terminal."""
-        print(f"{datetime.now(UTC).isoformat(timespec='seconds')} {shown(text)}", file=sys.stderr, flush=True)
+        print(f"{datetime.now(UTC).isoformat(timespec='seconds')} {escape(text)}", file=sys.stderr, flush=True)
 
     def note(self, part: str, problem: str) -> None:
         with self._lock:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.agent_mail.mail_client import Mailbox, Reservation
-from bonobofs.audit.reader import shown
 from bonobofs.daemon.jobs import GoesOn, Job, Lanes
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
@@ -26,6 +25,7 @@ from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.state import leases
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.sessions import Session, lives, load
+from bonobofs.system.terminal import escape
 
 
 class Mirroring(Job):
@@ -120,7 +120,7 @@ class _Place:
         known = {sent.subject for sent in mailbox.sent(min(one.made for one, _ in wrong.values()))}
         problems = []
         for origin, (reservation, problem) in wrong.items():
-            subject = f"alert: {shown(reservation.agent)[:64]}'s reservation {reservation.id} is no lease"
+            subject = f"alert: {escape(reservation.agent)[:64]}'s reservation {reservation.id} is no lease"
             try:
                 if subject not in known:
                     mailbox.send(subject, _body(reservation, problem), "urgent")
@@ -185,7 +185,7 @@ It is tried again until it is released or expires. Wait for the lease to end, or
 
 
 def _body(reservation: Reservation, problem: str) -> str:
-    return _BODY.format(pattern=shown(reservation.pattern), problem=shown(problem))
+    return _BODY.format(pattern=escape(reservation.pattern), problem=escape(problem))
 
 
 _MOST: Final = 32

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -12,9 +11,9 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
-from bonobofs.files.workspace import KINDS, Workspace
+from bonobofs.files.workspace import Workspace
 from bonobofs.policy.pattern import Matcher, Names, parse
-from bonobofs.policy.request import Kind
+from bonobofs.policy.request import Kind, kind_of
 
 MOST_NAMES: Final = 200_000
 """Names of one directory that are looked at."""
@@ -137,5 +136,5 @@ def _looked_at(entry: os.DirEntry[str], path: str, *, measured: bool) -> Found:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return Found(path, Kind.FILE, -1)
-    kind = KINDS.get(stat.S_IFMT(status.st_mode), Kind.DEVICE)
+    kind = kind_of(status.st_mode)
     return Found(path, kind, status.st_size if kind is Kind.FILE else -1)

@@ -8,7 +8,6 @@ changed is a name in the held directory, which is compared with the path once mo
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -22,40 +21,24 @@ from typing import Final, NamedTuple, Self
 
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.isolation import boundary_of, enforce_absolute_path_boundary
-from bonobofs.policy.request import Kind, WorkspacePath
+from bonobofs.policy.request import Kind, WorkspacePath, kind_of
+from bonobofs.system.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 MAKER: Final[ContextVar[Callable[[], AbstractContextManager[object]]]] = ContextVar("MAKER", default=nullcontext)
 """Entered while a file or directory is made: it lets the thread act as the user to whom that belongs."""
 
-_OPENAT2: Final = 437
-_NO_XDEV: Final = 0x01
-_NO_SYMLINKS: Final = 0x04
-_BENEATH: Final = 0x08
+_EXACTLY: Final = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _TRIES: Final = 128
 """How often the kernel is asked again where it could not tell whether a `..` led out, as something was renamed."""
-_syscall: Final = ctypes.CDLL(None, use_errno=True).syscall
-
-KINDS: Final = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.DIRECTORY,
-    stat.S_IFLNK: Kind.SYMLINK,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-}
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def _open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
-    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve | _BENEATH)
     code = errno.EAGAIN
     for _ in range(_TRIES):
-        descriptor = _syscall(_OPENAT2, directory, os.fsencode(path or "."), ctypes.byref(how), ctypes.sizeof(how))
-        if descriptor >= 0:
-            return int(descriptor)
-        code = ctypes.get_errno()
+        try:
+            return openat2(directory, os.fsencode(path or "."), flags, resolve | RESOLVE_BENEATH)
+        except OSError as error:
+            code = error.errno or errno.EIO
         if code != errno.EAGAIN:
             break
     raise OSError(code, os.strerror(code), path)
@@ -145,7 +128,7 @@ class Workspace:
 
     def open_directory(self, path: str) -> int:
         """A directory at exactly this path, no symlink on the way and no other file system, for its caller to close."""
-        return _open_beneath(self.descriptor, path, os.O_RDONLY | os.O_DIRECTORY, _NO_SYMLINKS | _NO_XDEV)
+        return _open_beneath(self.descriptor, path, os.O_RDONLY | os.O_DIRECTORY, _EXACTLY)
 
 
 class _Real(NamedTuple):
@@ -191,7 +174,7 @@ class Place:
     @property
     def kind(self) -> Kind:
         """What the name leads to; a regular file where nothing is there."""
-        return Kind.FILE if self.found is None else KINDS.get(stat.S_IFMT(self.found.st_mode), Kind.DEVICE)
+        return Kind.FILE if self.found is None else kind_of(self.found.st_mode)
 
     @property
     def missing(self) -> list[WorkspacePath]:
@@ -202,7 +185,7 @@ class Place:
     def open_file(self) -> int:
         """The file, open for reading, for its caller to close; ESTALE where it is another by now, or no regular one."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-        descriptor = _open_beneath(self.directory, self.name, flags, _NO_SYMLINKS | _NO_XDEV)
+        descriptor = _open_beneath(self.directory, self.name, flags, _EXACTLY)
         now = os.fstat(descriptor)
         if self.found is None or not os.path.samestat(now, self.found) or not stat.S_ISREG(now.st_mode):
             os.close(descriptor)
@@ -220,7 +203,7 @@ class Place:
         except FileExistsError:
             made = False
         above, path = self.directory, f"{self._parent}/{name}" if self._parent else name
-        below = _open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY, _NO_SYMLINKS | _NO_XDEV)
+        below = _open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY, _EXACTLY)
         self.directory, self._parent, self._missing = below, path, tuple(rest)
         try:
             if made:

@@ -14,13 +14,13 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import W, duplicates
-from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.lookup_ops import LookupOps
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.policy.decision import Layer, Permit, as_document
-from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 
 _ACL: Final = b"system.posix_acl_access"

@@ -12,11 +12,11 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.git_grants import OPENED, GrantOps
-from bonobofs.fuse.inode_table import Node, kind_of
+from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import INLINE, Handler, Header, Reply
 from bonobofs.fuse.slices import finished
 from bonobofs.policy.decision import Layer, Permit
-from bonobofs.policy.request import Context, Kind, Operation, Request
+from bonobofs.policy.request import Context, Kind, Operation, Request, kind_of
 
 _CREATING: Final = 0
 """Key of the run whose file has no node yet."""

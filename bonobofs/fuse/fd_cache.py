@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
-from bonobofs.fuse.inode_table import InodeTable, Node, kind_of
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.policy.decision import Layer
-from bonobofs.policy.request import Kind, WorkspacePath
+from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 from bonobofs.system import mounts, syscalls
 
 R: Final = os.R_OK

@@ -8,31 +8,15 @@ and compared whenever it is opened, and a node whose number has another handle i
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from bonobofs.fuse.abi import ROOT_ID
-from bonobofs.policy.request import Kind, WorkspacePath
+from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 
 if TYPE_CHECKING:
     from bonobofs.enforcement.enforcer import WriteBatch
     from bonobofs.fuse.layer_store import LayerStore
-
-KINDS: Final = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.DIRECTORY,
-    stat.S_IFLNK: Kind.SYMLINK,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-    stat.S_IFCHR: Kind.DEVICE,
-    stat.S_IFBLK: Kind.DEVICE,
-}
-
-
-def kind_of(mode: int) -> Kind:
-    """The kind of what has this `st_mode`."""
-    return KINDS.get(mode & 0o170000, Kind.FILE)
 
 
 class Node:

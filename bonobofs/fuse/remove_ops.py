@@ -7,10 +7,9 @@ import os
 
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.git_grants import GrantOps
-from bonobofs.fuse.inode_table import kind_of
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, Reply
 from bonobofs.policy.decision import Code, Denied
-from bonobofs.policy.request import Kind, Operation, Request
+from bonobofs.policy.request import Kind, Operation, Request, kind_of
 
 
 class RemoveOps(GrantOps):

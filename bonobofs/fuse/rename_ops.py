@@ -12,7 +12,7 @@ from bonobofs.audit.entry import REPLACES
 from bonobofs.enforcement.enforcer import Caller, RelatedChange, WrongLayerError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
-from bonobofs.fuse.inode_table import Node, joined, kind_of
+from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, CrossLayerError, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.overlay_ops import OverlayOps
@@ -20,7 +20,7 @@ from bonobofs.fuse.slices import Steps, finished
 from bonobofs.fuse.temp_files import End
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Layer, Permit, Refused
-from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 
 _ATTEMPTS: Final = 3

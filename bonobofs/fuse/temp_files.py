@@ -18,13 +18,13 @@ from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.enforcer import RelatedChange
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.inode_table import Node, is_below, joined, kind_of
+from bonobofs.fuse.inode_table import Node, is_below, joined
 from bonobofs.fuse.mount_context import CrossLayerError, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Denied, Layer, Permit
-from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 
 _GOES: Final = Context(leaves=True, held=True)

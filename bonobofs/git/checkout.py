@@ -7,7 +7,6 @@ that it names can run.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from bonobofs.git.journal import JOURNAL, Journal, recover
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Repository, find_git_dir
 from bonobofs.git.session_repository import Author, Owner, build, configuration, find, write_config
 from bonobofs.git.shared_head import read_head
+from bonobofs.system.locks import locked
 
 _SECONDS: Final = 120
 """After which a git process is ended."""
@@ -273,8 +273,7 @@ def check_rules(top: Path) -> None:
 def _make_room(directory: Path) -> tuple[Path, Journal]:
     """A private directory with a journal. What killed operations left is removed first."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    with (directory / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(directory / "lock"):
         for left in directory.glob("guard-*"):
             with suppress(OSError):  # its operation goes on, or its repository is gone
                 recover(left / JOURNAL)

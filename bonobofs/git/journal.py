@@ -12,7 +12,6 @@ The writer holds a lock of the journal file as long as it lives.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
+
+from bonobofs.system.locks import lock, never
 
 JOURNAL: Final = "journal.json"
 HEAD: Final = "HEAD"
@@ -49,7 +50,7 @@ class Journal:
         self.token: Final = uuid.uuid4().hex
         """Every temporary file has it in its name."""
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(self._file.fileno(), retry=never)
         self._begun: Final[list[list[list[Any]]]] = []
         self._places = Path(), Path()
         self._since: Any = 0.0
@@ -106,7 +107,7 @@ def recover(file: Path) -> list[Left]:
     except FileNotFoundError:
         return []
     with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(stream.fileno(), retry=never)
         try:
             document = json.loads(stream.read())
         except ValueError:  # the writer was killed before it changed anything, or after it ended

@@ -7,7 +7,6 @@ gets a new configuration and has no hooks before any git looks at it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from bonobofs.git.session_repository import all_stores, configuration, content, 
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
+from bonobofs.system.locks import lock, never
 from bonobofs.system.paths import remove_tree
 
 _NOTE: Final = "bonobofs.json"
@@ -69,7 +69,7 @@ def settle(home: Path) -> list[Kept]:
             continue
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(fd, retry=never)
             if (directory / scratch_dir.REPOSITORY).exists():
                 kept = _kept(home, session, directory / scratch_dir.REPOSITORY)
                 found += [kept] if kept is not None else []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bonobofs.state.home import read_document, write_document
+from bonobofs.system.locks import locked
 
 
 class Branches(Protocol):
@@ -35,8 +35,7 @@ class PublishedBranches:
 
     def note(self, ref: str, tip: str) -> None:
         """As `Branches.note`. Also for a branch that the service prepared for the agent."""
-        with self._file.with_suffix(".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._file.with_suffix(".lock")):
             known = self._read()
             key = f"{self._common_dir} {ref}"
             if tip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import stat
 from typing import Final, NamedTuple, NewType, TypeVar
 
 WorkspacePath = NewType("WorkspacePath", str)
@@ -97,6 +98,22 @@ class Kind(enum.Enum):
     FIFO = "fifo"
     SOCKET = "socket"
     DEVICE = "device"
+
+
+_KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+    stat.S_IFCHR: Kind.DEVICE,
+    stat.S_IFBLK: Kind.DEVICE,
+}
+
+
+def kind_of(mode: int) -> Kind:
+    """Return the kind of a file with this `st_mode`. No type in it means a regular file, as for mknod(2)."""
+    return _KINDS.get(mode & 0o170000, Kind.FILE)
 
 
 class Principal(NamedTuple):

@@ -16,9 +16,10 @@ from bonobofs.errors import MountError
 from bonobofs.git.command_line import READING
 from bonobofs.ipc.client import SOCKET_VARIABLE
 from bonobofs.policy.isolation import IsolatedShell, provision_isolated_shell
-from bonobofs.session.session_list import CallableSession, callable_around, lies_in
+from bonobofs.session.session_list import CallableSession, callable_around
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.system import mounts
+from bonobofs.system.paths import is_within
 
 POLICY_VARIABLE: Final = "BONOBOFS_POLICY"
 """Names the description of the policy in force, `.bonobofs/policy.md` of the mount."""
@@ -46,7 +47,7 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
             "bonobofs: git and bd here ask the session; rules: .bonobofs/policy.md; of one path: bonobofs why PATH\n"
         )
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
-    if not lies_in(_here(), str(session.mountpoint)):
+    if not is_within(_here(), str(session.mountpoint)):
         os.chdir(provisioned.cwd)
     environment["PWD"] = os.getcwd()
     try:

@@ -15,14 +15,15 @@ from bonobofs.ipc.client import SOCKET_VARIABLE, call
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide
-from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath
+from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath, kind_of
 from bonobofs.session.lease_service import known
 from bonobofs.session.registration import choose_policy, of_session
-from bonobofs.session.session_list import around, callable_around, check_served, lies_in, statuses
+from bonobofs.session.session_list import around, callable_around, check_served, statuses
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
 from bonobofs.system import mounts
+from bonobofs.system.paths import is_within
 
 WHY: Final = "user.bonobofs.why"
 
@@ -30,13 +31,6 @@ _OF_CONTENT: Final = frozenset(
     {Operation.WRITE_FILE, Operation.TRUNCATE, Operation.ALLOCATE, Operation.COPY_RANGE, Operation.CREATE_FILE}
 )
 _THROUGH_SYMLINKS: Final = _OF_CONTENT | {Operation.SET_MODE}
-_KINDS: Final = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.DIRECTORY,
-    stat.S_IFLNK: Kind.SYMLINK,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-}
 _MADE: Final = {
     Operation.MKDIR: Kind.DIRECTORY,
     Operation.RMDIR: Kind.DIRECTORY,
@@ -126,7 +120,7 @@ def _ask(
         raise UsageError("--to names the new path of a rename or link; add --op rename or --op link")
     relative, found = _locate(place.root, base, path, operation)
     chosen = operation or _usual(path, found)
-    kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.DEVICE) if found is not None else None
+    kind = kind_of(found.st_mode) if found is not None else None
     kind = _MADE.get(chosen) or kind or (Kind.DIRECTORY if path.endswith("/") else Kind.FILE)
     context = _context(place, relative, chosen, size, found if kind is Kind.FILE else None)
     context = context._replace(in_source=_in_source(place, relative, found))
@@ -170,7 +164,7 @@ def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
             path = os.path.join(top, name)
             st = _lstat(Path(path))
             if st is not None:
-                yield path[len(str(directory)) :], _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE), st
+                yield path[len(str(directory)) :], kind_of(st.st_mode), st
 
 
 def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Context:
@@ -223,7 +217,7 @@ def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
     if one is None:
         return None, path, False
     session = one.session
-    mounted = session.mountpoint is not None and lies_in(path, session.mountpoint)
+    mounted = session.mountpoint is not None and is_within(path, session.mountpoint)
     return session, Path(session.mountpoint if mounted and session.mountpoint else session.source), mounted
 
 

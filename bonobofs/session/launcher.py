@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
 
 SECONDS_TO_START = 20.0
@@ -116,7 +117,7 @@ def beside(source: str, mountpoint: str) -> dict[str, Any]:
             places.append(Path(found.origin).resolve().parent.parent)
     # Nothing is loaded from where those who are guarded could change it.
     closed = (Path(source), Path(mountpoint))
-    safe = {str(place): None for place in places if not any(one in (place, *place.parents) for one in closed)}
+    safe = {str(place): None for place in places if not any(is_within(place, one) for one in closed)}
     return {"module": COMPANION, "packages": list(safe)}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +16,7 @@ from bonobofs.session.registration import choose_policy
 from bonobofs.state.courier_cursors import Carried
 from bonobofs.state.home import read_document, session_directory, write_document
 from bonobofs.state.sessions import Session, load_all
+from bonobofs.system.locks import locked
 
 
 class Settings(NamedTuple):
@@ -141,14 +140,11 @@ class _TokensInFile:
         return token if isinstance(token, str) else None
 
     def keep(self, address: Address, token: str) -> None:
-        handle = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            write_document(self._path, {**self._read(), _key(address): token})
+            with locked(self._path.with_suffix(".lock")):
+                write_document(self._path, {**self._read(), _key(address): token})
         except OSError as error:
             raise StateError(f"{self._path} cannot be written: {error.strerror}") from error
-        finally:
-            os.close(handle)
 
     def _read(self) -> dict[str, Any]:
         try:

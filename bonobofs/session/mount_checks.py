@@ -21,6 +21,7 @@ from pathlib import Path
 from bonobofs.errors import MountError
 from bonobofs.state.database import url
 from bonobofs.system import mounts, processes
+from bonobofs.system.paths import is_within
 
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_CASEFOLD_FL = 0x40000000
@@ -35,11 +36,11 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
         _check_directory(mountpoint, "mountpoint")
     if mountpoint == Path("/"):
         raise MountError("the root directory cannot be a mountpoint; mount on a directory of its own")
-    if mountpoint != source and _inside(mountpoint, source):
+    if mountpoint != source and is_within(mountpoint, source):
         raise MountError(
             f"the mountpoint {mountpoint} lies inside its source; use one outside {source}, or the source itself"
         )
-    if mountpoint != source and _inside(source, mountpoint):
+    if mountpoint != source and is_within(source, mountpoint):
         raise MountError(f"the source {source} lies inside the mountpoint {mountpoint}; use a mountpoint beside it")
     _check_state(home, mountpoint)
     _check_program(mountpoint)
@@ -119,7 +120,7 @@ def _group_may_write(above: os.stat_result, directory: str) -> bool:
 def _check_database(home: Path, path: Path, what: str) -> None:
     where = url(home)
     file = Path(where.database or "")
-    if where.get_backend_name() == "sqlite" and _inside(file, path):
+    if where.get_backend_name() == "sqlite" and is_within(file, path):
         raise MountError(
             f"the database {file} lies inside the {what}, where those it binds could reach it; "
             "set BONOBOFS_DATABASE to a file outside, or not at all"
@@ -130,7 +131,7 @@ def check_source(source: Path, home: Path) -> None:
     """Raise MountError, one line with the remedy, where this source cannot be guarded."""
     _check_directory(source, "source")
     _check_unguarded(source, "source")
-    if _inside(home, source):
+    if is_within(home, source):
         raise MountError(
             f"the state directory {home} lies inside the source, where it could be changed; "
             "set BONOBOFS_HOME to a directory outside"
@@ -194,7 +195,7 @@ def _check_directory(path: Path, what: str) -> None:
 
 
 def _check_state(home: Path, mountpoint: Path) -> None:
-    if _inside(home, mountpoint):
+    if is_within(home, mountpoint):
         raise MountError(
             f"the state directory {home} lies inside the mountpoint, which would hang; "
             "set BONOBOFS_HOME to a directory outside"
@@ -205,7 +206,7 @@ def _check_state(home: Path, mountpoint: Path) -> None:
 
 def _check_record(home: Path, path: Path, what: str) -> None:
     for name, content in (("sessions", "the record"), ("trails", "the record"), ("policies", "the policies")):
-        if _inside(path, home / name):
+        if is_within(path, home / name):
             raise MountError(
                 f"the {what} {path} lies inside {home / name}, which holds {content}; use another directory"
             )
@@ -223,15 +224,11 @@ def _check_program(mountpoint: Path) -> None:
     package = Path(__file__).resolve().parent.parent
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, os.__file__, str(package))
     for path in (*prefixes, *sorted(processes.mapped_files(os.getpid()))):
-        if _inside(Path(os.path.realpath(path)), mountpoint):
+        if is_within(Path(os.path.realpath(path)), mountpoint):
             raise MountError(
                 f"bonobofs itself runs from {path}, inside the mountpoint, which would hang; "
                 "install it elsewhere, for instance with pipx"
             )
-
-
-def _inside(path: Path, directory: Path) -> bool:
-    return path == directory or directory in path.parents
 
 
 def has_nameless_files(directory: Path) -> bool:

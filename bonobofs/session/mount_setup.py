@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import shutil
 import signal
@@ -35,6 +34,7 @@ from bonobofs.state.home import GUARD_SOCKET, head_path, inside_directory, sessi
 from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, save
 from bonobofs.system import mounts, processes
+from bonobofs.system.locks import locked
 
 _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000
@@ -324,9 +324,5 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """One mount at a time in a home: between the look at the mountpoint and the mount nobody else may take it."""
-    handle = os.open(home / "mount.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(home / "mount.lock"):
         yield
-    finally:
-        os.close(handle)

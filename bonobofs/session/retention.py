@@ -6,9 +6,7 @@ Only the trail of a session that has ended is touched. One process at a time wor
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +22,7 @@ from bonobofs.audit.verify import Report, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.state.home import head_path, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
+from bonobofs.system.locks import locked, never
 
 AT_ONCE: Final = 2 * 1024 * 1024
 """Bytes that a mount or umount compresses at the most, in some 0.1 s; the daemon and `audit prune` do the rest."""
@@ -201,15 +200,14 @@ def has_ended(home: Path, trail: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(home: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock; False: another process holds it, and this one does not wait."""
-    handle = os.open(home / "retention.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(handle)
+    """Hold the lock; gives False if another process holds it and this one does not wait."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(home / "retention.lock", retry=None if wait else never))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from bonobofs.errors import MountError, StateError, TrailError
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory, trail_path
 from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
 from bonobofs.system import mounts
+from bonobofs.system.paths import is_within
 from bonobofs.system.processes import is_stopped, send
 
 SECONDS_TO_SETTLE = 2.0
@@ -108,9 +109,10 @@ def around(home: Path, path: Path) -> Status | None:
     serving = [one for one in statuses(home) if one.state in SERVED]
     for place in ("mountpoint", "source"):
         for one in reversed(serving):
-            if lies_in(path, getattr(one.session, place)):
+            root = getattr(one.session, place)
+            if root is not None and is_within(path, root):
                 return one
-        if place == "mountpoint" and any(lies_in(path, str(mount.mountpoint)) for mount in mounts.ours()):
+        if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.ours()):
             for error in unreadable(home).values():
                 raise StateError(f"{path} is in a mount that no readable session explains: {error}")
     return None
@@ -124,12 +126,9 @@ def unreadable(home: Path) -> dict[str, StateError]:
 def mounted_around(home: Path, path: Path) -> Session | None:
     """The serving session in whose mount a path lies; what is called there is called as its agent."""
     one = around(home, path)
-    return one.session if one is not None and lies_in(path, one.session.mountpoint) else None
-
-
-def lies_in(path: Path, directory: str | None) -> bool:
-    """Whether a path is a directory or lies in it, by the words alone."""
-    return directory is not None and (path == Path(directory) or Path(directory) in path.parents)
+    if one is None or one.session.mountpoint is None or not is_within(path, one.session.mountpoint):
+        return None
+    return one.session
 
 
 def was_closed(home: Path, session: Session) -> bool:
@@ -244,7 +243,7 @@ def check_served(home: Path, path: Path) -> None:
         return
     dead = [one.session for one in statuses(home) if one.state is State.DEAD]
     for session in dead:
-        if lies_in(around.mountpoint, session.mountpoint):
+        if session.mountpoint is not None and is_within(around.mountpoint, session.mountpoint):
             raise MountError(
                 f"the server of the mount on {around.mountpoint} is gone, so nothing in it answers; mount again: "
                 f"bonobofs mount {session.source} {around.mountpoint}; or unmount: bonobofs umount {around.mountpoint}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from bonobofs.session.unmount import stop
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktree_registry import Places, Worktree, load_all, places, save
 from bonobofs.system import mounts
+from bonobofs.system.locks import locked
 
 _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
@@ -388,9 +388,5 @@ def _take_away(home: Path, one: Worktree) -> None:
 def _alone(home: Path) -> Iterator[None]:
     """One at a time in a home."""
     (home / "worktrees").mkdir(mode=0o700, exist_ok=True)
-    handle = os.open(home / "worktrees" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(home / "worktrees" / "lock"):
         yield
-    finally:
-        os.close(handle)

@@ -13,7 +13,6 @@ leases that nobody else sees.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import stat
@@ -29,6 +28,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bonobofs.errors import StateError
 from bonobofs.state.schema import REVISION, VERSION_TABLE, counters
+from bonobofs.system.locks import locked
 
 _IDLE_SECONDS: Final = 10
 """Seconds after which PostgreSQL gives up a transaction in which nobody says anything: its host may be gone."""
@@ -149,7 +149,7 @@ class Database:
     @contextlib.contextmanager
     def alone(self) -> Iterator[Connection]:
         """A connection, without a transaction, while no transaction of anybody else runs: for migrations."""
-        with self.failures(), self._gate(fcntl.LOCK_EX), self._connect() as connection:
+        with self.failures(), self._gate(shared=False), self._connect() as connection:
             if self.is_sqlite:
                 yield connection
                 return
@@ -183,7 +183,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str, *, in_turn: bool = False, outlasts_power: bool = True) -> Iterator[Connection]:
-        with self.failures(), self._gate(fcntl.LOCK_SH), self._turn(begin), self._connect() as connection:
+        with self.failures(), self._gate(shared=True), self._turn(begin), self._connect() as connection:
             connection.execution_options(**{BEGIN: begin, OUTLASTS_POWER: outlasts_power})
             with connection.begin():
                 if not self.is_sqlite:
@@ -207,13 +207,13 @@ class Database:
         with self.engine.connect() as connection:
             yield connection
 
-    def _gate(self, how: int) -> contextlib.AbstractContextManager[None]:
-        return _locked(f"{self.url.database}.lock", how) if self.is_sqlite else contextlib.nullcontext()
+    def _gate(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
+        return _lock_file(f"{self.url.database}.lock", shared=shared) if self.is_sqlite else contextlib.nullcontext()
 
     def _turn(self, begin: str) -> contextlib.AbstractContextManager[None]:
         """SQLite's own way to wait for a writer is to look again later and later; many at once would starve."""
         if self.is_sqlite and begin != "BEGIN":
-            return _locked(f"{self.url.database}.turn", fcntl.LOCK_EX)
+            return _lock_file(f"{self.url.database}.turn", shared=False)
         return contextlib.nullcontext()
 
     def check_revision(self, revision: str | None) -> None:
@@ -240,16 +240,13 @@ def revision_of(connection: Connection) -> str | None:
 
 
 @contextlib.contextmanager
-def _locked(path: str, how: int) -> Iterator[None]:
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StateError(f"{path} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.flock(handle, how)
+def _lock_file(path: str, *, shared: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, shared=shared))
+        except OSError as error:
+            raise StateError(f"the lock {path} cannot be opened: {error.strerror}; make it writable") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def _private(path: str, flags: int) -> int:

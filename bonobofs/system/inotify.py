@@ -10,7 +10,6 @@ other file systems, mounted below, are left out: the mount shows them empty.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -26,6 +25,7 @@ from typing import Final, NamedTuple
 
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
+from bonobofs.system.syscalls import file_system_type
 from bonobofs.system.watcher_events import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, Names
 
 _CREATE: Final = InotifyConstants.IN_CREATE
@@ -503,10 +503,11 @@ def _closed(path: bytes) -> str:
 
 
 def _type_of(fd: int) -> int:
-    """The kernel's number for the type of file system; 0 where it does not say."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = (ctypes.c_long * 32)()
-    return buffer[0] & 0xFFFFFFFF if libc.fstatfs(fd, buffer) == 0 else 0
+    """The kernel's number of the type of file system; 0 if it cannot be determined."""
+    try:
+        return file_system_type(fd)
+    except OSError:
+        return 0
 
 
 def _said(error: OSError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import MountError
-from bonobofs.system import processes
+from bonobofs.system import processes, syscalls
+from bonobofs.system.paths import is_within
 
 FSTYPE = "fuse.bonobofs"
-_UMOUNT_NOFOLLOW = 8
-_MNT_DETACH = 2
 _OWNER = re.compile(rb"\buser_id=(\d+)")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
@@ -78,7 +76,7 @@ def at(mountpoint: Path) -> list[Mount]:
 
 def over(path: Path) -> Mount | None:
     """The mount of bonobofs that a path lies in, the innermost one; None when it lies in none."""
-    inside = [mount for mount in ours() if path == mount.mountpoint or mount.mountpoint in path.parents]
+    inside = [mount for mount in ours() if is_within(path, mount.mountpoint)]
     return max(inside, key=lambda mount: len(mount.mountpoint.parts), default=None)
 
 
@@ -124,21 +122,20 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
     Raises OSError with EBUSY when it is in use, MountError with what the kernel or fusermount3 said otherwise.
     """
     if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
         try:
             above = open_directory(mountpoint.parent)
         except OSError as error:
             raise MountError(f"{mountpoint} cannot be unmounted: {error.strerror}") from error
         try:
-            if libc.umount2(os.fsencode(f"/proc/self/fd/{above}/{mountpoint.name}"), flags) == 0:
-                return
-            number = ctypes.get_errno()
+            flags = syscalls.UMOUNT_NOFOLLOW | (syscalls.MNT_DETACH if lazy else 0)
+            syscalls.umount(os.fsencode(f"/proc/self/fd/{above}/{mountpoint.name}"), flags)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise
+            raise MountError(f"{mountpoint} cannot be unmounted: {error.strerror}") from error
         finally:
             os.close(above)
-        if number == errno.EBUSY:
-            raise OSError(number, os.strerror(number), str(mountpoint))
-        raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(number)}")
+        return
     program = shutil.which("fusermount3")
     if program is None:
         raise MountError("fusermount3 is missing, which an ordinary user needs; install the package fuse3")

@@ -10,6 +10,12 @@ from pathlib import Path
 _WALKED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def is_within(path: Path | str, directory: Path | str) -> bool:
+    """Return whether the path is the directory or lies below it, by the text of both. Everything lies below ""."""
+    text, top = str(path), str(directory).rstrip("/")
+    return not top or text == top or text.startswith(f"{top}/")
+
+
 def directory_below(source: Path | int, path: str) -> int:
     """Open a directory below `source` component by component, following no symlink; the caller closes it. OSError.
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bonobofs.system.paths import is_within
+
 _PROGRAMS: Final = ("BONOBOFS_BD",)
 
 
@@ -171,6 +173,4 @@ def _link(path: str) -> str:
 
 
 def _below(path: str, directory: Path) -> bool:
-    top = str(directory)
-    path = path.removesuffix(" (deleted)")
-    return path == top or path.startswith(top.rstrip("/") + "/")
+    return is_within(path.removesuffix(" (deleted)"), directory)

@@ -128,10 +128,10 @@ class _OpenHow(ctypes.Structure):
 
 
 _OPENAT2: Final = 437
-_RESOLVE_NO_XDEV: Final = 0x01
-_RESOLVE_NO_SYMLINKS: Final = 0x04
-_RESOLVE_BENEATH: Final = 0x08
-_how: Final = _OpenHow(0, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+RESOLVE_NO_XDEV: Final = 0x01
+RESOLVE_NO_SYMLINKS: Final = 0x04
+RESOLVE_BENEATH: Final = 0x08
+_how: Final = _OpenHow(0, 0, RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)
 _how_pointer: Final = ctypes.byref(_how)
 _how_size: Final = ctypes.sizeof(_how)
 _syscall: Final = _libc.syscall
@@ -146,6 +146,12 @@ def open_beneath(directory: int, path: bytes, flags: int) -> int:
     return _check(_syscall(_OPENAT2, directory, path, _how_pointer, _how_size))
 
 
+def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    """Open `path` from the directory's descriptor under the RESOLVE_ flags; for any thread. OSError."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    return _check(_syscall(_OPENAT2, directory, path, ctypes.byref(how), _how_size))
+
+
 def mount(source: bytes, target: bytes, fstype: bytes, flags: int, data: bytes) -> None:
     """Attach a file system, as the system call does."""
     _check(_mount(source, target, fstype, flags, data))
@@ -154,6 +160,13 @@ def mount(source: bytes, target: bytes, fstype: bytes, flags: int, data: bytes) 
 def umount(target: bytes, flags: int) -> None:
     """umount2(2). Other threads of the process go on, which they must when the target is served by it."""
     _check(_umount2(target, flags))
+
+
+def file_system_type(fd: int) -> int:
+    """Return the kernel's number (`f_type`) of the file system of an open file. OSError."""
+    buffer = (ctypes.c_long * 32)()
+    _check(_libc.fstatfs(fd, buffer))
+    return buffer[0] & 0xFFFFFFFF
 
 
 def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:

@@ -27,13 +27,13 @@ from bonobofs.audit.reader import (
     last,
     merged,
     read,
-    shown,
     since,
     trails_in,
 )
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.policy.request import Operation
+from bonobofs.system.terminal import escape
 from tests.audit.conftest import Create, creating
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
@@ -183,12 +183,12 @@ def test_an_exported_table_has_a_row_an_entry_and_no_cell_that_runs(
         assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row)
         assert isinstance(json.loads(cells["details"]), dict)
     cells = dict(zip(heading, rows[2], strict=True))
-    assert cells["path"] == "'" + shown(f"={path}")
+    assert cells["path"] == "'" + escape(f"={path}")
 
 
 def test_what_is_shown_is_one_line_and_cannot_steer_a_terminal() -> None:
-    assert shown("a\nb\x1b[2J\x7f\x9b\u2028\u202e\udcff\\é€") == "a\\nb\\x1b[2J\\x7f\\x9b\\u2028\\u202e\\xff\\\\é€"
-    assert shown("plain/name.md") == "plain/name.md"
+    assert escape("a\nb\x1b[2J\x7f\x9b\u2028\u202e\udcff\\é€") == "a\\nb\\x1b[2J\\x7f\\x9b\\u2028\\u202e\\xff\\\\é€"
+    assert escape("plain/name.md") == "plain/name.md"
 
 
 def test_a_long_trail_is_read_in_little_memory(create: Create, trails: Path) -> None:

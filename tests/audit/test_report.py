@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import Change, shown
+from bonobofs.audit.reader import Change
 from bonobofs.audit.report import MOST, About, Report
+from bonobofs.system.terminal import escape
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -254,7 +255,7 @@ def test_nothing_that_stands_in_a_record_is_markdown(
     said = "".join(child.content for child in inside if child.type != "code_inline")
     assert not re.search(r"@|#|://|www\.", said)
     spans = {child.content for child in inside if child.type == "code_inline"}
-    assert {shown(path), shown(agent), shown(rule)} <= spans
+    assert {escape(path), escape(agent), escape(rule)} <= spans
 
 
 def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:

@@ -1,0 +1,25 @@
+"""Escape untrusted text for one line of a terminal or a log."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# C0, DEL and C1; line and paragraph separators; what turns the direction of writing; lone surrogates; the backslash,
+# so that what is shown can be read back.
+_ESCAPED: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\]")
+
+
+def escape(text: str) -> str:
+    r"""Write text so that it is one line and cannot steer a terminal: such characters, and `\\`, as escapes."""
+    return _ESCAPED.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    number = ord(character)
+    if character == "\\":
+        return "\\\\"
+    if 0xDC80 <= number <= 0xDCFF:
+        return f"\\x{number - 0xDC00:02x}"
+    return character.encode("unicode_escaped", "surrogatepass").decode()
