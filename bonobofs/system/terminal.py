@@ -22,4 +22,4 @@ def _escaped(match: re.Match[str]) -> str:
         return "\\\\"
     if 0xDC80 <= number <= 0xDCFF:
         return f"\\x{number - 0xDC00:02x}"
-    return character.encode("unicode_escaped", "surrogatepass").decode()
+    return character.encode("unicode_escape", "surrogatepass").decode()
