@@ -1,11 +1,11 @@
-"""Turns at appending to a file, among the servers that show one source.
+"""A lock for appends to a file, among the servers of one source.
 
-The kernel splits an append where it crosses a page of which it has only a part, and asks for the two halves one after
-the other. Between them a server of another mount of the same source could append a line of its own, and tear this one.
-So whoever has appended a first half has the turn until its second half is there, and for no longer than a moment.
+The kernel splits an append at the end of a page that it has only in part, and sends two WRITE requests. Between them, a
+server of another mount of the same source could append its own line, and tear this one. Therefore a server takes the
+lock with the first half and keeps it until the second half is written, or for 3 ms.
 
-The turns are numbers in one file of the state directory that all servers map: when the turn ends, in nanoseconds of the
-machine's monotonic clock. What a killed server leaves there is soon over.
+The locks are slots in one file of the state directory that all servers map. A slot has the time at which the lock
+expires, in nanoseconds of CLOCK_MONOTONIC. The lock of a killed server expires.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from typing import Final
 
 _SLOTS: Final = 512
 _LONGEST: Final = 3_000_000
-"""Nanoseconds after which a turn is over, whatever has become of it."""
+"""Nanoseconds after which a lock expires."""
 _GRACE: Final = 10_000
-"""Nanoseconds in which whoever has looked just before, and found nobody, appends."""
+"""Nanoseconds in which a server that found the slot free still appends."""
 
 
 PAGE: Final = mmap.PAGESIZE
 
 
 def may_be_half(offset: int, size: int) -> bool:
-    """Whether an append, as the kernel asks for it, may be the first half of one that it has split."""
+    """Whether this append may be the first half of one that the kernel has split."""
     return (offset + size) % PAGE == 0 and offset % PAGE != 0
 
 
 class AppendLock:
-    """The turns of one server. Used by one thread."""
+    """The append lock of one server. Used by one thread."""
 
     def __init__(self, home: Path) -> None:
-        """OSError: the file cannot be had."""
+        """Map the file of the locks. OSError if that fails."""
         fd = os.open(home / "turns", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if os.fstat(fd).st_size < _SLOTS * 8:
-                os.pwrite(fd, bytes(_SLOTS * 8), 0)  # not a hole: on a full disk a mapping of one would kill us
+                # no hole: writing to one through the mapping would kill this process on a full disk
+                os.pwrite(fd, bytes(_SLOTS * 8), 0)
             self._slots: Final = memoryview(mmap.mmap(fd, _SLOTS * 8)).cast("Q")
         finally:
             os.close(fd)
@@ -48,7 +49,7 @@ class AppendLock:
         self._half = False
 
     def begin(self, ino: int, *, half: bool) -> None:
-        """An append to this inode is about to be made; `half`: it may be a first half, and then the turn is taken."""
+        """Wait for the lock before an append. `half`: take it, because this append may be a first half."""
         self._half = half
         if half:
             self._take(ino % _SLOTS)
@@ -56,14 +57,14 @@ class AppendLock:
             self._wait(ino % _SLOTS)
 
     def end(self) -> None:
-        """It is made: unless it may be a first half, others may append."""
+        """Release the lock after an append, unless that may be a first half."""
         if not self._half and self._slot >= 0:
             if self._slots[self._slot] == self._own:
                 self._slots[self._slot] = 0
             self._slot = -1
 
     def _wait(self, slot: int) -> None:
-        """Until nobody else is between two halves."""
+        """Wait until no other server is between two halves."""
         if self._slot == slot and self._slots[slot] == self._own:
             return
         until = monotonic_ns() + _LONGEST

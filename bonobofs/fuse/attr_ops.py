@@ -26,8 +26,8 @@ from bonobofs.system import syscalls
 _ACL: Final = b"system.posix_acl_access"
 _OURS: Final = b"user.bonobofs."
 _SIGN: Final = 1 << 63
-# Plain numbers: three changes of attributes follow every file that an archive brings, and an IntFlag costs ten times
-# as much to test.
+# Integers instead of the flags: an archive brings three SETATTR for each file, and a test of an IntFlag takes ten times
+# longer.
 _SIZE: Final = int(p.Set.SIZE)
 _MODE: Final = int(p.Set.MODE)
 _UID: Final = int(p.Set.UID)
@@ -48,9 +48,9 @@ _OPERATIONS: Final = {
 }
 _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
-"""The extended attribute that says whether a path may be written, and if not, why."""
+"""The extended attribute that explains whether the path may be written."""
 _WHY_NAME: Final = WHY + b"."
-"""Prefix of the attribute of a directory that answers for a name in it, which need not exist."""
+"""Prefix of the attribute of a directory that explains it for a name in it. The name need not exist."""
 _NEW_FILE: Final = Context(size=0, mode=0o644)
 _DOTS: Final = (b".", b"..")
 
@@ -77,7 +77,7 @@ class AttrOps(LookupOps):
         node = self._node_to_change(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
         st = node.store.stat(node, changing=True)
         self._check_external(node, st)
-        # What truncation frees; st_blocks counts 512 bytes.
+        # Bytes that the truncation frees; st_blocks counts units of 512.
         is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
         parts = self._attribute_changes(node, st, valid, fields)
         if parts:
@@ -93,10 +93,10 @@ class AttrOps(LookupOps):
         return self._attr_times + self._attr(node, st)
 
     def _refresh_object(self, node: Node) -> Reply:
-        """Answer git, which gives the time of now to an object of the source that it would have stored again.
+        """Answer git, which updates the times of an existing object of the source instead of storing it again.
 
-        Nothing is changed or recorded. Git believes that it has done so for a pack, whose objects `git gc` keeps for
-        two weeks when no ref reaches them. EROFS for any other file: git stores the object in the session.
+        Nothing is changed or recorded. For a pack, git gets a success; `git gc` keeps its unreachable objects for two
+        weeks. For any other file it gets EROFS, and stores the object in the session.
         """
         if not node.name.endswith(b".pack"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -207,7 +207,7 @@ class AttrOps(LookupOps):
         return NOTHING
 
     def _check_xattr_space(self, header: Header, node: Node, request: Request, growth: int) -> None:
-        """Raise ENOSPC, EFBIG where there is no room for extended attributes that grow by so many bytes."""
+        """Raise ENOSPC or EFBIG if there is no space for `growth` more bytes of extended attributes."""
         if growth <= 0:
             return
         if node.layer is Layer.SCRATCH:
@@ -247,12 +247,12 @@ class AttrOps(LookupOps):
         if name.startswith(_WHY_NAME):
             return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
         if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
-            raise OSError(errno.ENODATA, "")  # the kernel asks before the first write to every file
+            raise OSError(errno.ENODATA, "")  # the kernel requests it before the first write to each file
         value = self._why(node) if name == WHY else node.store.get_xattr(node, name)
         return _sized_reply(value, size)
 
     def _why(self, node: Node) -> bytes:
-        """The decision about writing the node's path, as JSON: what a program can ask before it tries."""
+        """Return the decision about a write to the node's path, as JSON. Programs can read it before they write."""
         path = self._inodes.path(node)
         st = node.store.stat(node)
         kind = kind_of(st.st_mode)
@@ -266,9 +266,9 @@ class AttrOps(LookupOps):
         return json.dumps(as_document(decision, path, operation)).encode()
 
     def _why_name(self, header: Header, name: bytes) -> bytes:
-        """The decision about writing NAME in the directory of the request, or about making it there.
+        """Return the decision about writing or creating `name` in the directory of the request, as JSON.
 
-        ENOTDIR where the request is for no directory, EINVAL for what cannot be a name, ENAMETOOLONG.
+        Raises: ENOTDIR if the node is no directory, EINVAL or ENAMETOOLONG if the name is invalid.
         """
         parent = self._node(header.node_id)
         if not parent.is_dir:
@@ -299,7 +299,7 @@ class AttrOps(LookupOps):
 
 
 def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
-    """What is set, for the record."""
+    """Return what SETATTR sets, for the audit entry."""
     details: dict[str, Any] = {}
     if valid & _SIZE:
         details["size"] = fields[3]
@@ -327,7 +327,10 @@ _ACL_OTHER: Final = 0x20
 
 
 def _mode_of_acl(value: bytes, mode: int) -> int:
-    """The permission bits that a file has once this ACL is set: the mask stands where the group's would."""
+    """Return the permission bits that a file has after this ACL is set.
+
+    The mask takes the place of the group's bits.
+    """
     bits: dict[int, int] = {}
     for at in range(4, len(value) - 7, 8):
         tag, allowed = int.from_bytes(value[at : at + 2], "little"), int.from_bytes(value[at + 2 : at + 4], "little")
@@ -337,7 +340,7 @@ def _mode_of_acl(value: bytes, mode: int) -> int:
 
 
 def _sized_reply(value: bytes, size: int) -> bytes:
-    """The answer to GETXATTR and LISTXATTR: the length alone where `size` is 0, ERANGE where it is too small."""
+    """Return the reply to GETXATTR or LISTXATTR: only the length if `size` is 0. ERANGE: `size` is too small."""
     if size == 0:
         return p.XATTR_OUT.pack(len(value), 0)
     if len(value) > size:

@@ -19,7 +19,7 @@ from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import Context, Kind, Operation, Request, kind_of
 
 _CREATING: Final = 0
-"""Key of the run whose file has no node yet."""
+"""Key of a write batch whose file has no node yet."""
 
 
 class CreateOps(GrantOps):
@@ -58,8 +58,8 @@ class CreateOps(GrantOps):
         except BaseException as error:
             self._enforcer.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
-                # The kernel did not know the file. ESTALE makes it look again, and the file is then opened, truncated
-                # and judged as one that exists.
+                # The kernel did not know the file. After ESTALE it looks the name up again, and then opens and
+                # truncates a file that exists.
                 raise stale() from error
             raise
         finally:
@@ -73,7 +73,7 @@ class CreateOps(GrantOps):
     def _make_file(
         self, target_dir: Node, directory: int, name: bytes, mode: int, permit: Permit
     ) -> tuple[Node, bytes]:
-        """Make a file where the verdict says; its node, with a reference, and its entry."""
+        """Create the file in the layer of the permit. Return its node, with one reference, and its entry."""
         if permit.layer is Layer.STAGED:
             held = self._stage_file(target_dir, directory, name, mode, permit)
             return held, self._staged_entry(held)

@@ -18,8 +18,10 @@ from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.session_git_dir import BranchMirrorOps
 
 FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
-"""What is not the source's is listed behind what it has. ext4, btrfs, XFS and tmpfs give no cookies up there, but for
-the very last one."""
+"""Entries of the upper directory and staged files are listed after the source's own.
+
+ext4, btrfs, XFS and tmpfs use no cookies from here on, except the last one.
+"""
 LAST_COOKIE: Final = 0x7FFF_FFFF_FFFF_FFFF
 _DOT_ENTRY: Final = bytes(p.ENTRY_OUT.size + p.ATTR.size)
 _DOTS: Final = (b".", b"..")
@@ -27,7 +29,7 @@ _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
 class DirOps(BranchMirrorOps):
-    """Handlers that list directories: the source, the upper directory and staged files as one."""
+    """Handlers that list the source, the upper directory and staged files as one directory."""
 
     def _dir_handlers(self) -> dict[int, Handler]:
         o = p.Opcode
@@ -52,11 +54,12 @@ class DirOps(BranchMirrorOps):
         return self._pack_entries(node, self._entries_behind(node, cookie), size)
 
     def _with_upper(self, node: Node, upper_dir: UpperDir | None, found: list[Entry]) -> list[Entry]:
-        """Entries of a directory, with what lies beside it in the place of what that hides."""
+        """Replace the source's entries that the upper directory or staged files hide."""
         if node.layer:
             return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in found]
         if self._temp_files.directories and (held := self._temp_files.directories.get(self._inodes.path(node))):
-            found = [entry for entry in found if entry[3] not in held]  # made by others since: what is held is shown
+            # another process has created this name meanwhile: the staged file is shown
+            found = [entry for entry in found if entry[3] not in held]
         if self.grants.hidden:
             found = [entry for entry in found if not self._is_hidden(node, entry[3])]
         if upper_dir is None:
@@ -72,7 +75,7 @@ class DirOps(BranchMirrorOps):
         return shown
 
     def _parent_entry(self, node: Node, entry: Entry) -> Entry:
-        """The entry `..` of a directory of the layer, which may be shown in one of the source."""
+        """Return the entry `..` of an upper directory, with the inode number of the directory that shows it."""
         if node.parent is None or not self._overlay.is_upper_dir(node.parent):
             return entry
         path = os.fsencode(self._inodes.path(node.parent)) or b"."
@@ -90,14 +93,17 @@ class DirOps(BranchMirrorOps):
         return bytes(out)
 
     def _entries_behind(self, node: Node, cookie: int) -> Iterator[Entry]:
-        """What a listing shows behind the source's own names, after this cookie, as entries like those."""
+        """Yield the staged files and names of the upper directory after this cookie, which is behind the
+        source's own.
+        """
         after = cookie if is_behind(cookie) else 0
         places: list[tuple[int, bytes, Node | None]] = []
         if self._temp_files.directories:
             places += self._temp_files.listing(self._inodes.path(node), after)
         upper_dir = self._overlay.upper_dir(node)
         if upper_dir is not None:
-            # Others may have made or removed the name in the source since: what it has now is shown in its place there.
+            # Another process may have created the name in the source meanwhile. Then it is listed at its position
+            # there.
             directory = node.store.directory(node)
             places += [
                 (place, name, None)
@@ -154,15 +160,15 @@ class DirOps(BranchMirrorOps):
                     continue
                 try:
                     if at_root and name == GIT and self.repository is not None and self.repository.shared:
-                        out.append(_DOT_ENTRY)  # each user looks it up
+                        out.append(_DOT_ENTRY)  # each user must look it up
                     elif node.layer and self._is_mirrored(node, name):
-                        out.append(_DOT_ENTRY)  # each lookup mirrors it
+                        out.append(_DOT_ENTRY)  # each lookup updates it
                     elif upper_dir is not None and name in upper_dir.names:
                         out.append(self._upper_entry(upper_dir, name))
                     else:
                         out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
                 except OSError:
-                    out.append(_DOT_ENTRY)  # gone, or not to be seen: a lookup will tell
+                    out.append(_DOT_ENTRY)  # removed, or not visible: a lookup will answer
             out.append(p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, length, kind))
             out.append(name + bytes(-length & 7))
         return b"".join(out)
@@ -196,7 +202,7 @@ class DirOps(BranchMirrorOps):
 
 
 def is_behind(cookie: int) -> bool:
-    """Whether a reader of a directory is behind the source's own names."""
+    """Whether the cookie is behind the source's own names."""
     return FIRST_COOKIE < cookie < LAST_COOKIE
 
 

@@ -1,7 +1,8 @@
-"""What the mount does for each request of the kernel: reads go to the source, changes through the guard first.
+"""The table of handlers by opcode, and the work between requests.
 
-A handler gets the request's header fields and body and gives the reply's body; OSError is the reply's errno. Facts
-that the engine needs (sizes, first bytes, names of a hard link) are gathered from what lies below at this moment.
+A handler gets the header and the body of a request and returns the body of the reply; an OSError becomes the reply's
+errno. Reads go to a layer directly. Each change is authorized by the enforcer first, with a context (sizes, first
+bytes, hard links) that the handler reads at that moment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bonobofs.fuse.write_ops import WriteOps
 
 
 class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, RenameOps):
-    """The handlers of one mount, by opcode."""
+    """All handlers of one mount."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
             self._notifications.entry(node.parent.id, node.name)
 
     def show(self, repository: SessionGitDir) -> None:
-        """Show the session's own `.git`, which lies in the scratch layer, in place of the source's."""
+        """Show the session's own `.git`, which is in the overlay, in place of the source's."""
         self.repository = repository
         self.mirror_branches(repository.common)
         self._overlay.show_name(GIT)
@@ -71,7 +72,7 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
             self._stores.append(store)
 
     def begin(self, now: float) -> None:
-        """A request begins at this time."""
+        """Start a request at the time `now`."""
         self._source.begin(now)
         if self._overlay.directories:
             self._overlay.store.begin(now)
@@ -79,7 +80,10 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
             store.begin(now)
 
     def prune_nodes(self) -> None:
-        """Called after each request: have the kernel forget what is held for nobody, before descriptors run out."""
+        """Make the kernel drop unused nodes that keep a descriptor, if there are too many.
+
+        Called after each request.
+        """
         crowded = self._source.nodes_to_prune()
         if self._overlay.directories:
             self._overlay.store.after()
@@ -92,7 +96,7 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
             self._notifications.prune([node.id for node in crowded], names)
 
     def quiet(self) -> None:
-        """Called about once a second: forget what may have changed by itself."""
+        """Drop what may be out of date: callers, branches, mounts, idle descriptors. Called about once a second."""
         self._callers.clear()
         self.follow_branches()
         self._source.read_mounts()

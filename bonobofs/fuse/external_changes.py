@@ -1,10 +1,9 @@
-"""What changes behind the mount: told apart from the mount's own effects, and told to the kernel.
+"""Detection of changes behind the mount: compare watcher events with the mount's own effects, and invalidate caches.
 
-The watcher names what may have changed; it cannot know who did it. So what lies below is compared with what the kernel
-was last told: a node remembers the change time and size of which the kernel knows, and for a while it is remembered
-where the mount itself has made names lead, and what it knew of files that the kernel has forgotten since. What is as it
-was told is an effect of the mount, and nothing follows. All else is foreign, in doubt too: the kernel is made to look
-again, and the change is given on as one that the mount did not make.
+The watcher reports what may have changed, but not by which process. Therefore the current state is compared with the
+state that the kernel has. Each node stores the change time and size that the kernel was told. Recent own changes of
+names, and the state of forgotten nodes, are kept for a while. If the states are equal, the change was the mount's own.
+Otherwise the change counts as external: the kernel's caches are invalidated, and the change is passed on as a suspect.
 """
 
 from __future__ import annotations
@@ -25,33 +24,32 @@ if TYPE_CHECKING:
     from bonobofs.fuse.mount_context import Notifications
 
 UNKNOWN: Final = -1
-"""Of a node: the kernel has nothing that could be wrong. Of a directory: the mount has changed names in it since."""
+"""Fingerprint of a node about which the kernel has nothing cached, or of a directory in which the mount has changed
+names.
+"""
 
 _REMEMBERED: Final = 20_000
-"""Own effects that are remembered at least. More changes than inotify queues by default cannot be on their way."""
+"""Minimum of own effects that are kept. It exceeds the default length of an inotify queue."""
 _MODIFICATION: Final = (1 << 62) - 1
 _MARGIN: Final = 10_000_000_000
-"""Nanoseconds. Twice as long as the watcher may keep to itself that a file was closed."""
+"""Nanoseconds: twice the time that the watcher may delay the event of a closed file."""
 _REPLACED: Final = 4096
-"""Names that were made or replaced behind the mount, of which the latest are known."""
+"""Maximum of names that were created or replaced behind the mount and are remembered."""
 _SECONDS_AT_ONCE: Final = 0.01
 
 
 def fingerprint_of(st: os.stat_result) -> int:
-    """Change time and size in one number, which is what a node remembers."""
+    """Return change time and size in one number."""
     return st.st_size << 62 | st.st_ctime_ns
 
 
 def fingerprint_after_rename(st: os.stat_result) -> int:
-    """What a node remembers once the mount has changed its names, when it was as `st` says.
-
-    Its change time is another one then, which is not looked up: what was written in it is as it was.
-    """
+    """Return the fingerprint to store after an own link or rename: ctime will change, size and mtime will not."""
     return -2 - (st.st_size << 62 | st.st_mtime_ns & _MODIFICATION)
 
 
 class OwnEffects:
-    """What the mount itself has done, as far back as may matter."""
+    """Recent own effects of the mount."""
 
     def __init__(self) -> None:
         self._names: Final[_Recent[tuple[int, bytes]]] = _Recent()
@@ -59,34 +57,34 @@ class OwnEffects:
         self._rotated = time_ns()
 
     def expire(self, since: int) -> None:
-        """Nobody will ask any more of what was done a good while before `since`, in nanoseconds since 1970."""
+        """Drop effects from long before `since`, in nanoseconds since 1970. Events are compared up to that time."""
         if since > self._rotated + _MARGIN:
             self._names.rotate()
             self._fingerprints.rotate()
             self._rotated = time_ns()
 
     def note_name(self, directory: int, name: bytes, ino: int) -> None:
-        """The mount has made this name, in the directory of this inode number, lead there; 0: to nothing."""
+        """Record that the mount has made a name in the directory of this inode number lead to `ino`; 0: removed it."""
         self._names.put((directory, name), ino)
 
     def made_to_lead(self, directory: int, name: bytes) -> int:
-        """Where the mount has made this name lead lately; -1: it has not changed it."""
+        """Return the inode that the mount has made the name lead to; -1 if it has not changed the name."""
         return self._names.get((directory, name))
 
     def note_fingerprint(self, ino: int, known: int) -> None:
-        """The kernel has forgotten the node of this inode number, and had been told this of it."""
+        """Keep the fingerprint of a node that the kernel has forgotten."""
         self._fingerprints.put(ino, known)
 
     def fingerprint(self, ino: int) -> int:
-        """What the kernel had been told of a node that it has forgotten since; UNTOLD where that is not known."""
+        """Return the kept fingerprint of a forgotten node, or UNKNOWN."""
         return self._fingerprints.get(ino)
 
     def note_attributes(self, st: os.stat_result) -> None:
-        """The mount has changed attributes of this directory."""
+        """Record a change of this directory's attributes by the mount."""
         self.note_name(st.st_ino, b"", _attributes(st))
 
     def has_attributes(self, st: os.stat_result) -> bool:
-        """Whether the directory's attributes are those that the mount gave it lately."""
+        """Whether the directory still has the attributes that the mount gave it."""
         return self.made_to_lead(st.st_ino, b"") == _attributes(st)
 
 
@@ -94,7 +92,7 @@ Key = TypeVar("Key", tuple[int, bytes], int)
 
 
 class _Recent(Generic[Key]):
-    """A map of what was put since the turn before the last, and of at most the last two times _REMEMBERED."""
+    """A map of recent values: those of the last two rotations, at most two times _REMEMBERED."""
 
     def __init__(self) -> None:
         self._new: dict[Key, int] = {}
@@ -106,11 +104,11 @@ class _Recent(Generic[Key]):
         self._new[key] = value
 
     def rotate(self) -> None:
-        """Forget what was put before the last turn."""
+        """Drop the values from before the last rotation."""
         self._old, self._new = self._new, {}
 
     def get(self, key: Key) -> int:
-        """The value; -1 where there is none."""
+        """Return the value, or -1."""
         found = self._new.get(key)
         return self._old.get(key, -1) if found is None else found
 
@@ -120,50 +118,49 @@ def _attributes(st: os.stat_result) -> int:
 
 
 class Suspect(NamedTuple):
-    """Something that was changed, and not through this mount."""
+    """A change that was not made through this mount."""
 
     path: str
     kinds: int
     size: int
-    """Bytes that a regular file holds now; -1 for all else, -2 where nothing is there."""
+    """Bytes of a regular file; -1 for other files, -2 if there is none."""
 
 
 class ExternalChanges:
-    """Compares, tells the kernel, and collects what the mount did not do. Used by the thread that serves."""
+    """Compares states, notifies the kernel, and collects suspects. Used by the serving thread."""
 
     def __init__(self, inodes: InodeTable, source: FdCache, notifications: Notifications) -> None:
         self.own_effects: Final = OwnEffects()
         self.watched = False
-        """Somebody judges what is found."""
+        """Whether another process judges suspects."""
         self.own: Final[dict[int, str]] = {}
-        """Paths of the files whose content threads change for the mount, by inode number."""
+        """Paths, by inode number, of files whose content a thread changes for the mount."""
         self._notifications: Final = notifications
         self._inodes: Final = inodes
         self._source: Final = source
         self._suspects: dict[str, Suspect] = {}
         self._to_compare: list[Node] = []
-        """Nodes that the kernel is to look at again, and that are to be compared; the last comes first."""
+        """Nodes to invalidate and compare, the next one last."""
         self._invalidates_names = False
-        """Whether the kernel is told of their names one by one."""
+        """Whether names are invalidated one by one."""
         self._invalidates_later = False
-        """Whether the kernel is still to be told of them."""
+        """Whether `compare_slice` must still invalidate the nodes."""
         self._replaced: dict[tuple[int, bytes], None] = {}
         self.since = time.time_ns()
-        """What has changed before this time, in nanoseconds since 1970, the watcher has told."""
+        """Time up to which the watcher has reported all changes, in nanoseconds since 1970."""
 
     # -- what the handlers say
 
     def on_difference(self, node: Node, st: os.stat_result) -> None:
-        """The node is not as the kernel was last told: somebody else has changed it."""
+        """Invalidate a node that differs from its fingerprint, and report the change as a suspect."""
         self._notifications.inode(node.id, 0, 0)
         if not node.is_dir and self.watched:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def check_first_lookup(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
-        """The kernel is about to be told of a file that it does not know, and that was changed a moment ago.
+        """Report a recent external change of a file that the kernel does not know yet.
 
-        What the watcher is about to say of it will find it as it was told. So if somebody else changed it, that is
-        said here.
+        The watcher's event will find the file as the kernel was told, so it would not be reported later.
         """
         if not self.watched or node.layer or node.is_dir:
             return
@@ -175,7 +172,9 @@ class ExternalChanges:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
-        """Whether this regular file may soon be replaced behind the mount, as its name was before or just now."""
+        """Whether this regular file was recently changed, or replaced behind the mount before, and may be replaced
+        soon.
+        """
         if parent.layer or not stat.S_ISREG(st.st_mode):
             return False
         return st.st_ctime_ns >= self.since or (parent.ino, name) in self._replaced
@@ -183,7 +182,7 @@ class ExternalChanges:
     # -- what the watcher says
 
     def compare_changes(self, body: bytes) -> None:
-        """Look at what may have changed; `body` is a message of the form of `state.changes`."""
+        """Compare what the watcher has reported; `body` is a message in the format of `system.watcher_events`."""
         self.since = watcher_events.since(body)
         for ino, path, name, kinds in watcher_events.decode(body):
             self._compare(ino, path, name, kinds)
@@ -191,7 +190,7 @@ class ExternalChanges:
 
     def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
         if kinds == GONE and self.own_effects.made_to_lead(ino, name) == 0:
-            return  # the mount has removed it, or moved it away, and nothing has come there since
+            return  # the mount has removed or moved it, and the name is still free
         directory = self._inodes.find(ino)
         st = self._stat_name(directory, path, name)
         there = st.st_ino if st is not None else 0
@@ -215,14 +214,14 @@ class ExternalChanges:
                 self._add_suspect(self._text(path, name), MODIFIED, st)
             return
         if node is None and st.st_ctime_ns < self.since:
-            return  # it was only opened for writing, or its directory came here
+            return  # it was only opened for writing, or its directory was moved here
         if node is not None:
             self._notifications.inode(node.id, 0, 0)
         self._remember(node, st)
         self._add_suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
 
     def accept_own_change(self, path: str) -> None:
-        """The session's own companion has changed what this name leads to: the kernel is to look again."""
+        """Make the kernel read again what the session's companion has changed at `path`."""
         above, _, name = os.fsencode(path).rpartition(b"/")
         try:
             ino = self._source.stat_below(above or b".").st_ino
@@ -234,7 +233,8 @@ class ExternalChanges:
         self.own_effects.note_name(ino, name, there)
         node = self._inodes.find(there) if st is not None else None
         if directory is not None:
-            # A name that leads where it led is let be: whoever stands in that directory would stand nowhere.
+            # A name that leads to the same node is not invalidated: a process with its working directory there would
+            # lose it.
             if node is None or node.parent is not directory or node.name != name:
                 self._notifications.entry(directory.id, name)
             self._notifications.inode(directory.id, 0, 0)
@@ -251,11 +251,11 @@ class ExternalChanges:
             self.own_effects.note_fingerprint(st.st_ino, fingerprint_of(st))
 
     def _update_fingerprint(self, node: Node, st: os.stat_result) -> None:
-        """The kernel is told of the node anew; of one whose inode number another file has, that it is gone."""
+        """Store the node's fingerprint, or detach the node if another file has reused its inode number."""
         try:
             ended = node.store.is_number_reused(node)
         except OSError:
-            ended = False  # found when it is asked for
+            ended = False  # the next access detects it
         if ended:
             self._inodes.cut_off(node)
         else:
@@ -264,7 +264,7 @@ class ExternalChanges:
     def _compare_name(
         self, directory: Node | None, path: bytes, name: bytes, kinds: int, st: os.stat_result | None
     ) -> None:
-        """A name leads where the mount did not make it lead."""
+        """Handle a name that leads where the mount did not make it lead."""
         if directory is not None:
             self._notifications.entry(directory.id, name)
             self._notifications.inode(directory.id, 0, 0)
@@ -284,7 +284,7 @@ class ExternalChanges:
             self._add_suspect(path, MODIFIED, st)
 
     def _stat_name(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
-        """What the name leads to: by where the mount knows the directory to lie, else where the watcher does."""
+        """Return the stat of the name: at the directory's path in the table, else at the watcher's."""
         places = [path]
         if directory is not None:
             known = os.fsencode(self._inodes.path(directory))
@@ -325,11 +325,11 @@ class ExternalChanges:
 
     @property
     def has_more(self) -> bool:
-        """Whether nodes wait to be compared anew."""
+        """Whether nodes wait for comparison."""
         return bool(self._to_compare)
 
     def compare_slice(self) -> None:
-        """Compare some of the nodes that wait for it."""
+        """Compare some of the waiting nodes."""
         until = time.monotonic() + _SECONDS_AT_ONCE
         while self._to_compare and time.monotonic() < until:
             node = self._to_compare.pop()
@@ -345,7 +345,7 @@ class ExternalChanges:
             except (FileNotFoundError, NotADirectoryError):
                 st = None
             except OSError:
-                continue  # found when it is asked for
+                continue  # the next access detects it
             if st is None or st.st_ino != node.ino:
                 self._add_suspect(path, GONE if st is None else MADE, st)
             elif node.fingerprint not in (UNKNOWN, fingerprint_of(st), fingerprint_after_rename(st)):
@@ -368,7 +368,9 @@ class ExternalChanges:
         self._suspects[path] = Suspect(path, kinds, size)
 
     def report_suspects(self, report: Callable[[list[Suspect]], object], is_own: Callable[[str], bool]) -> None:
-        """Give on what was found since the last time; `is_own` says of a path that the session itself changes it."""
+        """Pass on the suspects since the last call, except those for which `is_own` says that the session itself
+        changes the path.
+        """
         if self._suspects:
             found = [one for one in self._suspects.values() if not is_own(one.path)]
             self._suspects.clear()

@@ -1,13 +1,12 @@
-"""Descriptors of what lies in the source: opened beneath it, compared with the node, kept by rule.
+"""The cache of open descriptors of one layer: opened beneath its root, verified against the node, closed by rule.
 
-A node is reached by its directory's descriptor and its name, below a descriptor of the source that is opened before
-mounting; whatever is opened is compared with the node afterwards, because another process may have put something
-else in its place meanwhile (RESOLVE_BENEATH does not see a directory that was moved away, or a file that was
-replaced). A mismatch is ESTALE: the kernel looks the name up again.
+A node is opened by its directory's descriptor and its name, beneath a descriptor of the source from before the mount.
+The result is then compared with the node, because another process may have replaced the file or moved the directory,
+which RESOLVE_BENEATH does not detect. A mismatch is ESTALE, and the kernel looks the name up again.
 
-No RELEASE ever comes (opens are answered ENOSYS), so descriptors are kept by rule: those that cannot be had again are
-held until FORGET, the others in a small cache that drops them when quiet. A descriptor open for writing is dropped
-soon: while it lasts, whoever runs the file by its source path gets "text file busy".
+The kernel sends no RELEASE, because OPEN is answered with ENOSYS. Descriptors that could not be opened again are kept
+until FORGET. Others are in a small cache that closes them when idle. A descriptor open for writing is closed soon,
+because nobody can execute the file meanwhile (ETXTBSY).
 """
 
 from __future__ import annotations
@@ -31,45 +30,46 @@ R: Final = os.R_OK
 W: Final = os.W_OK
 FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 RECHECK: Final = 0.002
-"""Seconds for which a descriptor is used without looking whether its name still leads to it. What replaces or removes
-the file is seen at once all the same, by its link count."""
+"""Seconds for which a descriptor is used without verifying its name again.
+
+A removed or replaced file is detected at once by its link count.
+"""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 _PRUNED_AT_ONCE: Final = 64
 _LARGE: Final = 4 << 20
-"""Bytes of a removed file whose last descriptor is closed by a thread: 400 MB take 40 ms."""
+"""Size of a removed file whose last descriptor a thread closes: 400 MB take 40 ms."""
 _LONG_PATH: Final = 3800
-"""Paths beyond this many bytes are walked in parts: PATH_MAX is 4096."""
+"""Paths with more bytes are walked in parts; PATH_MAX is 4096."""
 
 _NO_HANDLE: Final = b"none"
-"""The handle of what was gone when its handle was read. It is shorter than those of file systems, and equals none."""
+"""Handle of a file that was gone when its handle was read. Real handles are longer, so it equals none."""
 
 Opener = Callable[[int], int]
 
 
 def stale() -> OSError:
-    """The name does not lead to the node any more."""
+    """Return ESTALE: the name does not lead to the node."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 class FdCache:
-    """The open descriptors of one source. Used by one thread."""
+    """The open descriptors of one layer. Used by one thread."""
 
     _closing: queue.SimpleQueue[int] | None = None
-    """Descriptors for the thread that closes large removed files; None: it has not been started."""
+    """Descriptors for the thread that closes large removed files; None until it is started."""
 
     def __init__(
         self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
-        """Take an open descriptor of the root; `cache` is how many descriptors may be kept open.
+        """Take an open descriptor of the root. `cache` is the maximum of cached descriptors.
 
-        `pins` is how many more may be open for nodes that cannot be reached by name, until FORGET.
-        `layer` says of which layer it is: of the source, or of what is held apart from it. `place` is the path at which
-        the mount shows the root of this layer.
+        `pins` is the maximum of descriptors of nodes without a name, which are kept until FORGET. `place` is the path
+        at which the mount shows the root of this layer.
         """
         self.layer: Final = layer
         self.place: Final = WorkspacePath(place)
         self.numbers: Final = inodes.add_layer()
-        """Added to an inode number, it is that of a node."""
+        """Offset between the inode numbers of this layer and those of its nodes."""
         self.root: Final = root
         self.device: Final = os.fstat(root).st_dev
         self.privileged: Final = os.geteuid() == 0
@@ -88,7 +88,7 @@ class FdCache:
         self._covered: frozenset[str] = frozenset()
         self._request = 0
         self._verified_dir: Node | None = None
-        """The directory that was last looked at for a change, within the request that is being served."""
+        """The directory that was last verified for a change, within the current request."""
         self._quiet_since = 0
         self._held: Final[dict[int, Node]] = {}
         self._released: Final[list[int]] = []
@@ -96,12 +96,12 @@ class FdCache:
         self._holds = 0
         self._prune_due = 0
         self.on_stale: Callable[[Node], None] = lambda _: None
-        """Told of a node that is not where the kernel believes it to be."""
+        """Called with a node that is not where the kernel has it cached."""
 
     def read_mounts(self) -> None:
-        """Look what is mounted below the source by now. Of another file system st_dev tells; a bind mount is only here.
+        """Read the mounts below the source if they have changed. st_dev shows other file systems, but not bind mounts.
 
-        The source's own path may be the mountpoint: only what lies below it counts.
+        The source itself may be a mountpoint, so only mounts below it count.
         """
         if self._mounts_seen and not self._mounts.poll(0):
             return
@@ -112,17 +112,20 @@ class FdCache:
         self._covered = frozenset(below)
 
     def is_mounted_over(self, directory: Node, name: bytes) -> bool:
-        """Whether something is mounted on this name of the source."""
+        """Whether this name of the source is a mountpoint."""
         return bool(self._covered) and self._inodes.join(directory, name) in self._covered
 
     # -- reaching a node
 
     def stat_entry(self, directory: Node, name: bytes) -> os.stat_result:
-        """What `name` in the directory is now. FileNotFoundError: it is not there."""
+        """Return the stat of a name in the directory. FileNotFoundError."""
         return os.stat(name, dir_fd=self.directory(directory), follow_symlinks=False)
 
     def stat(self, node: Node, *, changing: bool = False) -> os.stat_result:
-        """What the node is now. ESTALE: it is not where it was; before a change, no symlink may lead there either."""
+        """Return the stat of the node. ESTALE: its name does not lead to it.
+
+        `changing`: a symlink on the path is ESTALE too.
+        """
         if node.parent is None:
             if node.pin < 0 and node.fd < 0:
                 raise stale()
@@ -139,21 +142,22 @@ class FdCache:
             except PermissionError:
                 if node.fd < 0:
                     raise
-                return os.fstat(node.fd)  # the way there was closed to us since; who has the file open may go on
+                # this user may no longer search the directory; programs that have the file open continue
+                return os.fstat(node.fd)
         if not self._is_node(node, st):
             if node.mounted_over:
                 return st
             if not changing and self._keeps_removed(node):
                 return os.fstat(node.fd)
             raise self._stale(node)
-        # A new inode has a new change time: one that the kernel was told of is the old inode.
+        # A new inode has a new change time, so a node with the known fingerprint is still the same inode.
         if node.fingerprint != st.st_size << 62 | st.st_ctime_ns and self.is_number_reused(node):
             raise self._reused(node)
         node.checked = self.now
         return st
 
     def choose_reachable_name(self, node: Node) -> None:
-        """The directory of the name that the node goes by was forgotten: let it go by another that can be followed."""
+        """Give the node another name if its directory was forgotten, so that renames of that directory are followed."""
         for parent, name in self._inodes.links(node.ino):
             if parent.lookups > 0:
                 try:
@@ -169,7 +173,7 @@ class FdCache:
         return self.stat_entry(parent, name).st_ino + self.numbers == node.ino
 
     def status(self, node: Node) -> os.stat_result:
-        """As `stat`, but by the descriptor where that was compared with the name within RECHECK."""
+        """Return the stat by the descriptor if it was verified within RECHECK, else as `stat` does."""
         if node.fd >= 0 and node.parent is not None and self.now - node.checked < RECHECK:
             st = os.fstat(node.fd)
             if st.st_nlink:
@@ -177,9 +181,9 @@ class FdCache:
         return self.stat(node)
 
     def directory(self, node: Node, *, changing: bool = False) -> int:
-        """An open descriptor of the directory, which still lies where the node does.
+        """Return a verified descriptor of the directory.
 
-        A change always looks, once for each request; a lookup trusts what was seen within RECHECK.
+        For a change, it is verified once in each request. For a lookup, a verification within RECHECK is enough.
         """
         fd = node.fd
         if fd < 0:
@@ -196,12 +200,15 @@ class FdCache:
         return fd
 
     def _path(self, node: Node) -> bytes:
-        """The path of a directory from the root of this layer."""
+        """Return the directory's path below the root of this layer."""
         path = self._inodes.path(node).encode("utf-8", "surrogateescape")
         return path[len(self.place) + 1 :] if self.place else path
 
     def _stat_path(self, node: Node, *, strict: bool = False) -> os.stat_result:
-        """What lies at the directory's path. `strict`: no symlink on the way, as it might lead back from outside."""
+        """Return the stat of the directory's path.
+
+        `strict` forbids symlinks on the path, which might lead back from outside.
+        """
         path = self._path(node)
         if len(path) < _LONG_PATH and not (strict and b"/" in path):
             try:
@@ -222,7 +229,7 @@ class FdCache:
             os.close(fd)
 
     def stat_below(self, path: bytes) -> os.stat_result:
-        """What lies at `path` below the source, however long that is."""
+        """Return the stat of a path below the source, of any length."""
         if len(path) < _LONG_PATH:
             return os.stat(path, dir_fd=self.root, follow_symlinks=False)
         above, name = os.path.split(path)
@@ -233,7 +240,7 @@ class FdCache:
             os.close(fd)
 
     def _walk(self, path: bytes) -> int:
-        """An O_PATH descriptor of a directory whose path may be longer than one system call takes."""
+        """Return an O_PATH descriptor of a directory. The path may be longer than PATH_MAX."""
         fd = self.root
         while path:
             cut = path.rfind(b"/", 0, _LONG_PATH) if len(path) >= _LONG_PATH else len(path)
@@ -261,7 +268,7 @@ class FdCache:
         try:
             fd = self._open_at(above, path, _DIRECTORY)
         except PermissionError:
-            # An ordinary user's directory without read permission can still be passed through.
+            # A user without read permission may still search the directory.
             fd = self._open_at(above, path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
             access = 0
         finally:
@@ -271,7 +278,7 @@ class FdCache:
         return self._keep(node, self._verified(node, fd), access)
 
     def listed(self, node: Node) -> int:
-        """A descriptor of the directory that can be read. PermissionError: the serving user may not."""
+        """Return a descriptor for listing the directory. PermissionError: the serving user may not read it."""
         fd = self.directory(node)
         if not node.access & R:
             self._close_cached(node)
@@ -281,7 +288,7 @@ class FdCache:
         return fd
 
     def file(self, node: Node, need: int) -> int:
-        """A descriptor of the file that can be read (R) or written (W), and is what the node's name leads to."""
+        """Return a verified descriptor of the file, opened for reading (R) or writing (W)."""
         fd = node.fd
         if fd >= 0 and node.access & need == need:
             node.used = self._request
@@ -297,7 +304,7 @@ class FdCache:
             fd, access = self._open_as(need, lambda flags: self._open_name(directory, name, flags))
             self._verified(node, fd)
         if node.keeps_fd:
-            # It was held because it may not be had again: what the new one adds is worth less.
+            # The descriptor was kept because it might not be opened again. The new one has more rights.
             self._close_later(node.fd)
             if node.pin == node.fd:
                 node.pin = fd
@@ -306,22 +313,22 @@ class FdCache:
         return self._keep(node, fd, access)
 
     def confirm_name(self, node: Node) -> None:
-        """Look that the file's name leads to it, however lately that was seen: a verdict is about to rest on it.
+        """Verify now that the name leads to the file, because a decision depends on it.
 
-        Look at the link count afterwards: while a name leads to the file, every other name counts too.
+        Check the link count afterwards: while one name leads to the file, its other names count too.
         """
         if node.parent is not None:
             self._recheck(node)
 
     def _recheck(self, node: Node, *, reading: bool = False) -> None:
-        """Raise ESTALE if the name does not lead to the node. `reading`: a removed file is read to its end."""
+        """Raise ESTALE if the name does not lead to the node. `reading`: a removed file can be read to its end."""
         assert node.parent is not None
         if node.keeps_fd:
             return
         try:
             st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=True), follow_symlinks=False)
         except PermissionError:
-            return  # the way there was closed to us since; who has the file open may go on
+            return  # this user may no longer search the directory; programs that have the file open continue
         except FileNotFoundError:
             if reading and self._keeps_removed(node):
                 return
@@ -334,10 +341,10 @@ class FdCache:
         node.checked = self.now
 
     def _keeps_removed(self, node: Node) -> bool:
-        """Whether the file was removed or replaced behind the mount while a descriptor of it is open.
+        """Whether the file was removed or replaced behind the mount while a descriptor is open.
 
-        That descriptor is then held until FORGET, so that a reader gets the old file to its end. A file that has a name
-        anywhere is none: it was moved, perhaps to where other rules hold.
+        If so, the descriptor is kept until FORGET, so that programs read the old file to its end. A file that still has
+        a name was moved, perhaps under other rules, and does not count.
         """
         if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
             return False
@@ -355,7 +362,10 @@ class FdCache:
         return opener(os.O_RDONLY), R
 
     def _open_name(self, directory: int, name: bytes, flags: int) -> int:
-        """One name in a directory: O_NOFOLLOW says as much of it as `_open_at`, for a third of the cost."""
+        """Open a name in a directory.
+
+        For one name, O_NOFOLLOW is as strict as `_open_at` and takes a third of the time.
+        """
         try:
             return os.open(name, flags | FILE | os.O_CLOEXEC, dir_fd=directory)
         except OSError as error:
@@ -382,7 +392,7 @@ class FdCache:
         return os.open(f"/proc/self/fd/{through}", flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
     def _verified(self, node: Node, fd: int) -> int:
-        """`fd`, if it is the node in this life of its inode number; else it is closed and ESTALE raised."""
+        """Return `fd` if it is the node. Otherwise close it and raise ESTALE."""
         if not self._is_node(node, os.fstat(fd)):
             os.close(fd)
             raise self._stale(node)
@@ -393,7 +403,7 @@ class FdCache:
         return fd
 
     def handle(self, fd: int, name: bytes = b"") -> bytes:
-        """The file handle of `fd`, or of `name` in it; empty: the file system has none."""
+        """Return the file handle of `fd`, or of `name` in it; empty if the file system has none."""
         if self._handle_flags < 0:
             return b""
         try:
@@ -402,19 +412,19 @@ class FdCache:
             return _NO_HANDLE
 
     def is_number_reused(self, node: Node) -> bool:
-        """Whether the node's inode was removed, and its number is used by another file under its name. OSError."""
+        """Whether the inode number now belongs to another file under the node's name. OSError."""
         if node.fd >= 0 or not node.handle or node.parent is None:
-            return False  # a number is not used again while a descriptor holds it
+            return False  # a descriptor keeps the inode number from being reused
         return self.handle(self.directory(node.parent), node.name) != node.handle
 
     def _reused(self, node: Node) -> OSError:
-        """The node's inode was removed, and its number is used by another file."""
+        """Return ESTALE for a node whose inode number is reused, and detach the node."""
         error = self._stale(node)
         self._inodes.cut_off(node)
         return error
 
     def _any_fd(self, node: Node) -> int:
-        """Any descriptor of exactly this inode, O_PATH ones included."""
+        """Return any descriptor of this inode, also an O_PATH one."""
         if node.is_dir:
             return self.directory(node, changing=True)
         if node.pin >= 0:
@@ -430,19 +440,19 @@ class FdCache:
         return node.fd
 
     def _fd_or_path(self, node: Node) -> int | bytes:
-        """What a system call takes for exactly this inode: a descriptor, or a path that leads to one opened O_PATH."""
+        """Return what system calls take for this inode: a descriptor, or a path through an O_PATH descriptor."""
         fd = self._any_fd(node)
         return fd if fd == node.fd and node.access else b"/proc/self/fd/%d" % fd
 
     def _inode_path(self, node: Node) -> bytes:
-        """A path by which the kernel reaches exactly this inode: by name, chmod and xattrs would follow a symlink."""
+        """Return a path to this inode. By its name, chmod and xattr calls would follow a symlink."""
         return b"/proc/self/fd/%d" % self._any_fd(node)
 
     def _is_node(self, node: Node, st: os.stat_result) -> bool:
         return st.st_ino + self.numbers == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
 
     def _stale(self, node: Node) -> OSError:
-        """The kernel believes a name that no longer leads to the node: it is told to look again."""
+        """Return ESTALE for a node that its name does not lead to, and invalidate the name in the kernel."""
         node.name_unverified = True
         self.on_stale(node)
         return stale()
@@ -450,7 +460,7 @@ class FdCache:
     # -- keeping descriptors
 
     def _close_later(self, fd: int) -> None:
-        """Close a descriptor once this request is done: it may be in use by the request itself."""
+        """Close a descriptor after this request, which may still use it."""
         self._released.append(fd)
         self._released_at = self._request
 
@@ -476,19 +486,19 @@ class FdCache:
 
     @property
     def request_number(self) -> int:
-        """Another number for each request, and for each slice of a long one."""
+        """The number of the request, or of the slice of a long request."""
         return self._request
 
     def begin(self, now: float) -> None:
-        """A request begins at this time."""
+        """Start a request at the time `now`."""
         self.now = now
         self._request += 1
         self._verified_dir = None
 
     def nodes_to_prune(self) -> list[Node]:
-        """Some of the nodes that are held, oldest first, where they are more than a cache full.
+        """Return the oldest nodes that keep a descriptor, if they are more than the cache may have.
 
-        Most are open to nobody: if the kernel is made to look their names up again, it forgets those that are not.
+        Most are open in no program. If their entries are invalidated, the kernel forgets those.
         """
         if len(self._held) <= self._cache or self._holds < self._prune_due:
             return []
@@ -499,7 +509,7 @@ class FdCache:
         return some
 
     def close_idle(self) -> None:
-        """Close what was not used since the call before the last one."""
+        """Close descriptors that were not used since the last call but one."""
         self.close_released()
         self._prune_due = 0
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
@@ -508,7 +518,7 @@ class FdCache:
         self._request += 1
 
     def close_unused(self) -> None:
-        """Close every descriptor that can be had again and is not in use by this request."""
+        """Close every cached descriptor that this request does not use."""
         if self._released_at != self._request:
             self.close_released()
         for node in [node for node in self._open.values() if node.used < self._request]:
@@ -516,16 +526,16 @@ class FdCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further descriptor may be kept until FORGET."""
+        """Whether the maximum of descriptors kept until FORGET is reached."""
         return len(self._held) + len(self._pinned) >= self._pins
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the rest of those descriptors is left to files that are removed while they are open."""
+        """Whether the remaining descriptors are reserved for files that are removed while open."""
         return len(self._held) + len(self._pinned) >= self._pins - self._pins // 9
 
     def hold(self, node: Node) -> None:
-        """Keep the node's open descriptor until FORGET, if it has one and there is room."""
+        """Keep the node's open descriptor until FORGET, if there is one and the maximum is not reached."""
         if node.fd >= 0 and not self.is_full:
             node.keeps_fd = True
             self._open.pop(node.id, None)
@@ -533,7 +543,10 @@ class FdCache:
             self._holds += 1
 
     def hold_before_mode(self, node: Node, mode: int) -> None:
-        """Hold the file open if `mode` will take its owner's right to open it again, as a program's own open file."""
+        """Keep the file open if the new mode will not let its owner open it again.
+
+        A program's open file works the same way.
+        """
         if self.privileged or (node.keeps_fd and node.access == R | W):
             return
         if node.is_dir:
@@ -551,13 +564,13 @@ class FdCache:
             try:
                 self.file(node, R)
             except PermissionError:
-                return  # nobody has it open through this mount, or it would be held
+                return  # no program has it open through this mount, or a descriptor would be kept
         self.hold(node)
 
     def pin(self, node: Node, directory: int, name: bytes) -> None:
-        """Keep hold of a node whose last known name is about to go, for those who have it open.
+        """Keep a descriptor of a node whose last known name will be removed, for programs that have it open.
 
-        ENFILE: the programs of this mount keep too many removed files open.
+        ENFILE: the programs of this mount have too many removed files open.
         """
         if node.keeps_fd or node.pin >= 0:
             return
@@ -571,14 +584,14 @@ class FdCache:
         self._pinned.add(node.id)
 
     def hold_nameless(self, node: Node, fd: int, access: int) -> None:
-        """Keep the only way to a file that never had a name, whatever the kernel forgets."""
+        """Keep the only descriptor of a file without a name, until the table drops it."""
         node.fd = node.pin = fd
         node.access = access
         node.keeps_fd = True
         self._pinned.add(node.id)
 
     def unpin(self, node: Node) -> None:
-        """The node has a name after all."""
+        """Stop keeping the node's descriptor, because the node has a name."""
         if node.pin < 0:
             return
         self._pinned.discard(node.id)
@@ -591,10 +604,10 @@ class FdCache:
         node.pin = -1
 
     def release(self, node: Node) -> None:
-        """The kernel has forgotten the node: what is open for it is to be closed.
+        """Close the descriptors of a node that the kernel has forgotten.
 
-        Closing the last descriptor of a removed file frees its blocks, which takes as long as removing it did. It is
-        done after the next reply, while the caller goes on; of a large file, in a thread.
+        Closing the last descriptor of a removed file frees its blocks, which takes time. It is done after the next
+        reply; for a large file, in a thread.
         """
         if node.keeps_fd:
             self._held.pop(node.id, None)
@@ -606,7 +619,7 @@ class FdCache:
         node.keeps_fd = False
 
     def after(self) -> None:
-        """A reply has been sent. Only here are descriptors dropped for want of room: none is in use."""
+        """Close descriptors beyond the maximum. Called after a reply, when none is in use."""
         kept = self._open
         while len(kept) > self._cache:
             self._close_cached(kept[next(iter(kept))])
@@ -614,7 +627,7 @@ class FdCache:
             self.close_released()
 
     def close_released(self) -> None:
-        """Close what the kernel has forgotten."""
+        """Close the descriptors of released nodes."""
         for fd in self._released:
             self._close(fd)
         self._released.clear()
@@ -632,7 +645,7 @@ class FdCache:
 
 @contextmanager
 def duplicates(*descriptors: int) -> Iterator[list[int]]:
-    """Duplicates of descriptors that may be dropped while a thread uses them."""
+    """Yield duplicates of descriptors, which stay open while a thread uses them."""
     own: list[int] = []
     try:
         for fd in descriptors:

@@ -1,4 +1,12 @@
-"""What git commands of the session may take in now although the policy refuses a change of the path."""
+"""Grants for git commands of the session: published files that the server brings into the source, although the policy
+refuses the change.
+
+Git replaces a file by UNLINK, CREATE and WRITE. The server does not let git do that to the source. UNLINK hides the
+name in the mount. CREATE makes the whole published file under a temporary name and renames it onto the path. WRITE
+succeeds if it brings the bytes that the file already has, and changes nothing. So the source has the old content or the
+published content at each moment, and no byte that a process of the session sends. Every other request is judged as
+always, before and after the grant ends.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +35,7 @@ GONE: Final = 0
 SYMLINK: Final = 0o120000
 EXECUTABLE: Final = 0o100755
 KEPT: Final = 1
-"""Mode of a path that the role may write, and that `[[keep]]` does not let be removed: git may replace its content."""
+"""Mode of a path that the role may write but, by `[[keep]]`, not remove. Git may replace its content."""
 
 OPENED: Final = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
 
@@ -36,41 +44,42 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(st: os.stat_result) -> FileState:
-    """What tells one state of a file from another."""
+    """Return what distinguishes one state of a file from another."""
     return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
 class Grant(NamedTuple):
-    """One path that a command may take in: its content is `size` bytes at `offset` of the file `stage`."""
+    """A path that a command may bring in. Its content is `size` bytes at `offset` of the file `stage`."""
 
     number: int
     mode: int
-    """That of the published tree."""
+    """Mode in the published tree."""
     before: FileState | None
-    """None: the source has nothing of that name."""
+    """State of the source's file; None if there is none."""
     stage: int
     offset: int
     size: int
 
 
 class GitGrants:
-    """The granted paths. Used by the thread that serves."""
+    """The granted paths. Used by the serving thread."""
 
     def __init__(self) -> None:
         self.files: Final[dict[str, Grant]] = {}
         self.taken: Final[set[str]] = set()
-        """Granted paths that have their published content."""
+        """Granted paths that have the published content already."""
         self.hidden: Final[set[str]] = set()
-        """Paths that git has removed and not yet made again. The source still has them."""
+        """Paths that git has removed and not yet created again. The source still has them."""
         self._directories: Final[dict[str, int]] = {}
         """Directories above the granted paths, with the number of the last command that needs them."""
         self._stages: Final[dict[int, int]] = {}
-        """The descriptors of the content, by the number of the command."""
+        """Descriptors of the content, by the number of the command."""
 
     def begin(self, number: int, stage: int, at: int, length: int) -> None:
         """Grant files to the command `number`. `end` closes the file `stage`, which has their content.
 
-        The list of the files is JSON in it, `length` bytes at `at`: path, mode, offset, size, and fingerprint or null.
+        Its part of `length` bytes at `at` is the list of the files in JSON: path, mode, offset, size, and file state or
+        null.
         """
         self._stages[number] = stage
         for path, mode, offset, size, before in json.loads(os.pread(stage, length, at)):
@@ -82,7 +91,10 @@ class GitGrants:
                 above = above.rpartition("/")[0]
 
     def end(self, number: int) -> list[str]:
-        """End the grants of a command and return the paths that it has taken in. Hidden names are shown again."""
+        """End the grants of a command.
+
+        Return the paths that have the published content. Hidden names are shown again.
+        """
         taken = []
         for path, grant in list(self.files.items()):
             if grant.number == number:
@@ -98,13 +110,13 @@ class GitGrants:
         return taken
 
     def end_all(self) -> list[str]:
-        """End the grants of all commands; the paths that were taken in."""
+        """End the grants of all commands. Return the paths that have the published content."""
         return [path for number in list(self._stages) for path in self.end(number)]
 
     def admits(self, request: Request, st: os.stat_result | None) -> bool:
-        """Whether the request removes a granted file `st`, or makes or removes a directory above a granted path.
+        """Whether the request removes a granted file `st`, or creates or removes a directory above a granted path.
 
-        The kernel removes no directory that is not empty.
+        The kernel removes only an empty directory.
         """
         if request.operation is Operation.MKDIR or request.operation is Operation.RMDIR:
             return request.path in self._directories
@@ -115,7 +127,7 @@ class GitGrants:
         return True
 
     def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
-        """Whether the removal of this file is one half of its replacement. Its name is then hidden in the mount."""
+        """Whether the removal of this file is the first half of its replacement. If so, hide the name in the mount."""
         grant = self.files.get(path)
         if grant is None or grant.mode == GONE or path in self.taken or path in self.hidden:
             return False
@@ -126,10 +138,10 @@ class GitGrants:
 
 
 class GrantOps(OverlayOps):
-    """What the handlers of names and content do where a published file is granted."""
+    """What the handlers of names and content do for granted files."""
 
     def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
-        """The grant of a name that git makes now."""
+        """Return the grant of a name that git creates now, or None."""
         if not self.grants.files or parent.layer:
             return None
         path = self._inodes.join(parent, name)
@@ -139,7 +151,7 @@ class GrantOps(OverlayOps):
     def _admission(
         self, header: Header, request: Request, context: Context = NO_FACTS, st: os.stat_result | None = None
     ) -> Admission:
-        """Leave for a change of a name; `st` is the file that a removal removes."""
+        """Return the admission of a change of a name. `st` is the file that a removal removes."""
         if self.grants.files and self.grants.admits(request, st):
             return self._enforcer.admit_published(request, self._caller(header))
         return self._enforcer.authorize(request, context, caller=self._caller(header), layer=None)
@@ -147,7 +159,7 @@ class GrantOps(OverlayOps):
     def _take_in_file(
         self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
     ) -> Steps:
-        """Make a granted file whole and return the reply to CREATE."""
+        """Create a granted file whole. Return the reply to CREATE."""
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
         by, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
         with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode()}) as permit:
@@ -183,7 +195,7 @@ class GrantOps(OverlayOps):
     def _take_in_symlink(
         self, header: Header, parent: Node, name: bytes, target: bytes, groups: tuple[int, ...]
     ) -> bool:
-        """Make a granted symlink. False: the request is none, or has another target."""
+        """Create a granted symlink. False: there is no grant, or it has another target."""
         grant = self._grant_at(parent, name)
         if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
             return False
@@ -205,7 +217,7 @@ class GrantOps(OverlayOps):
         return True
 
     def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, permit: Permit) -> None:
-        """Rename the whole file onto its path. EEXIST: the path is not as it was when it was granted."""
+        """Rename the whole file onto its path. EEXIST: the path has changed since the grant."""
         path, store = self._inodes.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
         over = _status(directory, name)
@@ -222,7 +234,7 @@ class GrantOps(OverlayOps):
         self._mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
 
     def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
-        """Open a kept file that git has removed in the mount, without its content; -1 where there is none."""
+        """Open a kept file that git has removed in the mount, and truncate it. Return -1 if there is none."""
         path = self._inodes.join(parent, name)
         grant = self.grants.files.get(path)
         if grant is None or grant.mode != KEPT or path not in self.grants.hidden:
@@ -238,7 +250,7 @@ class GrantOps(OverlayOps):
         return fd
 
     def _changes_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
-        """Whether a WRITE to a file that was taken in has the bytes that the file has already."""
+        """Whether a WRITE brings the bytes that a granted file already has."""
         path = self._inodes.path(node) if node.parent is not None else ""
         is_taken = path in self.grants.taken and self.grants.files[path].mode != KEPT
         return is_taken and os.pread(fd, len(data), at) == data

@@ -1,8 +1,8 @@
-"""The nodes that the kernel knows, and where each lies in the source.
+"""The table of nodes that the kernel knows.
 
-A node is what lies below as (device, file handle): an inode number that is used again is another node. The device is
-the source's for every node, so the table is keyed by the inode number. The handle is read when a node is first shown
-and compared whenever it is opened, and a node whose number has another handle is cut off. Node ids are never reused.
+A node is an inode, identified by device and file handle, because an inode number may be reused. All nodes of a layer
+have its device, so the table is keyed by inode number. The handle is read when a node is first shown and compared
+whenever it is opened. A node with another handle is detached. Node ids are never reused.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Node:
 
 
 class InodeTable:
-    """The table of nodes, by node id and by inode number."""
+    """Nodes by node id and by inode number."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Node] = {}
@@ -99,7 +99,7 @@ class InodeTable:
         self._layers = 0
         self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
         self.on_replaced: Callable[[Node, bytes], None] = lambda _parent, _name: None
-        """Told of a directory and a name in it that no longer lead to the node that the kernel has for them."""
+        """Called with a directory and a name that no longer lead to the node that the kernel has cached."""
         self._epoch = 0
 
     @property
@@ -108,12 +108,14 @@ class InodeTable:
         return self.by_id[ROOT_ID]
 
     def add_layer(self) -> int:
-        """What to add to the inode numbers of one more layer. The first layer is the source, which keeps its own."""
+        """Return the offset for the inode numbers of another layer. The first layer is the source; its offset is 0."""
         self._layers += 1
         return self._layers - 1 << 64
 
     def add_root(self, number: int, store: LayerStore) -> Node:
-        """The node of a layer's root: of the source, the mount's own; of others, one that the kernel is not told of."""
+        """Add the root of a layer: for the source, the root of the mount; for others, a node that the kernel does not
+        know.
+        """
         if ROOT_ID in self.by_id:
             return self.add_nameless(number, Kind.DIRECTORY, store.place, store)
         node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, store)
@@ -122,26 +124,27 @@ class InodeTable:
         return node
 
     def find(self, number: int) -> Node | None:
-        """The node that the kernel knows by this number."""
+        """Return the node with this inode number, or None."""
         return self._by_ino.get(number)
 
     def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
-        """The node for `name` in `parent`, which `st` was just read from, with one more reference by the kernel.
+        """Return the node of `name` in `parent`, with one more reference. `st` was just read from it.
 
-        An inode number that is known under another name, of a file that has only one, was moved behind the mount or
-        used again; which of the two cannot be told, and in doubt it is another node.
+        If the inode number is known under another name and the file has only one, the file was moved behind the mount
+        or the number reused. These cases cannot be distinguished, so the result is a new node.
         """
         number = st.st_ino + parent.store.numbers
         node = self._by_ino.get(number)
         if node is None:
             node = self._new(number, parent, name, kind_of(st.st_mode), parent.store)
         elif node.parent is None and (node.pin >= 0 or node.keeps_fd):
-            node.parent, node.name = parent, name  # its descriptor pins the number: another of its names turned up
+            # its descriptor keeps the inode number, so this is another of its names
+            node.parent, node.name = parent, name
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
             elif node.name_unverified or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
-                node.parent, node.name = parent, name  # the name it went by leads elsewhere, or cannot be followed
+                node.parent, node.name = parent, name  # its name leads elsewhere, or its renames are not followed
                 node.name_unverified = False
         elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
@@ -151,7 +154,7 @@ class InodeTable:
         return node
 
     def reference_mounted_over(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
-        """The node for a directory of another file system, mounted there below: a node, but not by its number."""
+        """Return the node of a mountpoint below the source. It is not keyed by its inode number alone."""
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
         node = self._by_ino.get(key)
         if node is None:
@@ -169,14 +172,14 @@ class InodeTable:
         return node
 
     def add_nameless(self, number: int, kind: Kind, path: WorkspacePath, store: LayerStore) -> Node:
-        """A node that has no name below, for what is shown at `path`; one reference is the caller's own."""
+        """Add a node without a name, shown at `path`. The caller has its first reference."""
         node = self._new(number, None, b"", kind, store)
         node.path = path
         node.lookups = 1
         return node
 
     def renumber(self, node: Node, number: int, store: LayerStore) -> None:
-        """The node goes on as another inode, of this layer."""
+        """Give the node another inode, of the layer of `store`."""
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
         node.ino = number
@@ -187,7 +190,7 @@ class InodeTable:
         self._by_ino[number] = node
 
     def replace_reused(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
-        """The node for `name`, which `reference` took for `old`: its number is used by another file now."""
+        """Return a new node for `name`, because another file has reused the inode number of `old`."""
         old.lookups -= 1
         node = self._replace(old, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:
@@ -202,20 +205,20 @@ class InodeTable:
         return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.store)
 
     def cut_off(self, node: Node) -> None:
-        """Nothing in the source is this node any more; the kernel may still hold it, by its id."""
+        """Detach the node from its inode number and names. The kernel may still use its id."""
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
         self._linked.pop(node.ino, None)
         self.orphan(node)
 
     def orphan(self, node: Node) -> None:
-        """The last name that is known of the node is gone; `path` still tells where it lay."""
+        """Remove the node's last known name. `path` is still its last path."""
         node.path = self.path(node)
         node.parent = None
         node.fingerprint = -1
 
     def forget(self, node_id: int, count: int) -> Node | None:
-        """Give back `count` references; the node, if these were the last, so that its descriptor can be closed."""
+        """Drop references. Return the node if these were the last, so that the caller closes its descriptors."""
         node = self.by_id.get(node_id)
         if node is None or node_id == ROOT_ID:
             return None
@@ -228,7 +231,7 @@ class InodeTable:
         return node
 
     def path(self, node: Node) -> WorkspacePath:
-        """Where the node lies; for an orphan, where it lay last."""
+        """Return the node's path, or the last path of an orphan."""
         if node.path_epoch == self._epoch and node.path is not None:
             return node.path
         above: list[Node] = []
@@ -246,13 +249,13 @@ class InodeTable:
         return WorkspacePath(path)
 
     def join(self, parent: Node, name: bytes) -> WorkspacePath:
-        """The path of `name` in `parent`."""
+        """Return the path of `name` in `parent`."""
         above = self.path(parent)
         text = name.decode("utf-8", "surrogateescape")
         return WorkspacePath(f"{above}/{text}" if above else text)
 
     def rename(self, node: Node, parent: Node, name: bytes) -> None:
-        """The node now lies under `name` in `parent`."""
+        """Give the node this name."""
         if node.parent is not None:
             self.drop_link(node.ino, node.parent, node.name)
         node.parent = parent
@@ -263,11 +266,11 @@ class InodeTable:
             self._epoch += 1
 
     def note_link(self, ino: int, parent: Node, name: bytes) -> None:
-        """A file with several names has this one. Kept after FORGET, or a known file would become unknown."""
+        """Add a name of a file that has several. It is kept after FORGET, so that the name does not become unknown."""
         self._linked.setdefault(ino, {})[parent.ino, name] = parent
 
     def drop_link(self, ino: int, parent: Node, name: bytes) -> None:
-        """The file with several names has lost this one."""
+        """Remove a name of a file that has several."""
         links = self._linked.get(ino)
         if links is not None:
             links.pop((parent.ino, name), None)
@@ -275,15 +278,15 @@ class InodeTable:
                 del self._linked[ino]
 
     def links(self, ino: int) -> tuple[tuple[Node, bytes], ...]:
-        """The names that are known of a file with several."""
+        """Return the known names of a file that has several."""
         known = self._linked.get(ino)
         if known is None:
             return ()
-        # A directory that was forgotten and looked up again is another node, and the one that follows its renames.
+        # A directory that was forgotten and looked up again is a new node. Renames are followed for the new one.
         return tuple((self._by_ino.get(above, parent), name) for (above, name), parent in known.items())
 
     def descends(self, node: Node, ancestor: Node) -> bool:
-        """Whether `node` is `ancestor` or lies below it."""
+        """Whether `node` is `ancestor` or below it."""
         at: Node | None = node
         while at is not None:
             if at is ancestor:
@@ -296,11 +299,11 @@ class InodeTable:
 
 
 def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
-    """The path of a name in a directory."""
+    """Return the path of a name in a directory."""
     text = os.fsdecode(name)
     return WorkspacePath(f"{directory}/{text}" if directory else text)
 
 
 def is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
-    """Whether the path is the directory's or lies below it."""
+    """Whether the path is the directory or below it."""
     return not directory or path == directory or path.startswith(f"{directory}/")

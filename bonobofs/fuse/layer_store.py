@@ -1,8 +1,7 @@
-"""The source, and the only module that touches it.
+"""File operations on one layer. This is the only module that changes the source.
 
-Every method that changes the source takes the `Permit` that the guard gave for it, so that none can be called on a
-way around the door. What appears is made as the caller; all else is done as the serving user, the kernel having
-checked the caller's rights.
+Each method that changes a layer takes the enforcer's `Permit`, so no change can bypass the enforcer. New files are
+created as the caller. All other operations run as the serving user, after the kernel has checked the caller's rights.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from bonobofs.system.paths import remove_tree
 _DIRENT: Final = struct.Struct("=QqHB")
 _SECOND: Final = 1_000_000_000
 _ROOM_IS_TRUE: Final = 1.0
-"""Seconds."""
+"""Seconds until the free space is read again."""
 _MOST_SENT: Final = 1 << 30
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _WALKED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Entry = tuple[int, int, int, bytes]
-"""A directory entry: inode number, the file system's own cookie of the next, type, name."""
+"""A directory entry: inode number, the file system's cookie of the next entry, type, name."""
 
 
 class WalkEntry(NamedTuple):
-    """Something below a directory: its path from there, and how to reach it while the walk stands there."""
+    """A file or directory below a walked directory. `directory` and `name` are valid until the walk continues."""
 
     path: str
     directory: int
@@ -47,12 +46,11 @@ class WalkEntry(NamedTuple):
 
 
 class LayerStore(FdCache):
-    """Every read and every change of the source. Used by one thread."""
+    """All reads and changes of one layer. Used by one thread."""
 
     def __init__(
         self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
-        """As `FdCache`."""
         super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, place=place)
         self.top: Final = inodes.add_root(os.fstat(root).st_ino + self.numbers, self)
         self.top.fd = root
@@ -61,7 +59,7 @@ class LayerStore(FdCache):
         os.umask(0)
         self._umask = 0
         self._room = 0
-        """Bytes that callers other than root may still allocate, as read at the time `_room_read`."""
+        """Bytes that callers other than root may still allocate, as of `_room_read`."""
         self._room_read = 0.0
         self._entries: Final = ctypes.create_string_buffer(65536)
         self._caller: tuple[int, int, tuple[int, ...]] = (0, 0, ())
@@ -69,9 +67,9 @@ class LayerStore(FdCache):
     # -- reading
 
     def entries(self, node: Node, cookie: int, size: int) -> list[Entry]:
-        """Entries of the directory from `cookie` on, about `size` bytes of them; [] at the end.
+        """Return about `size` bytes of directory entries from `cookie` on; [] at the end.
 
-        The cookies are the file system's own, so that a reader skips nothing though no handle keeps its place.
+        The cookies are the file system's own, so no entry is skipped although there is no directory handle.
         """
         fd = self.listed(node)
         unread = node.position == 0
@@ -80,7 +78,7 @@ class LayerStore(FdCache):
         buffer = self._entries
         filled = syscalls.getdents(fd, buffer, min(size, len(buffer)))
         if unread and cookie and not filled:
-            # A descriptor whose first read was at the end finds nothing from the start either, on ext4.
+            # On ext4, a descriptor whose first read was at the end finds nothing from the start either.
             node.position = -1
             self._close_cached(node)
             return []
@@ -96,11 +94,11 @@ class LayerStore(FdCache):
         return found
 
     def head(self, node: Node) -> bytes:
-        """The first HEAD_BYTES of the file."""
+        """Return the first HEAD_BYTES of the file."""
         return os.pread(self.file(node, R), HEAD_BYTES, 0)
 
     def head_of_entry(self, directory: int, name: bytes) -> bytes:
-        """The first HEAD_BYTES of a regular file that may have no node."""
+        """Return the first HEAD_BYTES of a regular file that may have no node."""
         fd = self._open_at(directory, name, os.O_RDONLY | FILE)
         try:
             return os.pread(fd, HEAD_BYTES, 0)
@@ -108,7 +106,7 @@ class LayerStore(FdCache):
             os.close(fd)
 
     def has_names(self, directory: int, name: bytes) -> bool:
-        """Whether the directory `name` has anything in it."""
+        """Whether the directory `name` has entries."""
         fd = os.open(name, _WALKED, dir_fd=directory)
         try:
             with os.scandir(fd) as entries:
@@ -117,7 +115,7 @@ class LayerStore(FdCache):
             os.close(fd)
 
     def names_in(self, directory: int, name: bytes) -> list[bytes]:
-        """What the directory `name` has."""
+        """Return the names in the directory `name`."""
         fd = os.open(name, _WALKED, dir_fd=directory)
         try:
             return [os.fsencode(each) for each in os.listdir(fd)]
@@ -125,21 +123,21 @@ class LayerStore(FdCache):
             os.close(fd)
 
     def walk(self, directory: int, name: bytes, *, closed: bool = False) -> Iterator[WalkEntry | None]:
-        """Everything below the directory `name`, whatever it is, without following a symlink.
+        """Yield everything below the directory `name`, without following symlinks.
 
-        None stands for a subdirectory that the walk has read the name of: its caller may let other requests be served.
+        It yields None after it has read the name of a subdirectory: the caller may serve other requests.
 
-        With `closed`, a server without root gives itself the rights to each directory while the walk stands there. The
-        directories must be the server's own (the layer), and no request may be served meanwhile.
+        With `closed`, a server without root gives itself the rights to each directory during its walk. The directories
+        must be the server's own (the overlay), and no request may be served meanwhile.
 
-        Two descriptors are open at a time, whatever the tree's depth and width, and of paths only the current one is
-        kept: the way up is `..`, which is compared with the directory that the walk came from. ESTALE: it is another.
+        Two descriptors are open at a time, for any depth and width, and only the current path is stored. The walk goes
+        up by `..`, and compares the result with the directory that it came from. ESTALE: it is another one.
         """
-        assert not closed or self.layer is Layer.SCRATCH  # modes of the source change with a permit alone
+        assert not closed or self.layer is Layer.SCRATCH  # modes of the source change only with a permit
         fd = self._walked(directory, name, closed=closed)
         above = ""
         levels: list[tuple[tuple[int, int], int, list[str]]] = []
-        """Of each directory above: device and inode number, the length of its path, subdirectories yet to be seen."""
+        """For each directory above: device and inode number, length of its path, remaining subdirectories."""
         try:
             while True:
                 below: list[str] = []
@@ -160,9 +158,7 @@ class LayerStore(FdCache):
                         raise stale()
                 name_below = below.pop()
                 with self._passable(fd, closed=closed):
-                    yield _walk_entry(
-                        above, fd, name_below
-                    )  # not above: empty directories would be walked without a yield
+                    yield _walk_entry(above, fd, name_below)  # here, so that a walk of empty directories yields too
                 levels.append((_key(fd), len(above), below))
                 above += f"{name_below}/"
                 fd = self._step(fd, os.fsencode(name_below), closed=closed)
@@ -182,7 +178,7 @@ class LayerStore(FdCache):
 
     @contextmanager
     def _passable(self, fd: int, *, closed: bool) -> Iterator[None]:
-        """Let this user pass through its directory `fd`, then restore its mode."""
+        """Give this user access to its directory `fd`, then restore the mode."""
         mode = stat.S_IMODE(os.fstat(fd).st_mode) if closed and not self.privileged else 0o700
         if mode & 0o700 == 0o700:
             yield
@@ -194,36 +190,36 @@ class LayerStore(FdCache):
             os.fchmod(fd, mode)
 
     def _step(self, fd: int, name: bytes, *, closed: bool) -> int:
-        """A descriptor of the directory `name` in that of `fd`, which is closed unless that fails."""
+        """Return a descriptor of `name` in the directory `fd`, and close `fd` unless that fails."""
         with self._passable(fd, closed=closed):
             following = self._walked(fd, name, closed=closed)
         os.close(fd)
         return following
 
     def readlink(self, node: Node) -> bytes:
-        """The symlink's text."""
+        """Return the target of the symlink."""
         return os.readlink(b"", dir_fd=self._any_fd(node))
 
     def get_xattr(self, node: Node, name: bytes) -> bytes:
-        """The value of an extended attribute."""
+        """Return the value of an extended attribute."""
         return os.getxattr(self._fd_or_path(node), name)
 
     def xattr_growth(self, node: Node, name: bytes, size: int) -> int:
-        """Return by how many bytes name and value grow if the attribute gets a value of `size` bytes."""
+        """Return by how many bytes name and value grow if the value has `size` bytes."""
         try:
             return size - len(os.getxattr(self._fd_or_path(node), name))
         except OSError:
-            return len(name) + size  # it has none
+            return len(name) + size  # there is no such attribute
 
     def list_xattrs(self, node: Node) -> list[str]:
-        """The names of the extended attributes."""
+        """Return the names of the extended attributes."""
         return os.listxattr(self._fd_or_path(node))
 
     def check_reserve(self, needed: int) -> None:
-        """Raise ENOSPC if allocating `needed` bytes would take blocks that the file system keeps for root.
+        """Raise ENOSPC if `needed` more bytes would take blocks that the file system reserves for root.
 
-        The server may be root while its caller is not. The free space is read again after a second, or once the bytes
-        that it had room for are allocated.
+        The server may be root while its caller is not. The free space is read again after a second, or when it is used
+        up.
         """
         if not self.privileged or needed <= 0:
             return
@@ -237,11 +233,11 @@ class LayerStore(FdCache):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def statvfs(self) -> os.statvfs_result:
-        """The file system of the source."""
+        """Return the statvfs of the layer."""
         return os.statvfs(self.root)
 
     def fd_to_sync(self, node: Node) -> int:
-        """A descriptor of the file or directory, for fsync(2)."""
+        """Return a descriptor of the file or directory for fsync(2)."""
         try:
             return self.listed(node) if node.is_dir else self.file(node, R)
         except PermissionError:
@@ -250,7 +246,7 @@ class LayerStore(FdCache):
     # -- acting as the caller: files that appear belong to whoever made them
 
     def act_as(self, uid: int, gid: int, groups: tuple[int, ...], umask: int) -> None:
-        """Make what appears next as this user, with this umask; the file system below checks the rights again."""
+        """Create the next files as this user, with this umask. The file system checks the rights again."""
         if umask:
             os.umask(umask)
             self._umask = umask
@@ -259,7 +255,7 @@ class LayerStore(FdCache):
             self._caller = (uid, gid, groups)
 
     def act_as_self(self) -> None:
-        """Touch files as the serving user again, with umask 0: the server's own files have the modes it gives them."""
+        """Access files as the serving user again, with umask 0, so that the server sets modes exactly."""
         if self._umask:
             os.umask(0)
             self._umask = 0
@@ -270,7 +266,10 @@ class LayerStore(FdCache):
     # -- changing
 
     def create(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
-        """A new regular file, open for reading and writing. FileExistsError: the kernel did not know that it exists."""
+        """Create a regular file and open it for reading and writing.
+
+        FileExistsError: the kernel did not know the file.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | FILE
         try:
             return os.open(name, flags, mode, dir_fd=directory)
@@ -281,23 +280,23 @@ class LayerStore(FdCache):
             return os.open(name, flags, mode, dir_fd=directory)
 
     def reopen_empty(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
-        """A descriptor of a regular file that has lost its content and has this mode now."""
+        """Open a regular file, truncate it and set its mode."""
         fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | FILE, dir_fd=directory)
         os.ftruncate(fd, 0)
         os.fchmod(fd, mode)
         return fd
 
     def fill(self, fd: int, stage: int, at: int, length: int, permit: Permit) -> Iterator[Callable[[], object]]:
-        """The system calls that write `length` bytes at `at` of the file `stage` to an empty file."""
+        """Yield the system calls that write `length` bytes at `at` of the file `stage` to an empty file."""
         while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
             yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
             if os.lseek(fd, 0, os.SEEK_CUR) == done:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def create_nameless(self, directory: int, mode: int, permit: Permit) -> int:
-        """A new regular file without a name, open for reading and writing, that `publish` can bring into the source.
+        """Create a regular file without a name and open it for reading and writing. `publish` gives it a name.
 
-        EOPNOTSUPP: the file system has none.
+        EOPNOTSUPP: the file system has no unnamed files.
         """
         try:
             return os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, mode, dir_fd=directory)
@@ -310,7 +309,7 @@ class LayerStore(FdCache):
             raise
 
     def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], permit: Permit) -> int:
-        """An O_PATH descriptor of a new symlink that has lost its name in the directory `place` already."""
+        """Create a symlink in the directory `place`, remove its name, and return an O_PATH descriptor."""
         path = os.path.join(place, stray_name())
         os.symlink(target, path)
         try:
@@ -321,9 +320,9 @@ class LayerStore(FdCache):
             os.unlink(path)
 
     def publish(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
-        """Give what has no name one in the source, in one step; onto a name that is taken, by way of `by`.
+        """Give an unnamed file a name in the source in one step. `by` is a temporary name, for a target that exists.
 
-        A symlink cannot come from elsewhere: it is made again, with its owner and times, and needs `by` for that.
+        A symlink cannot be linked from another file system. A copy with its owner and times is created at `by`.
         """
         if not by:
             self.link(node, directory, name, permit)
@@ -347,9 +346,9 @@ class LayerStore(FdCache):
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=directory, follow_symlinks=False)
 
     def copy(self, node: Node, directory: int, name: bytes, permit: Permit) -> int:
-        """A descriptor of a copy, in this layer, of a file or symlink of another: content, owner, mode, times and all.
+        """Copy a file or symlink of another layer with all attributes, and return a descriptor.
 
-        That of a symlink is O_PATH.
+        The descriptor of a symlink is O_PATH.
         """
         if node.kind is Kind.SYMLINK:
             self._copy_symlink(node, directory, name, permit)
@@ -364,7 +363,7 @@ class LayerStore(FdCache):
         return fd
 
     def copy_nameless(self, node: Node, permit: Permit) -> int:
-        """As `copy`, of a file whose name is gone."""
+        """Copy a file whose name was removed, as `copy` does."""
         fd = self.create_nameless(self.root, 0o600, permit)
         try:
             self._fill(fd, node, permit)
@@ -374,14 +373,14 @@ class LayerStore(FdCache):
         return fd
 
     def keep_copied(self, node: Node, fd: int) -> None:
-        """Keep the descriptor of `copy`."""
+        """Keep the descriptor that `copy` returned."""
         if node.kind is Kind.SYMLINK:
             self._keep(node, fd, 0)
         else:
             self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
     def _fill(self, fd: int, node: Node, permit: Permit) -> None:
-        """Make an empty file like another: only where that has data, for it may be large and hold little."""
+        """Copy the content and attributes of a file. Holes stay holes."""
         original = node.store.file(node, R)
         size = os.fstat(original).st_size
         os.ftruncate(fd, size)
@@ -400,7 +399,7 @@ class LayerStore(FdCache):
         self._copy_attributes(fd, original, permit)
 
     def copy_attributes(self, node: Node, other: Node, permit: Permit) -> None:
-        """Give a directory of this layer what another's has: owner, mode, attributes, times."""
+        """Give a directory of this layer the owner, mode, extended attributes and times of another."""
         self._copy_attributes(self.directory(node), other.store.listed(other), permit)
 
     def _copy_attributes(self, fd: int, original: int, permit: Permit) -> None:
@@ -408,43 +407,43 @@ class LayerStore(FdCache):
         if self.privileged:
             os.fchown(fd, st.st_uid, st.st_gid)
         for name in os.listxattr(original):
-            with suppress(OSError):  # what this user or this file system cannot give
+            with suppress(OSError):  # this user or this file system may not support it
                 os.setxattr(fd, name, os.getxattr(original, name))
         os.fchmod(fd, stat.S_IMODE(st.st_mode))
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
     def keep_named(self, node: Node) -> None:
-        """A file that had no name has one: its descriptor is kept as that of a file that was just made."""
+        """Keep the descriptor of a published file like that of a new one."""
         self.unpin(node)
         node.checked = self.now
         if not self.privileged and stat.S_IMODE(os.fstat(node.fd).st_mode) & 0o600 != 0o600:
             self.hold(node)
 
     def keep_created(self, node: Node, fd: int, mode: int) -> None:
-        """Keep the descriptor of `create`: until FORGET where the file's mode would not let it be opened again."""
+        """Keep the descriptor of a new file; until FORGET, if the mode would not let it be opened again."""
         self._keep(node, fd, R | W)
         node.checked = self.now
         if not self.privileged and mode & 0o600 != 0o600:
             self.hold(node)
 
     def mkdir(self, directory: int, name: bytes, mode: int, permit: Permit) -> None:
-        """A new directory."""
+        """Create a directory."""
         os.mkdir(name, mode, dir_fd=directory)
 
     def mknod(self, directory: int, name: bytes, mode: int, device: int, permit: Permit) -> None:
-        """A new FIFO, socket, device or empty regular file."""
+        """Create a FIFO, socket, device or empty regular file."""
         os.mknod(name, mode, device, dir_fd=directory)
 
     def symlink(self, directory: int, name: bytes, target: bytes, permit: Permit) -> None:
-        """A new symlink."""
+        """Create a symlink."""
         os.symlink(target, name, dir_fd=directory)
 
     def link(self, node: Node, directory: int, name: bytes, permit: Permit) -> None:
-        """A further name for the node's inode, whatever its old name leads to by now."""
+        """Add a name to the node's inode, even if its old name leads elsewhere by now."""
         os.link(self._inode_path(node), name, dst_dir_fd=directory, follow_symlinks=True)
 
     def unlink(self, directory: int, name: bytes, permit: Permit) -> None:
-        """Remove a name that is no directory."""
+        """Remove a name other than a directory."""
         os.unlink(name, dir_fd=directory)
 
     def rmdir(self, directory: int, name: bytes, permit: Permit) -> None:
@@ -452,26 +451,26 @@ class LayerStore(FdCache):
         os.rmdir(name, dir_fd=directory)
 
     def remove_tree(self, directory: int, name: bytes, permit: Permit) -> None:
-        """Remove a directory and all that is in it."""
+        """Remove a directory with all its contents."""
         remove_tree(directory, name)
 
     def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, permit: Permit) -> None:
-        """Move a name, with the flags of renameat2(2)."""
+        """Rename, with the flags of renameat2(2)."""
         if flags:
             syscalls.renameat2(source, old, target, new, flags)
         else:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
     def write(self, fd: int, data: memoryview, offset: int, permit: Permit) -> int:
-        """Write to a descriptor that `file` gave; bytes written."""
+        """Write at the offset and return the number of bytes written."""
         return os.pwrite(fd, data, offset)
 
     def append(self, fd: int, data: memoryview, permit: Permit) -> int:
-        """Write at the end, wherever other writers have moved it by then; bytes written."""
+        """Append at the current end, and return the number of bytes written."""
         return os.pwritev(fd, [data], 0, os.RWF_APPEND)
 
     def truncate(self, fd: int, size: int, permit: Permit) -> None:
-        """Set the file's size."""
+        """ftruncate(2)."""
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, mode: int, offset: int, length: int, permit: Permit) -> None:
@@ -481,7 +480,7 @@ class LayerStore(FdCache):
     def copy_range(
         self, source: int, source_offset: int, target: int, target_offset: int, length: int, permit: Permit
     ) -> int:
-        """copy_file_range(2); bytes copied."""
+        """copy_file_range(2). Return the number of bytes copied."""
         return os.copy_file_range(source, target, length, source_offset, target_offset)
 
     def set_mode(self, node: Node, mode: int, permit: Permit) -> None:
@@ -489,11 +488,11 @@ class LayerStore(FdCache):
         os.chmod(self._fd_or_path(node), mode)
 
     def set_mode_of(self, fd: int, mode: int, permit: Permit) -> None:
-        """fchmod(2), of a file that is being written."""
+        """fchmod(2)."""
         os.fchmod(fd, mode)
 
     def set_owner(self, node: Node, uid: int, gid: int, permit: Permit) -> None:
-        """chown(2); -1 leaves one as it is."""
+        """chown(2); -1 leaves a value unchanged."""
         os.chown(self._fd_or_path(node), uid, gid)
 
     def set_times(self, node: Node, access: tuple[int, int], modification: tuple[int, int], permit: Permit) -> None:
@@ -514,7 +513,7 @@ class LayerStore(FdCache):
 
 
 def _open_closed(directory: int, name: bytes) -> int:
-    """A descriptor of this user's own directory, whose mode does not let it be listed and stays what it was."""
+    """Open a directory of this user that its mode does not let it list. The mode is restored."""
     mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     os.chmod(name, mode | 0o700, dir_fd=directory)
     try:

@@ -16,9 +16,9 @@ from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.slices import Steps
 
 _LOOKS: Final = 16
-"""Times that a name is looked up while another process replaces its file."""
+"""Maximum of attempts to look up a name that another process keeps replacing."""
 _HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
-"""The answer that a name is not there, which the kernel does not cache."""
+"""Reply that the name does not exist, which the kernel does not cache."""
 _UNCACHED: Final = bytes(p.ATTR_OUT.size)
 
 
@@ -73,7 +73,7 @@ class LookupOps(BranchMirrorOps):
         raise stale()
 
     def _virtual_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
-        """The entry of `.bonobofs`, or of a name in it."""
+        """Return the entry of `.bonobofs`, or of a name in it."""
         if node_id == p.ROOT_ID:
             node_id = virtual_dir.DIRECTORY_ID
             return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual_dir.attr(node_id)
@@ -83,7 +83,10 @@ class LookupOps(BranchMirrorOps):
         return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
 
     def _entry_for_user(self, header: Header, entry: bytes, parent: Node, name: bytes) -> bytes:
-        """The entry of a name in the layer. If users see different `.git`, the kernel asks again for each of them."""
+        """Return the entry for this caller.
+
+        The session's `.git` is shown only to its user, so the kernel must not cache it.
+        """
         if self.repository is None or not self.repository.shared or name != GIT or parent.id != p.ROOT_ID:
             return entry
         if not self.repository.is_seen(header.uid):
@@ -92,7 +95,7 @@ class LookupOps(BranchMirrorOps):
         return p.believed_for(0, entry)
 
     def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
-        """The entry of an object store in `.bonobofs`."""
+        """Return the entry of an object store in `.bonobofs`."""
         repository = self.repository
         if node_id != virtual_dir.DIRECTORY_ID or repository is None or name not in repository.stores:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -104,7 +107,10 @@ class LookupOps(BranchMirrorOps):
         return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.status(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
-        """Open the file before its reader does, which no request tells. False: its name leads elsewhere already."""
+        """Open a file that may soon be replaced, because no OPEN request comes later.
+
+        False: its name already leads elsewhere.
+        """
         node = self._inodes.find(st.st_ino + parent.store.numbers)
         if node is None or node.fd >= 0:
             return True
@@ -126,7 +132,7 @@ class LookupOps(BranchMirrorOps):
         return self._forget_all(bytes(body[start : start + count * p.FORGET_ONE.size]))
 
     def _forget_all(self, batch: bytes) -> Steps:
-        """One batch may have 65,000 nodes, and to close a file that has no name frees its blocks."""
+        """Drop each node of a batch. It may have 65,000, and closing a file without a name frees its blocks."""
         for node_id, count in p.FORGET_ONE.iter_unpack(batch):
             self._forget_one(node_id, count)
             yield None

@@ -1,4 +1,4 @@
-"""What every handler needs: nodes, facts about what lies below, who is calling, and the parts of the mount."""
+"""What all handlers share: the tables and layers of one mount, the caller, entries and attributes."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from bonobofs.fuse.temp_files import TempFiles
 
 WATCHED_SECONDS: Final = 86_400
-"""Seconds for which the kernel may believe names and attributes while the source is watched."""
+"""Cache timeout of names and attributes while a watcher reports changes of the source."""
 UNWATCHED_SECONDS: Final = 1
-"""The same while it is not."""
+"""Cache timeout without a watcher."""
 UNCACHED_SECONDS: Final = 0
-"""The same while the kernel does not take what it is told."""
+"""Cache timeout while the kernel does not accept notifications."""
 NOTHING: Final = b""
 LEAVES: Final = Context(leaves=True, in_source=True)
 _FAN_OUT: Final = 2
-"""Bytes in the name of a directory of loose objects."""
+"""Length of the name of a directory of loose git objects."""
 INLINE: Final = 1 << 20
-"""Bytes of a change that the serving thread makes itself. A larger one may wait for the disk for a second."""
+"""Bytes that the serving thread changes itself. A larger change may wait a second for the disk."""
 _IN_THREADS: Final = 2
-"""Large changes that threads make at a time: a lease that begins meanwhile waits for them."""
+"""Maximum of large changes that threads make at a time. A new lease waits for them."""
 MOST_NAMES: Final = 1000
-"""Names of one file that are looked at for one request, which takes 15 us each. A file with more cannot be changed."""
+"""Maximum of the names of one file that a request checks, at 15 us each. A file with more names cannot be changed."""
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
 Reply = bytes | tuple[bytes, memoryview] | Stretch | Steps
 
 
 class Header(NamedTuple):
-    """Who asks, and about which node."""
+    """The caller and the node of a request."""
 
     node_id: int
     uid: int
@@ -63,22 +63,27 @@ Handler = Callable[[Header, memoryview], Reply]
 
 
 class Notifications(NamedTuple):
-    """What the kernel can be told of its own accord; all only queue."""
+    """Functions that queue a notification to the kernel."""
 
     inode: Callable[[int, int, int], None]
-    """Node id, offset, length: forget attributes, and pages from the offset on (none where it is negative)."""
+    """Node id, offset, length: invalidate the attributes, and the cached pages from the offset on (none if it is
+    negative).
+    """
     entry: Callable[[int, bytes], None]
-    """Node id of the directory, name: look it up again."""
+    """Node id of the directory, name: invalidate the entry."""
     prune: Callable[[list[int], list[tuple[int, bytes]]], None]
-    """Node ids, and the names of the same nodes: forget those that nobody has open."""
+    """Node ids and the names of the same nodes: drop the nodes that no process has open."""
     names: Callable[[], bool]
-    """Look every name up again. False: the kernel is too old to be told so."""
+    """Invalidate all entries. False: the kernel is too old for it."""
     after_pending: Callable[[Callable[[bool], None]], None]
-    """Once all that was queued before has been told, this is called, in whatever thread; False: the kernel blocks."""
+    """Call the function once the kernel has taken all notifications queued before, in any thread.
+
+    It gets False if the kernel blocks.
+    """
 
 
 class CrossLayerError(OSError):
-    """EXDEV, with the rule, the reason and the advice."""
+    """EXDEV with its rule, reason and advice."""
 
     def __init__(self, words: tuple[str, str, str]) -> None:
         super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -86,7 +91,7 @@ class CrossLayerError(OSError):
 
 
 class MountContext:
-    """The parts of one mount, and what its families of handlers share."""
+    """The tables, layers and services of one mount."""
 
     grants: GitGrants
 
@@ -112,19 +117,22 @@ class MountContext:
         self._nodes: Final = inodes.by_id
         self._callers: dict[tuple[int, int], Caller] = {}
         self._moving_trees: Final[list[WorkspacePath]] = []
-        """What is being judged for a move, in slices: nothing below may change, and none of it may move, until then."""
+        """Paths of the trees that a rename in slices moves.
+
+        No request may change anything in them, or move a directory above.
+        """
         self.append_lock: AppendLock | None = None
-        """Those of the servers that show the same source."""
+        """The lock that the servers of the same source share for appends."""
         self.repository: SessionGitDir | None = None
         """The session's own `.git`."""
         self.is_in_use: Callable[[str], bool] = lambda _: False
-        """Whether a change that is made beside the mount relies on this directory to stay where it is."""
+        """Whether a change by the companion relies on the path of this directory."""
         self.own_change: Callable[[], AbstractContextManager[None]] = nullcontext
         """The context in which a thread changes a file for the mount."""
         self.set_cache_timeout(WATCHED_SECONDS)
 
     def set_cache_timeout(self, seconds: int) -> None:
-        """For how long the kernel may believe what it is told from now on."""
+        """Set for how many seconds the kernel may cache the entries and attributes of later replies."""
         self._entry_times = (seconds, seconds, 0, 0)
         self._no_entry = p.ENTRY_OUT.pack(0, 0, *self._entry_times) + bytes(p.ATTR.size)
         self._attr_times = p.ATTR_OUT.pack(seconds, 0, 0)
@@ -138,7 +146,10 @@ class MountContext:
         return node
 
     def _node_to_change(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
-        """The node that a request is about to change: the header's, or another of the same request."""
+        """Return the node that the request will change: the header's, or `node_id`.
+
+        Raises: PermissionError for a node of `.bonobofs`; Busy if a long request moves or changes the node.
+        """
         node_id = node_id or header.node_id
         if node_id >= virtual_dir.FIRST_ID:
             self._refuse_virtual(header, operation, self._virtual_dir.path(node_id))
@@ -147,7 +158,7 @@ class MountContext:
             self._check_repository(header, operation, node, b"")
             if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.store.stat(node)):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        # A file with several names may have one below.
+        # A file with several names may have a name below.
         if self._moving_trees and (self._is_moving(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
         if node.ino in self.external_changes.own:
@@ -155,7 +166,10 @@ class MountContext:
         return node
 
     def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
-        """Raise Refused for what the source has in `.git`: the policy admits changes of the session's own alone."""
+        """Raise Refused for a path in the source's `.git`.
+
+        The policy permits changes of the session's own `.git` only.
+        """
         if node.layer or node.parent is None:
             return
         path = self._inodes.path(node)
@@ -168,13 +182,13 @@ class MountContext:
         return any(is_below(WorkspacePath(path), tree) for tree in self._moving_trees)
 
     def _is_long(self, size: int) -> bool:
-        """Whether a thread makes a change of so many bytes. Busy: threads make as many as they may."""
+        """Whether a thread makes a change of `size` bytes. Busy: the maximum of threads is reached."""
         if size > INLINE and len(self.external_changes.own) >= _IN_THREADS:
             raise Busy
         return size > INLINE
 
     def _make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
-        """Make a change of a file whose admission is open. Other changes of the file, and moves of it, wait."""
+        """Make a change of a file in a thread, within its open admission. Other changes and moves of the file wait."""
         job, number = Job(call), node.ino
         self.external_changes.own[number] = self._inodes.path(node)
         try:
@@ -185,7 +199,7 @@ class MountContext:
         return job.check()
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
-        """What bonobofs shows in a mount is nobody's to change; the answer is EPERM."""
+        """Refuse a change of `.bonobofs` with EPERM."""
         denied = Denied(
             Code.PROTECTED,
             "bonobofs",
@@ -204,16 +218,19 @@ class MountContext:
                 with open(f"/proc/{header.pid}/comm", "rb") as comm:
                     tool = comm.read().rstrip(b"\n").decode("utf-8", "surrogateescape")
             except OSError:
-                tool = ""  # ended, or in a pid namespace that is not seen from here
+                tool = ""  # the process has ended, or is in a PID namespace that this one does not see
             known = Caller(tool, {"pid": header.pid, "uid": header.uid})
             self._callers[(header.pid, header.uid)] = known
         return known
 
     def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
-        """`fuse_entry_out` for what `st` says, with one more reference. `created`: the mount has just made it."""
+        """Return `fuse_entry_out` with the attributes `st`, and add one reference.
+
+        `created`: the mount has just created the file.
+        """
         store = parent.store
         if store.place:
-            # A directory of loose objects is on the way to each of them. Other names may go at any moment, in a gc.
+            # Every lookup of a loose object passes through its directory. git gc may remove any other name at any time.
             return p.believed_for(
                 UNWATCHED_SECONDS if len(name) == _FAN_OUT else UNCACHED_SECONDS, self._known_entry(parent, name, st)
             )
@@ -233,7 +250,7 @@ class MountContext:
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
 
     def _in_this_life(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
-        """The node, its handle noted; another one where its number was freed and is used by another file."""
+        """Store the file handle in the node. Return a new node if another file has reused the inode number."""
         if node.fd >= 0 or node.pin >= 0:
             return node
         store = parent.store
@@ -244,11 +261,14 @@ class MountContext:
         return node
 
     def _is_hidden(self, parent: Node, name: bytes) -> bool:
-        """Whether git has removed the name and is about to make it again."""
+        """Whether git has removed the name and will create it again."""
         return bool(self.grants.hidden) and self._inodes.join(parent, name) in self.grants.hidden
 
     def _check_external(self, node: Node, st: os.stat_result) -> None:
-        """The node is about to be shown or changed as `st` says: if it is not as the mount left it, say so."""
+        """Report an external change if `st` differs from the node's fingerprint.
+
+        Call it before `st` is shown or used for a change.
+        """
         current = st.st_size << 62 | st.st_ctime_ns
         if node.fingerprint != current:
             if node.fingerprint not in (UNKNOWN, fingerprint_after_rename(st)) and not node.layer:
@@ -256,21 +276,25 @@ class MountContext:
             node.fingerprint = current
 
     def _mark_own_change(self, node: Node) -> None:
-        """The mount has changed the node: what it is now, the kernel knows, or knows that it must ask."""
+        """Store the node's fingerprint after a change by the mount, so that the watcher's event is not reported as
+        external.
+        """
         try:
             node.fingerprint = fingerprint_of(node.store.status(node))
         except OSError:
             node.fingerprint = UNKNOWN
 
     def _mark_own_name(self, parent: Node, name: bytes, ino: int) -> None:
-        """The mount has made a name lead to this inode number, or to nothing: 0."""
+        """Record that the mount has made the name lead to inode `ino`; 0: it has removed the name."""
         self._own_effects.note_name(parent.ino, name, ino)
         if self.grants.hidden and ino:
             self.grants.hidden.discard(self._inodes.join(parent, name))
-        parent.fingerprint = UNKNOWN  # the kernel forgets a directory's attributes when it changes names in it
+        parent.fingerprint = UNKNOWN  # the kernel invalidates a directory's attributes when it changes a name in it
 
     def _attr(self, node: Node, st: os.stat_result) -> bytes:
-        """`fuse_attr` for what `st` says, with what is apart from it: held names, attributes given in scratch."""
+        """Return `fuse_attr` of the node as the mount shows it: with staged names, and with attributes from the upper
+        directory.
+        """
         if node.store.place:
             return p.readable(p.pack_attr(st))
         if node.id == p.ROOT_ID and self.repository is not None:
@@ -285,12 +309,12 @@ class MountContext:
         return p.pack_attr(st)
 
     def _attribute_node(self, node: Node) -> Node:
-        """The node that has the attributes of this one: of a directory of the source, it may be its counterpart."""
+        """Return the node whose attributes are shown: the upper directory, if it has attributes of its own."""
         upper_dir = self._overlay.upper_dir(node) if node.is_dir else None
         return upper_dir.node if upper_dir is not None and upper_dir.attrs_copied else node
 
     def _forget_node(self, node_id: int, count: int) -> None:
-        """Give back references to a node, which ends with the last of them."""
+        """Drop references of a node, and release the node with the last one."""
         node = self._inodes.forget(node_id, count)
         if node is not None:
             if node.batch is not None:
@@ -300,7 +324,7 @@ class MountContext:
             node.store.release(node)
 
     def _mounted_over_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
-        """Something else is mounted there below: a directory is shown empty, a file not at all."""
+        """Return the entry of a directory that is a mountpoint below the source, shown empty. EACCES for a file."""
         if not stat.S_ISDIR(st.st_mode):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         node = self._inodes.reference_mounted_over(parent, name, st)
@@ -309,9 +333,10 @@ class MountContext:
     def _with_foreign_names(
         self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS
     ) -> Context:
-        """`context`, and how many names the file has beyond those that are known, still lead to it, and admit the same.
+        """Return `context` with the number of names of the file under which the change is not permitted.
 
-        One inode may lie under two rules: what is changed under one name is judged under each.
+        A hard link may have names under several rules. The engine decides the change for each known name. Names that
+        are unknown, or no longer lead to the file, count as not permitted.
         """
         if st.st_nlink < 2 and (node.parent is not None or node.layer):
             return context
@@ -328,21 +353,24 @@ class MountContext:
             else:
                 verdict = self._enforcer.decide(Request(operation, self._inodes.join(parent, name)), context)
                 if isinstance(verdict, Permit):
-                    # A name that is scratch promises that the source stays as it is, which this change would not keep.
+                    # A scratch name promises that the source is unchanged, so a change of the source does not count as
+                    # permitted there.
                     good += node.layer is not Layer.SOURCE or not verdict.layer
                 else:
-                    # Under its own name it is refused as what it is, and says who keeps it.
+                    # If the node's own name is leased, the decision for it says so and names the holder.
                     good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
         return context._replace(foreign_names=st.st_nlink - good)
 
     def _layer_context(self, node: Node) -> Context:
-        """Where the node lies, which is all that is known of it."""
+        """Return the context of a change of which only the node's layer matters."""
         if node.layer is Layer.STAGED:
             return HELD
         return NO_FACTS if node.layer else EXISTS
 
     def _new_name_context(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Context:
-        """Facts of what gets the (further) name of `request`: the whole of it is judged as if it were made there."""
+        """Return the context of a file that gets the name of `request`: it is judged as a whole, as if it were created
+        there.
+        """
         if stat.S_ISLNK(st.st_mode):
             return Context(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
         if not stat.S_ISREG(st.st_mode):
@@ -353,16 +381,23 @@ class MountContext:
         return context
 
     def _needs_head(self, request: Request, context: Context, st: os.stat_result) -> bool:
-        """Whether the verdict hangs on the first bytes. Only then are they read: not every file can be."""
+        """Whether the decision depends on the first bytes.
+
+        They are read only then, because not every file can be read.
+        """
         if not self._enforcer.policy.judges_content:
             return False
         if st.st_nlink > 1:
-            return True  # its other names may lie under another rule
+            return True  # its other names may be under another rule
         verdict = self._enforcer.decide(request, context)
         return isinstance(verdict, Permit) and verdict.judges_content
 
     def _parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
-        """The directory in which a name is about to change, and its descriptor, looked at just now."""
+        """Return the directory in which a name will change, and its verified descriptor.
+
+        Raises: PermissionError for a name of `.bonobofs`; EXDEV in a directory that is mounted over; ESTALE if the
+        directory was removed or moved behind the mount; Busy if a long request moves the name.
+        """
         p.checked_name(name)
         if header.node_id >= virtual_dir.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual_dir.NAME):
             above = self._virtual_dir.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
@@ -373,7 +408,7 @@ class MountContext:
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
-            raise stale()  # it was moved behind the mount, or removed: its old path is not where it lies
+            raise stale()  # removed or moved behind the mount: it is no longer at its last path
         if self._moving_trees or self.external_changes.own:
             path = self._inodes.join(parent, name)
             used = (*self._moving_trees, *map(WorkspacePath, self.external_changes.own.values()))
@@ -382,7 +417,10 @@ class MountContext:
         return parent, parent.store.directory(parent, changing=True)
 
     def _effective_mode(self, directory: int, mode: int, umask: int) -> int:
-        """The mode that a new file is judged by. Under a default ACL the umask does not hold."""
+        """Return the mode for the decision about a new file.
+
+        The umask does not apply in a directory with a default ACL.
+        """
         if mode & umask & 0o111:
             try:
                 os.getxattr(directory, "system.posix_acl_default")
@@ -393,7 +431,10 @@ class MountContext:
         return mode & ~umask
 
     def _groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
-        """The caller's groups: CREATE_SUPP_GROUP names only that of the directory, and an ACL may name another."""
+        """Return the caller's groups.
+
+        CREATE_SUPP_GROUP has only the directory's group, but an ACL may name another one.
+        """
         named = p.supplementary_groups(body, header.extensions) if header.extensions else ()
         if header.uid == 0 or not self._source.privileged:
             return named
@@ -408,14 +449,14 @@ class MountContext:
         self._source.act_as(header.uid, header.gid, groups, umask)
 
     def _pin_for_removal(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
-        """The node of a name that is about to go, held for those who have it open."""
+        """Return the node of a name that will be removed, pinned for the processes that have it open."""
         node = self._close_batch_of(parent, st) if st.st_dev == parent.store.device else None
         if node is not None and node.parent is parent and node.name == name:
             node.store.pin(node, directory, name)
         return node
 
     def _unpin_on_failure(self, node: Node | None, effect: Callable[[], None]) -> None:
-        """Make a name go, and if it does not, let go of what was held because it would."""
+        """Run the removal. If it fails, unpin the node that was pinned for it."""
         try:
             effect()
         except OSError:
@@ -424,7 +465,7 @@ class MountContext:
             raise
 
     def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
-        """A name is gone: the node goes by another of its names that is known, or by none."""
+        """Update the tables after the removal of a name. The node continues under another known name, or under none."""
         self._inodes.drop_link(st.st_ino + parent.store.numbers, parent, name)
         self._mark_own_name(parent, name, 0)
         if node is None:
@@ -435,7 +476,7 @@ class MountContext:
             node.fingerprint = fingerprint_after_rename(st)
 
     def _drop_name(self, node: Node, st: os.stat_result) -> None:
-        """The name that the node went by is gone."""
+        """Give the node another known name, or none."""
         for other_parent, other_name in self._inodes.links(node.ino):
             self._inodes.rename(node, other_parent, other_name)
             self._inodes.note_link(node.ino, other_parent, other_name)
@@ -447,7 +488,7 @@ class MountContext:
             self._inodes.cut_off(node)
 
     def _close_batch_of(self, parent: Node, st: os.stat_result) -> Node | None:
-        """The node of what is about to move, its run of writes settled under the old name."""
+        """Return the node that will be moved or removed, after its write batch is closed under the old path."""
         node = self._inodes.find(st.st_ino + parent.store.numbers)
         if node is not None:
             self._check_external(node, st)
@@ -455,13 +496,13 @@ class MountContext:
             self._enforcer.settle(node.id)
             node.batch = None
         elif stat.S_ISDIR(st.st_mode):
-            self._enforcer.end_runs()  # what is open below is judged by its new path
+            self._enforcer.end_runs()  # open files below are decided by their new paths
         return node
 
     def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
-        """What the kernel leaves to the server under HANDLE_KILLPRIV_V2: a write takes the set-id bits away.
+        """Clear the set-id bits after a change of content, as the server must under HANDLE_KILLPRIV_V2.
 
-        Set-group-id without group execution stays for a member of the group.
+        Set-group-id without group execution is kept for a member of the group.
         """
         killed = stat.S_ISUID
         if st.st_mode & stat.S_ISGID and (st.st_mode & stat.S_IXGRP or not is_member(header, st.st_gid)):
@@ -472,7 +513,7 @@ class MountContext:
 
 
 def is_member(header: Header, gid: int) -> bool:
-    """Whether the caller is in the group, as far as it can be told: the request names only its file-system group."""
+    """Whether the caller is in the group. The request has only the file-system group; the other groups are in /proc."""
     if header.gid == gid:
         return True
     try:

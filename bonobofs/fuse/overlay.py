@@ -1,12 +1,12 @@
-"""The scratch layer: what may be written at will, shown over the source, which it never reaches.
+"""The overlay: an upper layer for scratch files, merged with the source, which scratch changes never reach.
 
-The layer is a tree in the session's directory, in which each thing has the path that it has in the mount. A directory
-of the source gets a counterpart there when the first scratch thing appears in it; what lies in the counterpart hides
-what the source has under the same name, and a name of the source that was removed is remembered as gone. A directory
-that was made in the layer shows nothing of the source, whatever has its name there.
+The upper layer is a directory tree of the session. Each file in it has the same path as in the mount. A directory of
+the source gets an upper directory when the first scratch file is created in it. A name in the upper directory hides the
+same name of the source. A removed name of the source is a whiteout. A directory that was created in the overlay is
+opaque: it shows nothing of the source.
 
-Counterparts, and what is gone, are kept by path: it does not matter which directories the kernel remembers. They end
-with the session, like the layer.
+Upper directories and whiteouts are stored by path, so they do not depend on which nodes the kernel knows. They end with
+the session.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
 
 _REPOSITORY: Final = WorkspacePath(REPOSITORY)
 NAME: Final = 4096
-"""Bytes that a name counts beside its content: the disk space of an inode with its block, or of a directory entry."""
+"""Bytes that a name counts in addition to its content: one block for its inode or directory entry."""
 RESERVE: Final = 64 << 20
-"""Bytes of the state directory's file system that scratch leaves free; an eighth of it where that is less."""
+"""Bytes that scratch files leave free on the file system of the state directory, at most an eighth of it."""
 RESERVED_INODES: Final = 4096
-"""Inodes that scratch leaves free, or an eighth of them."""
+"""Inodes that scratch files leave free, at most an eighth of all."""
 _SHARE: Final = 8
 _FRESH: Final = 0.1
-"""Seconds after which the free space is read again."""
+"""Seconds until the free space is read again."""
 _GROWTH: Final = frozenset(
     {
         Operation.CREATE_FILE,
@@ -52,7 +52,7 @@ _GROWTH: Final = frozenset(
         Operation.SET_XATTR,
     }
 )
-"""Operations that take space."""
+"""Operations that need space."""
 
 
 class UpperDir:
@@ -74,10 +74,10 @@ class UpperDir:
 
 
 class Overlay:
-    """The layer of one session, and which of its directories lie beside which of the source."""
+    """The upper layer of one session, and its upper directories by path."""
 
     def __init__(self, store: LayerStore, inodes: InodeTable, sizes: OverlayUsage, cookies: count[int]) -> None:
-        """`cookies` number what a listing shows behind the source's own names."""
+        """`cookies` numbers the entries that a listing shows after the source's own."""
         self.store: Final = store
         self.directories: Final[dict[WorkspacePath, UpperDir]] = {}
         self.sizes: Final = sizes
@@ -88,18 +88,21 @@ class Overlay:
         self._cookies: Final = cookies
 
     def upper_dir(self, node: Node) -> UpperDir | None:
-        """What lies beside this directory of the source."""
+        """Return the upper directory of this directory of the source, or None."""
         if not self.directories or node.layer:
             return None
         return self.directories.get(self._inodes.path(node))
 
     def is_upper_dir(self, node: Node) -> bool:
-        """Whether a directory of the layer lies beside one of the source, which is shown in its place."""
+        """Whether the node is an upper directory. The mount shows the directory of the source in its place."""
         upper_dir = self.directories.get(self._inodes.path(node))
         return upper_dir is not None and upper_dir.node is node
 
     def ensure_upper_dir(self, node: Node, permit: Permit) -> UpperDir:
-        """What lies beside this directory of the source, made where nothing did; all above it too."""
+        """Return the upper directory of this directory of the source.
+
+        Create it, and those above, if they do not exist.
+        """
         missing: list[Node] = []
         at = node
         while (upper_dir := self.directories.get(self._inodes.path(at))) is None:
@@ -114,7 +117,7 @@ class Overlay:
             if not path:
                 upper = self.store.top
             elif at.parent is None or upper_dir is None:
-                raise stale()  # it was removed, and something else may have its path
+                raise stale()  # the directory was removed, and another one may have its path
             else:
                 above = self._with_owner(at.parent, upper_dir, permit).node
                 directory = self.store.directory(above, changing=True)
@@ -131,41 +134,43 @@ class Overlay:
         return upper_dir
 
     def _sync_owner(self, node: Node, upper: Node, permit: Permit) -> None:
-        """Files are made in the counterpart by whoever may make them in the directory, and belong to the same group."""
+        """Give the upper directory the owner, group and mode of the source's, so that the same users can create files
+        in it.
+        """
         if not self.store.privileged:
-            return  # all is made by the same user
+            return  # one user owns all files
         below, above = node.store.stat(node), self.store.stat(upper)
         wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
         if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
             self.store.copy_attributes(upper, node, permit)
 
     def show_name(self, name: bytes) -> None:
-        """Show what lies at the top of the layer under this name, in place of what the source has at its root."""
+        """Show a name at the top of the upper layer in place of the source's."""
         upper_dir = self.directories[WorkspacePath("")] = UpperDir(self.store.top)
         self.add_upper(upper_dir, name)
 
     def add_upper(self, upper_dir: UpperDir, name: bytes) -> None:
-        """Something lies in the counterpart under this name."""
+        """Add a name that was created in the upper directory."""
         if name not in upper_dir.names:
             upper_dir.names[name] = next(self._cookies)
 
     def hide(self, upper_dir: UpperDir, name: bytes, *, below: bool) -> None:
-        """Nothing is to be shown under this name any more."""
+        """Remove a name from the upper directory. `below`: add a whiteout, because the source has the name too."""
         upper_dir.names.pop(name, None)
         if below:
             upper_dir.whiteouts.add(name)
 
     def upper_dirs_below(self, path: WorkspacePath) -> Iterator[tuple[WorkspacePath, UpperDir]]:
-        """The directories of the source at `path` and below that have something beside them."""
-        if path in self.directories:  # or nothing below has: a counterpart has one above it
+        """Yield the directories of the source at `path` and below that have an upper directory."""
+        if path in self.directories:  # an upper directory always has one above it
             for at, upper_dir in self.directories.items():
                 if is_below(at, path):
                     yield at, upper_dir
 
     def remove_upper_dir(self, path: WorkspacePath, permit: Permit) -> None:
-        """No directory of the source is shown at `path` any more.
+        """Remove the upper directory of `path` with all its contents, because its directory is no longer shown.
 
-        What is still in its counterpart was left when somebody removed the directory behind the mount.
+        It has contents if another process removed the source's directory behind the mount.
         """
         if path not in self.directories:
             return
@@ -185,7 +190,7 @@ class Overlay:
             self.store.release(upper_dir.node)
 
     def move_upper_dir(self, node: Node, name: bytes, old: WorkspacePath, new: WorkspacePath, permit: Permit) -> None:
-        """A directory of the source goes by `name` in `node` now: what lies beside it goes along."""
+        """Move the upper directories along with a directory of the source, which is now `name` in `node`."""
         moved = list(self.upper_dirs_below(old))
         if not moved:
             return
@@ -203,10 +208,11 @@ class Overlay:
     # -- bringing up what the source has
 
     def copy_up(self, node: Node, permit: Permit) -> list[tuple[Node, bytes]]:
-        """Let a file or symlink of the source go on in the layer, before it is changed; its other names, brought along.
+        """Copy a file or symlink of the source to the upper layer before a change. Return its other names, which follow
+        it.
 
-        A request does not tell by which of its names the file was opened, so all that are known lead to the copy.
-        EXDEV: it is something else.
+        The request does not show which name the program opened, so all known names lead to the copy. EXDEV: the node is
+        neither file nor symlink.
         """
         if node.kind not in (Kind.FILE, Kind.SYMLINK):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -235,7 +241,7 @@ class Overlay:
         return others
 
     def _link_up(self, node: Node, parent: Node, name: bytes, old: int, permit: Permit) -> None:
-        """A further name of what was brought up leads to the copy, too."""
+        """Link another name of a copied-up file to the copy."""
         upper_dir = self.ensure_upper_dir(parent, permit)
         self.store.link(node, self.store.directory(upper_dir.node, changing=True), name, permit)
         self._inodes.drop_link(old, parent, name)
@@ -248,7 +254,7 @@ class Overlay:
     # -- room
 
     def refusal(self, request: Request) -> Denied | None:
-        """Return the refusal of an operation that would take a little more space."""
+        """Return the refusal of an operation for which the overlay has no space left, or None."""
         if request.operation not in _GROWTH:
             return None
         return self.sizes.refusal(request, more=NAME) or self.room.refusal(request, NAME, 1)
@@ -256,17 +262,17 @@ class Overlay:
     # -- telling
 
     def describe(self, viewer: int) -> bytes:
-        """A line for each thing in the layer, and for each name of the source that is gone: kind, bytes, path.
+        """Return a line for each scratch file and each whiteout: kind, bytes, path.
 
-        A viewer other than ALL is shown the things that it owns, among the first LISTED of all.
+        A viewer other than ALL gets its own files among the first LISTED.
         """
         lines = list(islice(self._lines(viewer), LISTED + 1))
         if len(lines) > LISTED:
-            lines[LISTED] = "scratch\t0\tand more\n"  # how many would take a walk through all of it
+            lines[LISTED] = "scratch\t0\tand more\n"  # counting them would need a walk of the whole layer
         return "".join(lines).encode("utf-8", "surrogateescape")
 
     def _lines(self, viewer: int) -> Iterator[str]:
-        """A line for each thing; "" for one that belongs to another user."""
+        """Yield a line for each file; "" for one of another user."""
         for path, upper_dir in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(upper_dir.whiteouts - upper_dir.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
@@ -274,7 +280,7 @@ class Overlay:
             yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
 
     def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
-        """Everything that lies in the layer, but the session's repository, which no [[scratch]] counts."""
+        """Yield every file of the upper layer except the session's repository, which counts towards no [[scratch]]."""
         for each in self.store.walk(self.store.directory(self.store.top), b".", closed=True):
             if each is None or is_below(path := WorkspacePath(each.path), _REPOSITORY):
                 continue
@@ -290,21 +296,21 @@ def _leads(node: Node, parent: Node, name: bytes) -> bool:
 
 
 class FreeSpace:
-    """The space that the file system of the state directory has for scratch, beside the reserve for trails.
+    """The free space of the state directory's file system, above the reserve for audit trails.
 
-    Other sessions and programs take space there too. The free space is read again after 0.1 s, and after the layer grew
-    by an eighth of the reserve: eight sessions that read it at the same time read it again before they use it up.
+    Other sessions and programs use the same file system. The free space is read again after 0.1 s, or when the overlay
+    has grown by an eighth of the reserve, so that eight sessions cannot use up the reserve between two reads.
     """
 
     def __init__(self, directory: int) -> None:
-        """`directory` is a descriptor of a directory of that file system."""
+        """`directory` is a descriptor of a directory on that file system."""
         self._directory: Final = directory
         self._bytes = self._names = 0
-        """What may be taken before the free space is read again."""
+        """Bytes and inodes that may be taken before the free space is read again."""
         self._read = 0.0
 
     def refusal(self, request: Request, size: int, names: int = 0) -> Denied | None:
-        """Take `size` bytes and `names` inodes; return the refusal where only the reserve has them."""
+        """Take `size` bytes and `names` inodes. Return the refusal if only the reserve has them."""
         self._bytes -= size
         self._names -= names
         now = monotonic()
@@ -314,7 +320,7 @@ class FreeSpace:
             total = v.f_blocks * v.f_frsize
             reserve, inodes = min(RESERVE, total // _SHARE), min(RESERVED_INODES, v.f_files // _SHARE)
             self._bytes = min(v.f_bavail * v.f_frsize - reserve - size, reserve // _SHARE)
-            # A file system that has no limit of inodes says 0.
+            # A file system without a limit of inodes reports 0.
             self._names = min(v.f_favail - inodes, inodes // _SHARE) - names if v.f_files else RESERVED_INODES
         if min(self._bytes, self._names) >= 0:
             return None
@@ -322,27 +328,27 @@ class FreeSpace:
 
 
 class OverlayUsage:
-    """How many bytes each table of the policy has in the layer, and whether there is room for more.
+    """The bytes that each [[scratch]] table of the policy uses in the overlay, and its quota.
 
-    Each name counts NAME bytes, each inode the size of its content and of the extended attributes that were set. The
-    counterparts of directories of the source do not count.
+    A name counts NAME bytes. An inode counts its size and the extended attributes that were set. Upper directories do
+    not count.
     """
 
     def __init__(self, policy: Callable[[], Policy]) -> None:
         self.inodes: Callable[[], Iterator[tuple[WorkspacePath, os.stat_result]]] = lambda: iter(())
-        """What is to be counted anew when the policy has changed."""
+        """Yields all files of the overlay; they are counted again after a change of the policy."""
         self.numbers = 0
-        """Added to an inode number of the layer."""
+        """Offset between an inode number of the upper layer and that of its node."""
         self._policy: Final = policy
         self._generation = policy().generation
         self._holds: dict[int, tuple[int, int, int]] = {}
-        """By number of an inode: its table, bytes of content, bytes of extended attributes."""
+        """By inode number: table, bytes of content, bytes of extended attributes."""
         self._totals: Final[dict[int, int]] = {}
 
     def refusal(self, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> Denied | None:
-        """Return the refusal of what its table has no room for.
+        """Return the refusal if the quota of the request's table is too small.
 
-        The inode `number` would hold `size` bytes, and names and extended attributes would take `more` bytes.
+        The inode `number` would have `size` bytes, and names and extended attributes would take `more` bytes.
         """
         table = self._table(request.path)
         if table is None or table.max_total is None:
@@ -354,7 +360,9 @@ class OverlayUsage:
         return Denied(*table.full, request.path, request.operation)
 
     def set_size(self, number: int, path: WorkspacePath, size: int | None = None, *, attributes: int = 0) -> None:
-        """Note that the inode of this path holds `size` bytes (None: as before), and more bytes of attributes."""
+        """Set the size of the inode at this path (None: unchanged), and add `attributes` bytes of extended
+        attributes.
+        """
         known = self._holds.get(number)
         if known is None:
             table = self._table(path)
@@ -373,24 +381,24 @@ class OverlayUsage:
         self.set_size(number, path, size, attributes=attributes)
 
     def add_names(self, path: WorkspacePath, number: int) -> None:
-        """Count so many more names (negative: fewer) towards the table of the path."""
+        """Count `number` more names (fewer if negative) towards the table of the path."""
         table = self._table(path)
         if table is not None and table.max_total is not None:
             self._totals[table.index] = self._totals.get(table.index, 0) + number * NAME
 
     def is_limited(self, path: WorkspacePath) -> bool:
-        """Whether the path counts towards a table that has a bound."""
+        """Whether the table of the path has a quota."""
         table = self._table(path)
         return table is not None and table.max_total is not None
 
     def forget(self, number: int) -> None:
-        """The inode `number` is no more."""
+        """Stop counting the inode."""
         index, size, attributes = self._holds.pop(number, (0, 0, 0))
         if size or attributes:
             self._totals[index] -= size + attributes
 
     def _table(self, path: str) -> ScratchTable | None:
-        """The table that the path counts towards, in the policy of this moment."""
+        """Return the table of the path in the current policy, and count all files again if the policy has changed."""
         policy = self._policy()
         if policy.generation != self._generation:
             self._generation = policy.generation

@@ -1,7 +1,8 @@
-"""What is asked of scratch paths: the source and the layer are shown as one tree, and only the layer is changed.
+"""What the handlers share for scratch paths: layer resolution, copy-up, whiteouts and quotas.
 
-Handlers act in whichever of the two has what they were asked about. Where a verdict sends a change of something of the
-source to the layer, it is brought up there first, or its name hidden, and the change made there.
+The source and the upper layer are shown as one tree. A handler acts on the layer that has the file. If the permit is
+for the overlay and the file is in the source, it is copied up, or its name hidden, and the change is made in the
+overlay.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Removal = Callable[[int, bytes, Permit], None]
 
 
 class OverlayOps(TempFileOps):
-    """What the handlers do where a path is scratch."""
+    """What the handlers do for paths in the overlay."""
 
     # -- where things are
 
     def _resolve_layer(self, parent: Node, directory: int, name: bytes) -> tuple[Node, int]:
-        """The directory, of the source or beside it, in which that lies which is shown under the name.
+        """Return the directory that has the shown name, of the source or of the overlay, and its descriptor.
 
-        FileNotFoundError: the source has the name, and it is gone.
+        FileNotFoundError: the name is a whiteout.
         """
         upper_dir = self._overlay.upper_dir(parent)
         if upper_dir is None:
@@ -46,10 +47,10 @@ class OverlayOps(TempFileOps):
     def _target_dir(
         self, header: Header, request: Request, parent: Node, directory: int, permit: Permit
     ) -> tuple[Node, int]:
-        """The directory in which something new is to be made, as the verdict says. FileExistsError: the name is taken.
+        """Return the directory for a new name, in the layer of the permit, and its descriptor.
 
-        Elsewhere: it should be made in the source, in a directory that the source does not have. Refused, ENOSPC: the
-        disk has no space for it.
+        Raises: FileExistsError if the name exists; WrongLayerError if the permit is for the source and the directory is
+        only in the overlay; Refused or ENOSPC if there is no space.
         """
         name = os.fsencode(request.path.rpartition("/")[2])
         if permit.layer is Layer.SCRATCH:
@@ -60,7 +61,8 @@ class OverlayOps(TempFileOps):
         if permit.layer is parent.layer:
             upper_dir = self._overlay.upper_dir(parent)
             if upper_dir is not None:
-                upper_dir.whiteouts.discard(name)  # the policy says by now that it is no scratch: the source shows
+                # the policy has changed: the path is no longer scratch, so the source is shown
+                upper_dir.whiteouts.discard(name)
             return parent, directory
         if parent.layer:
             raise WrongLayerError(permit)
@@ -73,7 +75,7 @@ class OverlayOps(TempFileOps):
         return upper_dir.node, self._overlay.store.directory(upper_dir.node, changing=True)
 
     def _add_upper(self, parent: Node, target_dir: Node, name: bytes) -> None:
-        """Something lies under this name in `target_dir`, beside the directory in which it is shown."""
+        """Add a name that was created in `target_dir` to the overlay, if it is there."""
         if target_dir.layer is Layer.SCRATCH:
             self._overlay.sizes.add_names(self._inodes.join(parent, name), 1)
         if target_dir is not parent:
@@ -81,17 +83,17 @@ class OverlayOps(TempFileOps):
             self._overlay.add_upper(upper_dir, name)
 
     def _hide_name(self, parent: Node, name: bytes, permit: Permit) -> None:
-        """What was shown under this name, of the layer or of the source, is to be shown no more."""
+        """Hide a name that was removed from the overlay. Add a whiteout if the source has it."""
         if permit.layer is Layer.SCRATCH and not parent.layer:
             upper_dir = self._overlay.ensure_upper_dir(parent, permit)
             below = inode_number(parent.store.directory(parent), name)
             self._overlay.hide(upper_dir, name, below=below > 0)
-            self._own_effects.note_name(parent.ino, name, below)  # in the source nothing was done
+            self._own_effects.note_name(parent.ino, name, below)  # the name of the source is unchanged
 
     # -- reading
 
     def _lookup_upper(self, parent: Node, name: bytes) -> bytes | None:
-        """The entry of a name that the layer has or hides; None: look in the source."""
+        """Return the entry of a name that the upper directory has or hides; None if the source decides."""
         upper_dir = self._overlay.upper_dir(parent)
         if upper_dir is None:
             return None
@@ -105,7 +107,7 @@ class OverlayOps(TempFileOps):
     # -- changing what the source has
 
     def _or_in_overlay(self, handler: Handler) -> Handler:
-        """The handler of a change of a node, which is made in the layer where the verdict says so."""
+        """Return a handler that copies the node up and calls `handler` again if the permit is for the overlay."""
 
         def handle(header: Header, body: memoryview) -> Reply:
             try:
@@ -120,9 +122,9 @@ class OverlayOps(TempFileOps):
         return handle
 
     def _copy_up(self, header: Header, node: Node) -> Node | None:
-        """Bring something of the source up into the layer, if a change of it belongs there; what is to be changed then.
+        """Copy a node of the source up if a change of it belongs in the overlay. Return the node to change, or None.
 
-        Raises Refused where there is no room for it.
+        Raises Refused if there is no space for it.
         """
         if node.layer:
             return None
@@ -144,14 +146,15 @@ class OverlayOps(TempFileOps):
         self._check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._close_batch(node)
         for parent, name in self._overlay.copy_up(node, verdict):
-            self._notifications.entry(parent.id, name)  # another file from now on
+            self._notifications.entry(parent.id, name)  # the name leads to another file now
         self._notifications.inode(node.id, -1, 0)
         return node
 
     def _check_scratch_alone(self, header: Header, node: Node, request: Request) -> None:
-        """Raises Refused where the file has a name that is not scratch: the request does not tell which was meant.
+        """Raise Refused if the file has a name that is not scratch, because the request does not show which name was
+        opened.
 
-        Who has it open by that name would write into the layer, and lose it there.
+        A program that opened the other name would write to the overlay, and lose the data at the end of the session.
         """
         links = self._inodes.links(node.ino)
         if len(links) > MOST_NAMES:
@@ -172,13 +175,13 @@ class OverlayOps(TempFileOps):
                 )
 
     def _check_quota(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:
-        """Raises Refused where its [[scratch]] has no room for a file of this size, and `more` bytes beside it."""
+        """Raise Refused if the [[scratch]] has no room for a file of this size and `more` bytes."""
         denied = self._overlay.sizes.refusal(request, number, size, more=more)
         if denied is not None:
             raise self._enforcer.refuse(denied, self._caller(header))
 
     def _check_free_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
-        """Raise ENOSPC where a change of the node would allocate `needed` bytes that are reserved."""
+        """Raise ENOSPC if the change allocates `needed` bytes that are reserved."""
         if node.layer is not Layer.SCRATCH:
             node.store.check_reserve(needed)
         elif needed > 0:
@@ -187,7 +190,9 @@ class OverlayOps(TempFileOps):
     # -- removing
 
     def _removal(self, where: Node, permit: Permit, effect: Removal) -> Removal:
-        """What removes a name: of the layer, the effect itself; what the source has stays, and is only hidden."""
+        """Return the function that removes a name: `effect` in the layer of the permit, or none if the source's file is
+        only hidden.
+        """
         if permit.layer is where.layer:
             return effect
         if permit.layer is not Layer.SCRATCH:
@@ -195,7 +200,7 @@ class OverlayOps(TempFileOps):
         return _stays
 
     def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, permit: Permit) -> None:
-        """ENOTEMPTY: a directory shows something that the layer has, or that is held, or that stays in the source."""
+        """Raise ENOTEMPTY if the directory shows an upper, staged or remaining name of the source."""
         self._check_none_staged(path)
         if where.layer or not (permit.layer or self._overlay.directories):
             return
@@ -210,13 +215,13 @@ class OverlayOps(TempFileOps):
     # -- counting
 
     def _note_size(self, node: Node | None, path: WorkspacePath) -> None:
-        """A file of the layer may have another size now, or count towards another [[scratch]]."""
+        """Update the size of an overlay file, and the [[scratch]] that it counts towards."""
         if node is not None and node.layer is Layer.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
             self._overlay.sizes.recount(node.ino, path)
             self._overlay.sizes.set_size(node.ino, path, node.store.stat(node).st_size)
 
     def _limit_batch(self, batch: WriteBatch, node: Node, size: int) -> WriteBatch:
-        """The run, which goes no further than there is known to be room for it."""
+        """Limit a batch to the size that the quota was checked for."""
         if node.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(batch.request.path):
             batch.limit = size
         return batch
@@ -224,7 +229,7 @@ class OverlayOps(TempFileOps):
     def _show_cross_layer_denial(
         self, header: Header, operation: Operation, path: WorkspacePath, error: OSError
     ) -> None:
-        """Show in `denials.jsonl` why a rename or link fails with EXDEV."""
+        """Record in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
             words = error.words if isinstance(error, CrossLayerError) else ELSEWHERE
             self._enforcer.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
@@ -245,11 +250,11 @@ class OverlayOps(TempFileOps):
 
 
 def _stays(_directory: int, _name: bytes, _leave: Permit) -> None:
-    """What the source has is left as it is."""
+    """Leave the source's file in place."""
 
 
 def inode_number(directory: int, name: bytes) -> int:
-    """The inode number that the name leads to; 0: to nothing."""
+    """Return the inode number of the name, or 0 if it does not exist."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino
     except FileNotFoundError:

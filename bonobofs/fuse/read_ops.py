@@ -75,7 +75,7 @@ class ReadOps(MountContext):
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:
-        """Sync the trail, then the file. The kernel lets no writer of this mount into the file meanwhile."""
+        """Sync the trail, then the file. The kernel blocks writes of this mount to the file meanwhile."""
         fd = os.dup(node.store.fd_to_sync(node))
         sync_file = os.fdatasync if data_only else os.fsync
 

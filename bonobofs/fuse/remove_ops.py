@@ -62,6 +62,9 @@ class RemoveOps(GrantOps):
         return NOTHING
 
     def _fails_as_not_empty(self, request: Request, directory: int, name: bytes) -> bool:
-        """Whether a directory that no rule names has something in it. Git tries to remove it after each file in it."""
+        """Whether the directory is not empty and no rule names it.
+
+        Git tries to remove it after each file; no denial is recorded.
+        """
         verdict = self._enforcer.decide(request, LEAVES)
         return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._source.has_names(directory, name)

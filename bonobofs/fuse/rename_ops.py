@@ -1,4 +1,4 @@
-"""Handlers of RENAME and RENAME2: both names are authorized, and everything below a directory."""
+"""Handlers of RENAME and RENAME2. Both names are authorized, and everything below a moved directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, W
 from bonobofs.system import syscalls
 
 _ATTEMPTS: Final = 3
-"""How often the judgement of a move begins."""
+"""Maximum of attempts to authorize a move."""
 
 
 class RenameOps(OverlayOps):
@@ -114,12 +114,12 @@ class RenameOps(OverlayOps):
         return NOTHING
 
     def _check_not_in_use(self, path: str, st: os.stat_result) -> None:
-        """EBUSY for a directory into which a change is being made that was judged by where it lies."""
+        """EBUSY for a directory in which the companion makes a change that was decided by its path."""
         if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_in_use(path):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     def _rename_in_overlay(self, header: Header, source: End, target: End, flags: int) -> Steps:
-        """A rename of which both ends are scratch. EXDEV: they are not, or a directory of the source would be moved."""
+        """Rename within the overlay. EXDEV: an end is not scratch, or a directory of the source would be moved."""
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -139,7 +139,7 @@ class RenameOps(OverlayOps):
         return NOTHING
 
     def _rename_in_upper(self, source: End, st: os.stat_result, target: End, permit: Permit, *, exchange: bool) -> None:
-        """Move a name of the layer. What the source has under the new name is only shown no more."""
+        """Move a name of the upper layer. A file of the source under the new name is hidden."""
         over, store = target.st, self._overlay.store
         moved, other = self._close_batch_of(source.parent, st), None
         if over is not None and exchange:
@@ -167,7 +167,7 @@ class RenameOps(OverlayOps):
         return self._pin_for_removal(target.parent, target.directory, target.name, over)
 
     def _copied_up_end(self, header: Header, end: End) -> End:
-        """The end, of what was brought up into the layer if the source had it. EXDEV: it cannot be."""
+        """Return the end after its file was copied up from the source. EXDEV: it cannot be copied up."""
         if end.parent.layer or end.st is None:
             return end
         if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
@@ -185,7 +185,10 @@ class RenameOps(OverlayOps):
         return end._replace(parent=parent, directory=directory, st=st)
 
     def _check_moved_quota(self, header: Header, source: End, target: End, *, exchange: bool) -> None:
-        """Raises Refused where another [[scratch]] counts the file now and has no room, EXDEV for directories."""
+        """Raise Refused if the move exceeds the quota of another [[scratch]].
+
+        EXDEV for a directory that would change its quota.
+        """
         policy = self._enforcer.policy
         old, new = policy.scratch_table(source.path), policy.scratch_table(target.path)
         if old is new or old is None or new is None:
@@ -197,12 +200,15 @@ class RenameOps(OverlayOps):
             self._check_quota(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
 
     def _check_no_upper(self, *paths: WorkspacePath) -> None:
-        """EXDEV: something lies beside a directory, or below it."""
+        """EXDEV if one of the directories, or a directory below, has an upper directory."""
         if self._overlay.directories and any(next(self._overlay.upper_dirs_below(path), None) for path in paths):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     def _upper_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
-        """What lies beside a directory of the source that moves to `path`, and below: it must be scratch there too."""
+        """Yield the changes of upper directories that move with a directory of the source.
+
+        All must be scratch at the new path too.
+        """
         store = self._overlay.store
         for at, upper_dir in list(self._overlay.upper_dirs_below(origin.path)):
             there = WorkspacePath(path + at[len(origin.path) :])
@@ -211,7 +217,7 @@ class RenameOps(OverlayOps):
             if upper_dir.attrs_copied:
                 yield _arriving_in_overlay(there, EXISTS)
             for name in list(upper_dir.names):
-                directory = store.directory(upper_dir.node)  # between two steps, other requests may close it
+                directory = store.directory(upper_dir.node)  # other requests may close it between two slices
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 yield _arriving_in_overlay(joined(there, name), _leading(directory, name, st))
                 if stat.S_ISDIR(st.st_mode):
@@ -223,13 +229,13 @@ class RenameOps(OverlayOps):
                         yield _arriving_in_overlay(below, _leading(each.directory, each.name, each.st))
 
     def _move_upper(self, source: End, target: End, permit: Permit, *, exchange: bool) -> None:
-        """A directory of the source has moved: what lies beside it goes along, and it hides what had the name."""
+        """Move the upper directories with their directory of the source, and remove that of the replaced one."""
         if self._overlay.directories and not exchange:
             self._overlay.remove_upper_dir(target.path, permit)
             self._overlay.move_upper_dir(target.parent, target.name, source.path, target.path, permit)
 
     def _end_again(self, header: Header, end: End) -> End:
-        """The end as it is now, after other requests were served."""
+        """Return the end as it is now, after other requests were served."""
         return self._end(header._replace(node_id=end.shown.id), end.name)
 
     def _end(self, header: Header, name: bytes) -> End:
@@ -254,7 +260,7 @@ class RenameOps(OverlayOps):
         """
         moving = (source.st, target.st) if exchange else (source.st,)
         if not any(st is not None and stat.S_ISDIR(st.st_mode) for st in moving):
-            return source, target  # `authorize` judges all
+            return source, target  # `authorize` decides everything
         caller = self._caller(header)
         for _ in range(_ATTEMPTS):
             request_number, state = self._source.request_number, self._enforcer.state
@@ -280,7 +286,7 @@ class RenameOps(OverlayOps):
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     def _judge_changes(self, parts: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
-        """`parts` has None where nothing is to be judged, and others may be served."""
+        """Decide each change. None in `parts` is a point at which other requests may be served."""
         elsewhere = None
         for part in parts:
             if part is None:
@@ -293,7 +299,7 @@ class RenameOps(OverlayOps):
             raise elsewhere
 
     def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
-        """Enter that a directory could not be looked through, so that nothing was moved."""
+        """Record that a directory could not be read, so that nothing was moved."""
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
         self._enforcer.note(
@@ -305,7 +311,7 @@ class RenameOps(OverlayOps):
         )
 
     def _moved_changes(self, source: End, target: End, *, exchange: bool) -> Iterator[RelatedChange | None]:
-        """All that a rename moves, and what gives way to it."""
+        """Yield everything that a rename moves or replaces."""
         assert source.st is not None
         yield RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
         yield from self._end_changes(source, target, exchange=exchange)
@@ -314,7 +320,7 @@ class RenameOps(OverlayOps):
             yield from self._changes_below(target, target.st, source.path)
 
     def _end_changes(self, source: End, target: End, *, exchange: bool) -> list[RelatedChange]:
-        """What appears under the new name, and what becomes of that which has it."""
+        """Return what appears under the new name, and the removal or exchange of what has that name."""
         assert source.st is not None
         parts = [self._arriving_change(source, source.st, target.path)]
         if target.st is not None:
@@ -329,21 +335,21 @@ class RenameOps(OverlayOps):
         return RelatedChange(request, self._new_name_context(origin.directory, origin.name, st, request))
 
     def _changes_below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[RelatedChange | None]:
-        """Everything below a directory that moves to `path`: it leaves one path and appears at another."""
+        """Yield two changes for everything below a moved directory: it leaves its path and appears at another."""
         if kind_of(st.st_mode) is not Kind.DIRECTORY:
             return
         if self._temp_files.directories:
             yield from self._staged_changes(origin, path)
         if self._overlay.directories and not origin.parent.layer:
             yield from self._upper_changes(origin, path)
-        # The descriptor in `origin` may have been closed since the first step.
+        # The descriptor in `origin` may have been closed since the first slice.
         for below in self._source.walk(origin.parent.store.directory(origin.parent), origin.name):
             if below is None:
                 yield None
                 continue
             kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
-            # What the source has at a scratch path goes along with its directory.
+            # The source's own files at scratch paths move with their directory.
             yield RelatedChange(Request(Operation.RENAME, leaving, kind), LEAVES, None)
             request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
             context = self._new_name_context(below.directory, below.name, below.st, request)
@@ -362,7 +368,7 @@ class RenameOps(OverlayOps):
         *,
         exchange: bool,
     ) -> None:
-        """What was moved lies in `target_dir` now, and what was in `target` has given way or moved the other way."""
+        """Update the tables after a rename. `target_dir` is the end in which the moved file is now."""
         if target.st is not None and exchange:
             self._note_moved(other, target_dir, source, target.st)
         else:
@@ -388,14 +394,14 @@ def _arriving_in_overlay(path: WorkspacePath, context: Context) -> RelatedChange
 
 
 def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
-    """Of something in the layer: that it exists, and where it leads if it is a symlink."""
+    """Return a context for an existing file of the overlay, with the target if it is a symlink."""
     if not stat.S_ISLNK(st.st_mode):
         return EXISTS
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
 
 
 def _is_same(one: End, other: End) -> bool:
-    """Whether an end of a rename is where it was, and what it was."""
+    """Whether an end of a rename is the same file in the same place."""
     if one.path != other.path or one.parent is not other.parent or one.st is None or other.st is None:
         return one.path == other.path and one.st is other.st
     return (one.st.st_ino, one.st.st_dev) == (other.st.st_ino, other.st.st_dev)

@@ -1,8 +1,12 @@
-"""The session's own `.git` in a mount: who sees it, and the object stores of the source that it reads.
+"""The session's own `.git` in a mount: who sees it, the object stores of the source, and protected branches.
 
-The scratch layer holds the repository, so that the source's `.git` is hidden from the session's user. Git refuses a
-work tree that belongs to another user. Therefore the mount shows the session's user as the owner of its root. The
-rights that go with that owner are those that the user has in the source.
+The repository is in the overlay, so the source's `.git` is hidden from the session's user. Git refuses a work tree that
+belongs to another user. Therefore the mount shows the session's user as the owner of its root, with the rights that
+this user has in the source.
+
+Protected branches have the source's value at the moment of each lookup. The server copies the value when a program
+looks the branch up and the source has changed it. Once a second it looks for new protected branches, so that a listing
+shows them.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from bonobofs.system import syscalls
 
 NAME: Final = b".git"
 HIDDEN: Final = b"alternates"
-"""The list of further stores in a store; the session's own list names every store."""
+"""The list of further stores in an object store. It is hidden, because the session's own list names every store."""
 _ACL: Final = "system.posix_acl_access"
 
 
@@ -36,7 +40,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _VALUE: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _LONGEST: Final = 1024
 _MOST_STEPS: Final = 5
-"""Symbolic refs that are followed, as git does."""
+"""Maximum of symbolic refs that are followed, as in git."""
 
 Mark = tuple[int, ...]
 
@@ -55,7 +59,8 @@ class SessionGitDir:
     def __init__(
         self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: SessionUser, *, shared: bool
     ) -> None:
-        """`stores` are by their names in `.bonobofs`. `common` is a descriptor of the directory of the source's refs.
+        """`stores` are the object stores by their names in `.bonobofs`. `common` is a descriptor of the source's refs
+        directory.
 
         `shared`: users other than the session's may enter the mount.
         """
@@ -66,17 +71,17 @@ class SessionGitDir:
         self.person: Final = person
 
     def is_seen(self, uid: int) -> bool:
-        """Whether this user sees the session's repository. Others see that of the source."""
+        """Whether this user sees the session's repository. Other users see the source's."""
         return not self.shared or uid == self.person.uid
 
     def is_borrowed(self, uid: int, st: os.stat_result) -> bool:
-        """Whether the kernel takes this user for the owner of the root only because the mount says so."""
+        """Whether this user is the owner of the root only because the mount shows it so."""
         return self._root.privileged and uid not in (0, st.st_uid)
 
     def root_attr(self, attr: bytes, st: os.stat_result) -> bytes:
-        """`fuse_attr` of the mount's root, with the session's user as the owner.
+        """Return `fuse_attr` of the mount's root with the session's user as the owner.
 
-        Returns: `attr` as it is where the root has an ACL, because that would give the owner's rights to this user.
+        Returns `attr` unchanged if the root has an ACL, which would give this user the owner's rights.
         """
         if st.st_uid == self.person.uid:
             return attr
@@ -104,7 +109,7 @@ class SourceBranches:
     """The branches of the source, read from its files."""
 
     def __init__(self, common: int) -> None:
-        """`common` is a descriptor of the directory that holds the refs; the kernel may cover its path by the mount."""
+        """`common` is a descriptor of the directory that has the refs; the mount may cover its path."""
         self._common: Final = common
         self._listed: dict[bytes, Mark] = {}
         self._loose: list[str] = []
@@ -112,7 +117,7 @@ class SourceBranches:
         self._pack_entries: Final[dict[bytes, bytes | None]] = {}
 
     def value(self, branch: str) -> bytes | None:
-        """The commit id of the branch in hex; None: there is no such branch."""
+        """Return the commit id of the branch in hex, or None."""
         name = os.fsencode(f"refs/heads/{branch}")
         for _ in range(_MOST_STEPS):
             content = self._content(name)
@@ -125,7 +130,7 @@ class SourceBranches:
         return None
 
     def loose(self) -> list[str]:
-        """The branches that have files of their own. Directories are read again when one has changed."""
+        """Return the branches that have their own files. Changed directories are read again."""
         if not self._listed or any(self._mark_of(path) != mark for path, mark in self._listed.items()):
             self._listed.clear()
             self._loose = list(self._walk(b"refs/heads"))
@@ -166,7 +171,10 @@ class SourceBranches:
             os.close(fd)
 
     def _packed_value(self, name: bytes) -> bytes | None:
-        """The value in packed-refs, which may have a million lines and is searched once for each name and change."""
+        """Return the value in packed-refs.
+
+        The file may have a million lines; it is searched once for each name and change.
+        """
         mark = self._mark_of(b"packed-refs")
         if mark != self._mark:
             self._mark = mark
@@ -189,17 +197,17 @@ class SourceBranches:
 
 
 class BranchMirrorOps(OverlayOps):
-    """Keeps protected branches in the session's repository as they are in the source."""
+    """Keeps protected branches of the session's repository equal to the source's."""
 
     _branches: SourceBranches | None = None
 
     def mirror_branches(self, common: int) -> None:
-        """Follow the branches of this repository. `common` is a descriptor of the directory that holds its refs."""
+        """Start to mirror the branches of a repository. `common` is a descriptor of the directory that has its refs."""
         self._branches = SourceBranches(common)
         self._mirrored: dict[str, bytes | None] = {}
 
     def _is_mirrored(self, parent: Node, name: bytes) -> bool:
-        """Whether the name is a protected branch; if so, it is now as the source has it."""
+        """Whether the name is a protected branch. If so, it has the source's value afterwards."""
         if self._branches is None or not parent.layer:
             return False
         path = self._inodes.join(parent, name)
@@ -208,7 +216,7 @@ class BranchMirrorOps(OverlayOps):
         return self._follow_branch(self._branches, path.removeprefix(HEADS))
 
     def follow_branches(self) -> None:
-        """Follow every protected branch, also those that are new. Called about once a second."""
+        """Update every protected branch, including new ones. Called about once a second."""
         if self._branches is not None:
             for branch in {*self._branches.loose(), *self._mirrored}:
                 self._follow_branch(self._branches, branch)
@@ -220,14 +228,14 @@ class BranchMirrorOps(OverlayOps):
         value = branches.value(branch)
         if self._mirrored.get(branch) != value:
             self._mirrored[branch] = value
-            # The session may have a directory of this name, or a branch where this one needs a directory.
+            # The session may have a directory with this name, or a branch where this one needs a directory.
             with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
                 self._put_branch(os.fsencode(HEADS + branch), value, repository.permit)
         return True
 
     @contextmanager
     def _as_person(self) -> Iterator[None]:
-        """Make what appears as the session's user, to whom the repository belongs."""
+        """Create files as the session's user, who owns the repository."""
         assert self.repository is not None
         self._source.act_as(*self.repository.person, 0)
         try:
@@ -236,7 +244,7 @@ class BranchMirrorOps(OverlayOps):
             self._source.act_as_self()
 
     def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
-        """Replace the file of a branch in the layer. Programs that have the old one open read it to its end."""
+        """Replace the file of a branch in the overlay. Programs that have the old one open read it to its end."""
         store, name = self._overlay.store, os.path.basename(path)
         directory = self._branch_directory(os.path.dirname(path), permit)
         try:
@@ -265,7 +273,10 @@ class BranchMirrorOps(OverlayOps):
             os.close(directory)
 
     def _branch_directory(self, path: bytes, permit: Permit) -> int:
-        """A descriptor of a directory of the layer, which is made where it is missing. OSError: something else is."""
+        """Return a descriptor of a directory of the overlay; it is created if it does not exist.
+
+        OSError: another file is in its place.
+        """
         store = self._overlay.store
         with suppress(FileNotFoundError):
             return syscalls.open_beneath(store.root, path, _DIRECTORY)

@@ -1,10 +1,11 @@
-"""Long requests, served beside others: slices of judgement in the serving thread, system calls in threads.
+"""Long requests, served in slices between others; their slow system calls run in threads.
 
-A handler that may take long gives a generator in place of a reply. It yields None where others may be served, or a
-`Job`, a system call that a thread makes; what it returns is the reply. Between two steps any other request may have
-been served, so each step relies only on what it has looked at itself. A request that would change what a long one is
-judging raises `Busy`, and is served again when a long one has ended. Threads run no Python beyond the call itself: one
-busy thread beside the serving one makes every request a thousand times slower.
+A handler of a long request returns a generator instead of a reply. It yields None where other requests may be served,
+or a `Job` for a thread. Its return value is the reply. Any other request may be served between two slices, so each
+slice relies only on what it has checked itself. A request that conflicts with a long one raises `Busy`, and is served
+again when a long request has ended.
+
+Threads run no Python code except the call: one busy thread makes every request a thousand times slower.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 THREADS: Final = 4
-"""System calls that are made at a time."""
+"""Maximum of system calls in threads at a time."""
 SLICE: Final = 0.002
 """Seconds after which a long request lets others be served."""
 MOST_DEFERRED: Final = 16 << 20
-"""Bytes of the requests that wait for a long one."""
+"""Maximum of bytes of deferred requests."""
 
 Result = TypeVar("Result")
 
 
 class Busy(Exception):  # noqa: N818 - never an answer: the request is served again
-    """The request would change what a long one is judging."""
+    """The request would change what a long one is checking or changing."""
 
 
 class Job(Generic[Result]):
@@ -46,7 +47,7 @@ class Job(Generic[Result]):
             self._error = error
 
     def check(self) -> Result:
-        """Return what the call has returned, or raise what it has raised."""
+        """Return the result of the call, or raise its exception."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -57,7 +58,7 @@ Steps = Generator[Job[Any] | None, None, bytes]
 
 
 def finished(steps: Steps) -> bytes:
-    """The reply, with nothing served meanwhile."""
+    """Run all slices at once and return the reply."""
     try:
         while True:
             job = next(steps)
@@ -77,29 +78,29 @@ class Long(NamedTuple):
 
 
 class Slices:
-    """The long requests of one connection, and those that wait for them. Used by the thread that serves."""
+    """The long requests of one connection, and the requests deferred by them. Used by the serving thread."""
 
     def __init__(self) -> None:
         self.ready: Final[deque[Long]] = deque()
-        """Those that go on when there is time."""
+        """Long requests that are ready for their next slice."""
         self.deferred: Final[deque[bytes]] = deque()
         """Requests that wait for a long one to end."""
         self.again: Final[deque[bytes]] = deque()
-        """Requests that have waited, to be served again."""
+        """Requests that have waited and are to be served again."""
         self._deferred_bytes = 0
         self._jobs: Final[queue.SimpleQueue[tuple[Job[Any], Long]]] = queue.SimpleQueue()
         self._done: Final[queue.SimpleQueue[Long]] = queue.SimpleQueue()
         self._threads = 0
         self._under_way = 0
         self.bell: Final = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """It can be read when a system call has ended."""
+        """Readable when a system call has ended."""
 
     def __bool__(self) -> bool:
         return bool(self.ready or self.again)
 
     @property
     def has_jobs(self) -> bool:
-        """Whether a thread makes a system call."""
+        """Whether a thread is in a system call."""
         return self._under_way > 0
 
     @property
@@ -108,7 +109,7 @@ class Slices:
         return self._under_way >= THREADS
 
     def start(self, job: Job[Any], long: Long) -> None:
-        """Have a thread make the call; the request goes on afterwards."""
+        """Run the call in a thread; the request continues afterwards."""
         self._under_way += 1
         if self._threads < self._under_way:
             self._threads += 1
@@ -123,20 +124,23 @@ class Slices:
             os.eventfd_write(self.bell, 1)
 
     def collect(self) -> None:
-        """Let those go on whose calls have ended."""
+        """Make the requests ready whose system calls have ended."""
         os.eventfd_read(self.bell)
         while not self._done.empty():
             self._under_way -= 1
             self.ready.append(self._done.get())
 
     def defer(self, message: bytes) -> bool:
-        """Keep a request until a long one has ended; False: too much waits, and the long ones must give way."""
+        """Defer a request until a long one has ended.
+
+        False: the limit is exceeded, and long requests must be aborted.
+        """
         self.deferred.append(message)
         self._deferred_bytes += len(message)
         return self._deferred_bytes <= MOST_DEFERRED
 
     def ended(self) -> None:
-        """A long request has ended: those that wait are served again."""
+        """A long request has ended: serve the deferred requests again."""
         self.again.extend(self.deferred)
         self.deferred.clear()
         self._deferred_bytes = 0

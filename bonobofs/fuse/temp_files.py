@@ -1,7 +1,12 @@
-"""What is asked of held names: made, linked, moved, removed, and brought into the source where the rules admit them.
+"""Staged temporary files: shown in the mount, kept without a name, and published in the source by a rename or link.
 
-The bytes of a held file are judged when it gets a name in the source, as a file that is made there whole. From then on
-the node goes by that name, so that who has it open from before is judged by it too.
+A staged file is an unnamed inode on the source's file system, so that its publication is one link(2). The table keeps
+it open and holds its own reference to the node, so FORGET does not end it. A staged symlink is in the session's
+directory, because a symlink cannot be unnamed. The table is keyed by path, so it does not depend on which directories
+the kernel knows.
+
+The content of a staged file is judged when it gets a name in the source, as a file that is created there whole. From
+then on the node has that name, also for programs that opened it before.
 """
 
 from __future__ import annotations
@@ -28,25 +33,26 @@ from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Ope
 from bonobofs.system import syscalls
 
 _GOES: Final = Context(leaves=True, held=True)
-"""A held name goes away."""
+"""Context of the removal of a staged name."""
 _SYMLINKS: Final = 2 << 128
-"""Added to the inode number of a held symlink, which is not the source's."""
+"""Added to the inode number of a staged symlink, which is not on the source's file system."""
 
 
 class StagedName(NamedTuple):
-    """One held name: where it stands in a listing of its directory, and what it leads to."""
+    """A staged name: its position in a listing, and its node."""
 
     cookie: int
     node: Node
 
 
 class TempFiles:
-    """The names that are held, by directory and name."""
+    """The staged names, by directory and name."""
 
     def __init__(self, place: str, most: int, cookies: count[int]) -> None:
-        """`place` is a directory of the session's; `most` is how many may be held: each takes a descriptor.
+        """`place` is a directory of the session, `most` the maximum of staged files, each of which keeps a descriptor
+        open.
 
-        `cookies` number what a listing shows behind the source's own names.
+        `cookies` numbers the entries that a listing shows after the source's own.
         """
         self.place: Final = place
         self._most: Final = most
@@ -55,17 +61,17 @@ class TempFiles:
         self._cookies: Final = cookies
 
     def find(self, directory: WorkspacePath, name: bytes) -> Node | None:
-        """What is held under this name."""
+        """Return the node of a staged name, or None."""
         names = self.directories.get(directory)
         held = names.get(name) if names is not None else None
         return held.node if held is not None else None
 
     def names(self, node: Node) -> int:
-        """How many held names lead to the node."""
+        """Return how many staged names the node has."""
         return len(self._paths.get(node.id, ()))
 
     def listing(self, directory: WorkspacePath, cookie: int) -> list[tuple[int, bytes, Node]]:
-        """Cookie, name and node of the held names of a directory that come after the cookie, in order."""
+        """Return cookie, name and node of the directory's staged names after the cookie, in order."""
         names = self.directories.get(directory)
         if names is None:
             return []
@@ -73,11 +79,11 @@ class TempFiles:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further file can be held."""
+        """Whether the maximum of staged files is reached."""
         return len(self._paths) >= self._most
 
     def add(self, directory: WorkspacePath, name: bytes, node: Node) -> None:
-        """Hold the node under this name (too). FileExistsError: another is held under it."""
+        """Add a staged name of the node. FileExistsError: the name is staged already."""
         names = self.directories.setdefault(directory, {})
         if name in names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -88,7 +94,7 @@ class TempFiles:
             node.path = paths[0]
 
     def drop(self, directory: WorkspacePath, name: bytes) -> Node:
-        """The name is held no more; it led to this node."""
+        """Remove a staged name and return its node."""
         names = self.directories[directory]
         node = names.pop(name).node
         if not names:
@@ -102,20 +108,20 @@ class TempFiles:
         return node
 
     def exchange(self, directory: WorkspacePath, name: bytes, other: WorkspacePath, other_name: bytes) -> None:
-        """Each of two held names leads to what the other led to."""
+        """Exchange the nodes of two staged names."""
         one, two = self.drop(directory, name), self.drop(other, other_name)
         self.add(directory, name, two)
         self.add(other, other_name, one)
 
     def below(self, directory: WorkspacePath) -> Iterator[tuple[WorkspacePath, Node]]:
-        """Path and node of everything that is held in the directory or deeper."""
+        """Yield path and node of each staged name in the directory and below."""
         for above, names in self.directories.items():
             if is_below(above, directory):
                 for name, held in names.items():
                     yield joined(above, name), held.node
 
     def move(self, old: WorkspacePath, new: WorkspacePath, *, exchange: bool = False) -> None:
-        """A directory goes by another path now: what is held in it goes along."""
+        """Move the staged names below a directory that has a new path."""
         moved, replaced = self._cut(old), self._cut(new) if exchange else {}
         self._put(moved, old, new)
         self._put(replaced, new, old)
@@ -135,9 +141,9 @@ class TempFiles:
                     held.node.path = paths[0]
 
     def describe(self, viewer: int) -> bytes:
-        """A line for each of the first LISTED held names: kind, bytes, path.
+        """Return a line for each of the first LISTED staged names: kind, bytes, path.
 
-        A viewer other than ALL is shown its own files.
+        A viewer other than ALL gets its own files.
         """
         lines = list(islice(self._lines(viewer), LISTED + 1))
         if len(lines) > LISTED:
@@ -145,10 +151,10 @@ class TempFiles:
         return "".join(lines).encode("utf-8", "surrogateescape")
 
     def _lines(self, viewer: int) -> Iterator[str]:
-        """A line for each held name; "" for one that the viewer does not see."""
+        """Yield a line for each staged name; "" for one that the viewer may not see."""
         for above, names in sorted(self.directories.items()):
             for name, held in names.items():
-                # What was linked into the source is not apart any more, only this name of it.
+                # A file that was also linked into the source is no longer staged; it has only this staged name.
                 st = os.fstat(held.node.pin) if held.node.pin >= 0 else None
                 is_shown = viewer == ALL or (st is not None and st.st_uid == viewer)
                 size = st.st_size if st is not None else 0
@@ -156,9 +162,10 @@ class TempFiles:
 
 
 class End(NamedTuple):
-    """One end of a rename: the directory, the name in it, and what lies there.
+    """One end of a rename: directory, name, and what is there.
 
-    `shown` is the directory in which the caller sees the name; it lies in `parent`, there or beside it.
+    `shown` is the directory in which the caller sees the name; `parent` is the directory that has it, `shown` or its
+    upper directory.
     """
 
     shown: Node
@@ -170,14 +177,14 @@ class End(NamedTuple):
 
 
 class TempFileOps(MountContext):
-    """What the handlers of names and content do where a name is held, or would be."""
+    """What the handlers of names and content do for staged files."""
 
     def _staged_at(self, parent: Node, name: bytes) -> Node | None:
-        """The node that is held under this name."""
+        """Return the node that is staged under this name, or None."""
         return self._temp_files.find(self._inodes.path(parent), name) if self._temp_files.directories else None
 
     def _staged_entry(self, node: Node) -> bytes:
-        """`fuse_entry_out` for a held name, with one more reference."""
+        """Return `fuse_entry_out` of a staged file, and add one reference."""
         node.lookups += 1
         attr = self._attr(node, self._source.stat(node))
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
@@ -185,7 +192,7 @@ class TempFileOps(MountContext):
     # -- made
 
     def _check_staging_limit(self, header: Header, request: Request, context: Context) -> None:
-        """Raises Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
+        """Raise Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
         if (self._temp_files.is_full or self._source.is_crowded) and _is_staged(
             self._enforcer.decide(request, context)
         ):
@@ -194,13 +201,16 @@ class TempFileOps(MountContext):
             )
 
     def _check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
-        """Raise Refused where the disk of the state directory has no space for so many bytes and inodes."""
+        """Raise Refused if the state directory's disk has no space for so many bytes and inodes."""
         denied = self._overlay.room.refusal(request, size, names)
         if denied is not None:
             raise self._enforcer.refuse(denied, self._caller(header))
 
     def _stage_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
-        """A new held file, as whoever is acted for. FileExistsError: the kernel did not know that the name is taken."""
+        """Create a staged file as the current caller.
+
+        FileExistsError: the name exists, which the kernel did not know.
+        """
         above = self._check_name_free(parent, directory, name)
         fd = self._source.create_nameless(directory, mode, permit)
         node = self._inodes.add_nameless(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._source)
@@ -214,7 +224,7 @@ class TempFileOps(MountContext):
     ) -> Node:
         above = self._check_name_free(parent, directory, name)
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
-        self._check_state_disk(header, request, NAME, 1)  # it lies in the session's directory
+        self._check_state_disk(header, request, NAME, 1)  # it is stored in the session's directory
         fd = self._source.create_nameless_symlink(self._temp_files.place, target, (header.uid, header.gid), permit)
         node = self._inodes.add_nameless(
             _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._source
@@ -225,7 +235,7 @@ class TempFileOps(MountContext):
         return node
 
     def _check_name_free(self, parent: Node, directory: int, name: bytes) -> WorkspacePath:
-        """The path of the directory, in which the name is nobody's."""
+        """Return the path of the directory if the name is free in it. FileExistsError."""
         above = self._inodes.path(parent)
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -243,7 +253,7 @@ class TempFileOps(MountContext):
             self._discard(parent, name)
 
     def _discard(self, parent: Node, name: bytes) -> None:
-        """The name is held no more: who has the file open goes on, and nobody else finds it."""
+        """Remove a staged name. Programs that have the file open keep it."""
         node = self._temp_files.drop(self._inodes.path(parent), name)
         if not self._temp_files.names(node):
             self._forget_node(node.id, 1)
@@ -284,12 +294,12 @@ class TempFileOps(MountContext):
         return self._staged_entry(node)
 
     def _check_in_source(self, directory: Node) -> None:
-        """EXDEV: what is held goes into the source, or is held in a directory of the source, and this is none."""
+        """Raise EXDEV if the directory is in the overlay: staged files belong to directories of the source."""
         if directory.layer:
             raise CrossLayerError(messages.OF_HELD)
 
     def _note_published(self, node: Node, parent: Node, name: bytes) -> None:
-        """The held file lies in the source now, under this name."""
+        """Give the node the name that it now has in the source."""
         if node.layer is Layer.SOURCE:
             assert node.parent is not None
             self._inodes.note_link(node.ino, node.parent, node.name)
@@ -302,7 +312,7 @@ class TempFileOps(MountContext):
     # -- moved
 
     def _rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
-        """Make a rename from a held name; False where it is none, and the source's own are to be moved."""
+        """Rename a staged name. False: neither name is staged."""
         moving, over = self._staged_at(source.parent, source.name), self._staged_at(target.parent, target.name)
         taken = over is not None or target.st is not None
         if moving is None and over is None:
@@ -353,9 +363,10 @@ class TempFileOps(MountContext):
     def _publish(
         self, header: Header, node: Node, source: End, target: End, request: Request, context: Context
     ) -> None:
-        """Bring what is held into the source, in one step; killed at any point, there is the old file or the new one.
+        """Rename a staged file into the source, in one step: after a kill at any point, the target is the old file or
+        the new one.
 
-        What is stated of the change goes by the target's path: it is that which changes in the source.
+        The audit entry has the target's path, which is what changes in the source.
         """
         over = target.st
         if over is not None and (over.st_dev, over.st_ino) == (self._source.device, node.ino):
@@ -397,31 +408,34 @@ class TempFileOps(MountContext):
         try:
             return self._pin_for_removal(target.parent, target.directory, target.name, over)
         except FileNotFoundError as error:
-            raise stale() from error  # somebody has just removed it: as below
+            raise stale() from error  # another process has just removed it; see `_rename_into_source`
 
     def _rename_into_source(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
         try:
             self._source.publish(node, directory, name, by, permit)
         except FileExistsError as error:
-            raise stale() from error  # somebody has just made the name: the kernel looks again, and asks again
+            # another process has just created the name: the kernel looks it up and sends the request again
+            raise stale() from error
 
     def _note_published_symlink(self, node: Node, target: End) -> None:
-        """A symlink cannot be moved in: the one in the source is another, and the node goes on as that one."""
+        """Give the node the inode of the published symlink. A symlink cannot be linked, so the source has a copy."""
         st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
-        self._source.release(node)  # what it is open by leads to the one that was held
+        self._source.release(node)  # its descriptor leads to the staged symlink
         self._inodes.renumber(node, st.st_ino, self._source)
         self._inodes.rename(node, target.parent, target.name)
         self._notifications.inode(node.id, -1, 0)
 
     def _move_staged(self, source: End, target: End, *, exchange: bool) -> None:
-        """Something of the source has moved: what is held below goes along, and a name that was held gives way."""
+        """Move the staged names below a moved directory. A staged name that it replaces is discarded."""
         if self._temp_files.directories:
             if self._staged_at(target.parent, target.name) is not None:
                 self._discard(target.parent, target.name)
             self._temp_files.move(source.path, target.path, exchange=exchange)
 
     def _staged_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
-        """What is held below a directory that moves to `path`: each leaves one path and appears at another."""
+        """Yield the changes of all staged names below a moved directory: each leaves one path and appears at
+        another.
+        """
         for old, node in list(self._temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
             context = self._staged_context(node, self._source.stat(node), request, in_source=False)._replace(held=True)
@@ -429,12 +443,15 @@ class TempFileOps(MountContext):
             yield RelatedChange(request, context, Layer.STAGED)
 
     def _check_none_staged(self, path: WorkspacePath) -> None:
-        """A directory with held names in it is not empty."""
+        """Raise ENOTEMPTY if the directory has staged names."""
         if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
     def _staged_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
-        """Facts of something held that gets the name of `request`. `in_source`: the source has that name already."""
+        """Return the context of a staged file that gets the name of `request`.
+
+        `in_source`: the source has that name already.
+        """
         if node.kind is Kind.SYMLINK:
             return Context(target=os.fsdecode(self._source.readlink(node)), in_source=in_source)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)

@@ -1,7 +1,7 @@
-"""`.bonobofs` at the root of a mount: what the agent may do, what it was refused, and who it is. Read-only.
+"""The read-only directory `.bonobofs` at the root of a mount: what the agent may do, what was refused, and who it is.
 
-Reachable by name and never listed, so that `git status`, cp, tar and rsync do not see it. Each lookup that finds other
-content than the last makes a new node, so a reader sees one whole document and nothing has to be invalidated.
+It is never listed, so `git status`, cp, tar and rsync do not see it. A lookup that finds new content makes a new node,
+so a reader gets one consistent document and no page needs to be invalidated.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ NAME: Final = b".bonobofs"
 FIRST_ID: Final = 1 << 62
 DIRECTORY_ID: Final = FIRST_ID
 _MOST_KEPT: Final = 32
-"""Snapshots of all files together."""
+"""Maximum of snapshots of all files together."""
 LONGEST: Final = 1 << 20
-"""Bytes of one file."""
+"""Maximum of bytes of one file."""
 LISTED: Final = 1_000
-"""Names of each kind that `.bonobofs/scratch` lists; looking at more keeps other requests waiting."""
+"""Maximum of names of each kind in `.bonobofs/scratch`. Listing more would delay other requests."""
 ALL: Final = -1
-"""The viewer that sees everything: the session's user, root, and the user of `--user`."""
+"""The viewer that sees all entries: the session's user, root, and the user of `--user`."""
 _BY_VIEWER: Final = frozenset({b"denials.jsonl", b"scratch"})
-"""Files that show other users only what is their own."""
+"""Files in which other users see only their own entries."""
 
 
 class VirtualDir:
     """The nodes of `.bonobofs`: the directory, and snapshots of its files."""
 
     def __init__(self, files: dict[bytes, Callable[[int], bytes]], guest: int | None = None) -> None:
-        """`files` gives each file's content by name, for a viewer: ALL, or a uid. `guest` is the uid of `--user`."""
+        """`files` has a function for each name, which returns the content for a viewer (ALL or a uid).
+
+        `guest` is the uid of `--user`.
+        """
         self._see_all: Final = {0, os.geteuid(), guest}
         self._files: Final = files
         self._snapshots: dict[int, bytes] = {}
         self._lookups: dict[int, int] = {}
         self._latest: dict[tuple[bytes, int], int] = {}
-        """By name and viewer: the page cache is per node, so viewers share none."""
+        """Node ids by name and viewer. The page cache is per node, so viewers share no node."""
         self._next = FIRST_ID + 1
         self._made: Final = int(time.time())
         self._owner: Final = (os.geteuid(), os.getegid())
 
     def lookup(self, name: bytes, uid: int) -> tuple[int, bytes] | None:
-        """Node id and attributes of a file for this user, with one more reference; None where there is no such file."""
+        """Return node id and attributes of a file for this user, and add one reference. None: there is no such file."""
         make = self._files.get(name)
         if make is None:
             return None
@@ -67,7 +70,7 @@ class VirtualDir:
         return node_id, self.attr(node_id)
 
     def _drop_oldest(self) -> None:
-        """Keep at most _MOST_KEPT snapshots: readers of older ones get ESTALE."""
+        """Keep at most _MOST_KEPT snapshots. Readers of a dropped one get ESTALE."""
         if len(self._snapshots) > _MOST_KEPT:
             latest = set(self._latest.values())
             oldest = next((each for each in self._snapshots if each not in latest), next(iter(self._snapshots)))
@@ -75,7 +78,7 @@ class VirtualDir:
             self._latest = {key: node_id for key, node_id in self._latest.items() if node_id != oldest}
 
     def attr(self, node_id: int) -> bytes:
-        """`fuse_attr`. KeyError: no such node."""
+        """Return `fuse_attr` of a node. KeyError: there is none."""
         if node_id == DIRECTORY_ID:
             mode, size = stat.S_IFDIR | 0o555, 0
         else:
@@ -85,20 +88,20 @@ class VirtualDir:
         return ATTR.pack(node_id, size, blocks, *times, mode, 1, *self._owner, 0, 4096, 0)
 
     def read(self, node_id: int, offset: int, size: int) -> bytes:
-        """Part of a file. KeyError: no such node."""
+        """Return a part of a file. KeyError: there is no such node."""
         return self._snapshots[node_id][offset : offset + size]
 
     def path(self, node_id: int) -> str:
-        """The path of a node in the workspace."""
+        """Return the path of a node in the workspace."""
         name = next((name for (name, _), latest in self._latest.items() if latest == node_id), b"")
         return os.fsdecode(os.path.join(NAME, name)) if name else os.fsdecode(NAME)
 
     def names(self) -> list[bytes]:
-        """The names in `.bonobofs`."""
+        """Return the names in `.bonobofs`."""
         return list(self._files)
 
     def forget(self, node_id: int, count: int) -> None:
-        """Give back `count` references."""
+        """Drop `count` references."""
         left = self._lookups.get(node_id, 0) - count
         if left > 0:
             self._lookups[node_id] = left
@@ -109,5 +112,5 @@ class VirtualDir:
 
 
 def printable(path: str) -> str:
-    """The path on one line: backslashes and control characters as in a Python string."""
+    """Return the path in one line: backslashes and control characters are escaped as in Python."""
     return "".join(repr(each)[1:-1] if each == "\\" or each < " " or each == "\x7f" else each for each in path)

@@ -23,7 +23,10 @@ from bonobofs.policy.request import HEAD_BYTES, Operation, Request
 from bonobofs.system import syscalls
 
 _MOST_COPIED: Final = 8 << 20
-"""Bytes that one COPY_FILE_RANGE copies. The caller requests the rest, and what waited is served before."""
+"""Maximum of bytes that one COPY_FILE_RANGE copies.
+
+The caller requests the rest; waiting requests are served in between.
+"""
 
 
 class WriteOps(GrantOps):
@@ -50,7 +53,7 @@ class WriteOps(GrantOps):
             self.append_lock.begin(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._check_external(node, st)
-        # The kernel appends at the size it knows; another program may have appended meanwhile.
+        # The kernel appends at the size that it knows. Another program may have appended since.
         at = st.st_size if appends else offset
         if self.grants.files and self._changes_nothing(node, fd, at, data):
             return p.WRITE_OUT.pack(size, 0)
@@ -59,8 +62,8 @@ class WriteOps(GrantOps):
         except WrongLayerError:
             if self._copy_up(header, node) is None:
                 raise
-            return self._write(header, body)  # of the layer by now
-        # The kernel writes the pages of a mapping in no caller's name.
+            return self._write(header, body)  # the file is in the overlay now
+        # The kernel writes the dirty pages of a mapping without a caller.
         needed = _allocated(st, at, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else at, needed, batch)
         self._count_write(batch, node, written, max(st.st_size, at + written))
@@ -70,14 +73,17 @@ class WriteOps(GrantOps):
             self.append_lock.end()
         after = os.fstat(fd)
         if at != offset or after.st_size != batch.size:
-            self._notifications.inode(node.id, 0, 0)  # somebody else has appended: the kernel does not know what
+            self._notifications.inode(node.id, 0, 0)  # another program has appended: the kernel does not know its bytes
         node.fingerprint = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
     def _write_bytes(
         self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, batch: WriteBatch
     ) -> int:
-        """Write at an offset, or at the end where that is -1, which allocates `needed` bytes; bytes written."""
+        """Write at the offset `at`, or append if it is -1. Return the number of bytes written.
+
+        `needed` is how many bytes the write allocates.
+        """
         try:
             self._check_free_space(header, node, batch.request, needed)
             return node.store.append(fd, data, batch.permit) if at < 0 else node.store.write(fd, data, at, batch.permit)
@@ -96,7 +102,10 @@ class WriteOps(GrantOps):
     def _batch_for(
         self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
     ) -> WriteBatch:
-        """The run of writes that this write belongs to; a new one, judged, where the old verdict does not reach."""
+        """Return the batch that this write extends.
+
+        A new batch is authorized if the permit of the last one does not cover it.
+        """
         batch = node.batch
         if (
             batch is not None
@@ -104,7 +113,8 @@ class WriteOps(GrantOps):
             and st.st_size <= batch.limit
             and at + len(data) <= batch.limit
             and st.st_nlink == 1
-            # A write sets both times to one value; a link, a removal or a rename by somebody else sets only this one.
+            # A write sets both times to one value. A link, removal or rename by another process sets only the change
+            # time.
             and st.st_ctime_ns == st.st_mtime_ns
             and (at >= HEAD_BYTES or not batch.permit.judges_content)
         ):
@@ -113,7 +123,8 @@ class WriteOps(GrantOps):
             return self._authorize_batch(header, node, fd, at, data)
         except OSError:
             if write_flags & p.WRITE_CACHE:
-                self._notifications.inode(node.id, 0, 0)  # readers of the mount still see the refused page of a mapping
+                # programs that read the file still see the refused page of the mapping
+                self._notifications.inode(node.id, 0, 0)
             raise
 
     def _authorize_batch(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> WriteBatch:
@@ -141,7 +152,9 @@ class WriteOps(GrantOps):
         return self._limit_batch(node.batch, node, context.size)
 
     def _fail_removed(self, node: Node) -> NoReturn:
-        """The file was removed or replaced behind the mount while the kernel believed its name."""
+        """Fail with ESTALE: the file was removed or replaced behind the mount, and the kernel still has its name
+        cached.
+        """
         node.store.on_stale(node)
         self._inodes.cut_off(node)
         raise stale()
@@ -154,7 +167,7 @@ class WriteOps(GrantOps):
         node.store.confirm_name(node)
         st = os.fstat(fd)
         self._check_external(node, st)
-        # What is kept beyond the end counts too: it takes the space of a larger file.
+        # Blocks kept beyond the end count too: they take the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         request = Request(Operation.ALLOCATE, self._inodes.path(node))
         context = self._layer_context(node)._replace(size=after, size_before=st.st_size)
@@ -166,7 +179,8 @@ class WriteOps(GrantOps):
         if node.layer is Layer.SCRATCH:
             self._check_quota(header, request, node.ino, after)
             if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._overlay.sizes.is_limited(request.path):
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # room that its size does not tell of
+                # the size would not show the blocks that this allocates
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         admission = self._enforcer.authorize(
             request, context, caller=self._caller(header), size=length, layer=node.layer
         )
@@ -202,7 +216,8 @@ class WriteOps(GrantOps):
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
         target = self._node_to_change(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))  # nothing below to copy from: the caller reads it
+            # no file to copy from: the caller copies by reads and writes
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         source = self._node(header.node_id)
         target_fd = target.store.file(target, R | W if source is target else W)
         source_fd = target_fd if source is target else source.store.file(source, R)
@@ -256,7 +271,7 @@ def _allocated(st: os.stat_result, offset: int, length: int) -> int:
 
 
 def _overlaid(head: bytes, offset: int, data: memoryview | bytes) -> bytes:
-    """The first HEAD_BYTES of a file after `data` is written at `offset` (below HEAD_BYTES)."""
+    """Return the first HEAD_BYTES of a file after `data` is written at `offset` (below HEAD_BYTES)."""
     after = bytearray(head.ljust(offset, b"\0"))
     after[offset : offset + len(data)] = bytes(data[:HEAD_BYTES])
     return bytes(after[:HEAD_BYTES])
