@@ -40,10 +40,11 @@ INODE: Final = "inode"
 TOUCHES: Final = "touches"
 """Key in the details of an intent: further paths that the change touches; one that ends in `/` is all below it."""
 
-_LONG: Final = 1 << 15
+_LONG: Final = 1 << 16
+"""Characters of a line whose texts stay whole. A path of LONGEST_TEXT characters may take six times as many."""
 _LONGEST_BODY: Final = 8 << 20
 LONGEST_TEXT: Final = 8192
-"""Characters that a line longer than 32 KiB has of each text."""
+"""Characters that a line longer than 64 KiB has of each text."""
 
 Line = bytes
 """A line as it lies on the disk. `AuditEntry` has a field named `bytes`, so the type needs another name there."""
@@ -172,6 +173,16 @@ def body_of(entry: AuditEntry) -> str:
         f',"bytes":{int(entry.bytes)}'
         ',"seq":'
     )
+
+
+def with_path(before: str, path: str, after: str) -> str:
+    """Return `before`, the path in quotes, and `after`. A path is cut that makes the line too long by itself.
+
+    The result is that of `within_bounds`, which first writes and reads the whole: 2 ms for a path of 150 KB.
+    """
+    if len(path) > _LONG and len(before) + len(after) <= LONGEST_TEXT:
+        path = shortened(path, 0, LONGEST_TEXT)
+    return f"{before}{encode_basestring_ascii(path)}{after}"
 
 
 def within_bounds(body: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, within_bounds
+from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
 from bonobofs.audit.trail_file import sync_directory
 from bonobofs.errors import TrailError
 from bonobofs.policy.decision import Denied
@@ -150,10 +150,8 @@ class Trail:
         if details:
             more = object_of(details)
             asked = more if asked == "{}" else f"{asked[:-1]},{more[1:]}"
-        body = (
-            f'{clock}{micros - second * 1000000:06d}{begin}{asked}{self._intent}{quoted(tool)},"path":{quoted(path)}'
-            f'{end}{bytes},"seq":'
-        )
+        before = f'{clock}{micros - second * 1000000:06d}{begin}{asked}{self._intent}{quoted(tool)},"path":'
+        body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
             return self._write((body,))
 
@@ -185,10 +183,8 @@ class Trail:
         ended = (
             f',"result":"error","reason":{quoted(reason or reason_of(error))}{self._failed}' if error else self._done
         )
-        body = (
-            f'{clock}{micros - second * 1000000:06d}{begin}{{"intent":{seq}{more}{ended}{quoted(path)}'
-            f'{end}{bytes},"seq":'
-        )
+        before = f'{clock}{micros - second * 1000000:06d}{begin}{{"intent":{seq}{more}{ended}'
+        body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
             self._queue(body)
 

@@ -35,6 +35,8 @@ from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Req
 
 QUIET: Final = 1.0
 """Seconds after which a run of writes, or of equal denials, is settled."""
+SETTLING: Final = 0.01
+"""Seconds that `settle_quiet` takes at most for runs: requests wait meanwhile."""
 SHOWN_DENIALS: Final = 100
 """How many of the last refusals `denials.jsonl` shows."""
 
@@ -566,16 +568,24 @@ class Enforcer:
         with suppress(TrailError):
             self.trail.flush()
 
-    def settle_quiet(self, now: float) -> None:
-        """Settle the runs, scratch counters and repeated denials that have been quiet for a second."""
+    def settle_quiet(self, now: float) -> bool:
+        """Settle the runs, scratch counters and repeated denials that have been quiet for a second.
+
+        True: it has taken SETTLING, and some are left for the next call.
+        """
+        until = monotonic() + SETTLING
         for key in [key for key, run in self._runs.items() if now - run.last >= QUIET]:
+            if monotonic() >= until:
+                return True
             self.settle(key)
+            self.enter_outcomes()
         for counter in self._counters.due(now):
             self._settle_counter(counter)
         self.enter_outcomes()
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._settle_repeat(mark)
         self._refusal_limit.settle(now)
+        return False
 
     def settle_all(self) -> None:
         """Settle all runs, scratch counters and repeated denials, and write what waits. TrailError when it cannot."""

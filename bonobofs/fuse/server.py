@@ -292,7 +292,8 @@ class Server:
             return None
         try:
             if self._more and now < self._tidied + TIDY:
-                self._more = self._hearing.tidy()
+                self._more = self._settle_quiet(now)
+                self._more |= self._hearing.tidy()
                 return _SOON
             self._tidied = now
             self._tidy_up(now)
@@ -301,15 +302,19 @@ class Server:
         self._diagnostics.count()
         return _SOON if self._more else TIDY
 
-    def _tidy_up(self, now: float) -> None:
+    def _settle_quiet(self, now: float) -> bool:
+        """Settle what is quiet, or all where SIGUSR1 requested it. True: more of it is left."""
         try:
-            if self._settle_asked:
-                self._settle()
-            else:
-                self._enforcer.settle_quiet(now)
+            if not self._settle_asked:
+                return self._enforcer.settle_quiet(now)
+            self._settle()
         except TrailError as error:
             self._trail_fails = True
             self._diagnostics.say(str(error))
+        return False
+
+    def _tidy_up(self, now: float) -> None:
+        self._more = self._settle_quiet(now)
         if self._trail_fails:
             self._trail_fails = False
             self._enforcer.end_runs()
@@ -319,7 +324,7 @@ class Server:
             self._hearing.reload()
         self._beside.tidy(now)
         self._hearing.trust_caches(self._transport.blocked_notices)
-        self._more = self._hearing.tidy()
+        self._more |= self._hearing.tidy()
         self._operations.quiet()
 
     def _settle(self) -> None:
