@@ -69,7 +69,7 @@ def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     yield
     base = tmp_path_factory.getbasetemp().resolve()
     commands.close()
-    left = [str(mount.mountpoint) for mount in mounts.ours() if base in mount.mountpoint.parents]
+    left = [str(mount.mountpoint) for mount in mounts.bonobofs_mounts() if base in mount.mountpoint.parents]
     assert not left, f"mounts were left: {left}"
 
 
@@ -113,7 +113,7 @@ def ordinary_user() -> Iterator[OrdinaryUser]:
     with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
         directory = Path(name)
         yield OrdinaryUser(directory)
-        left = [mount.mountpoint for mount in mounts.ours() if directory in mount.mountpoint.parents]
+        left = [mount.mountpoint for mount in mounts.bonobofs_mounts() if directory in mount.mountpoint.parents]
         for mountpoint in left:
             mounts.detach(mountpoint, lazy=True)
         assert not left, f"mounts were left: {left}"
@@ -148,7 +148,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
         if mountpoint is None:
             mountpoint = tmp_path / f"mount-{number}"
             mountpoint.mkdir()
-        order = session.Order(
+        order = session.MountRequest(
             source,
             mountpoint,
             agent=agent,

@@ -94,19 +94,19 @@ def test_after_an_unclean_boot_the_differences_are_entered(mounted: Mounted) -> 
     (world.source / "known.md").write_text("otherwise than recorded")
     (world.source / "secret" / "key").write_text("new")
 
-    order = session.Order(world.source, world.path, agent="alice", policy=Path(world.session.policy.origin))
+    order = session.MountRequest(world.source, world.path, agent="alice", policy=Path(world.session.policy.origin))
     again = session.start(world.home, order)
     assert any("The machine went down" in note for note in again.notes)
     entries = list(read(world.home / "trails" / f"{again.session.session}.jsonl"))
     entered = {entry.path for entry in entries if (entry.kind, entry.operation) == ("event", "out_of_band")}
     assert entered == {"known.md", "secret", "secret/key"}
     assert "secret/key" in {entry.path for entry in entries if entry.kind == "alert"}
-    session.stop(world.home, world.path)
+    session.unmount(world.home, world.path)
 
     # By then it is accounted for.
     third = session.start(world.home, order)
     assert not any("went down" in note for note in third.notes)
-    session.stop(world.home, world.path)
+    session.unmount(world.home, world.path)
 
 
 def test_after_a_crash_within_one_boot_nothing_is_compared(mounted: Mounted) -> None:

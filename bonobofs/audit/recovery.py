@@ -23,7 +23,7 @@ from bonobofs.audit.verify import read_head
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
-from bonobofs.system.paths import directory_below
+from bonobofs.system.paths import open_directory_beneath
 
 OUT_OF_BAND: Final = "out_of_band"
 
@@ -287,7 +287,7 @@ class _Comparison:
         while waiting:
             path, node = waiting.pop()
             try:
-                descriptor = directory_below(self._source, path)
+                descriptor = open_directory_beneath(self._source, path)
             except OSError:
                 # Gone or closed to us since it was listed; its own times were judged already.
                 continue

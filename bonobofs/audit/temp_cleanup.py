@@ -21,7 +21,7 @@ from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
 from bonobofs.state.home import trail_path
 from bonobofs.state.sessions import read_all
-from bonobofs.system.paths import directory_below
+from bonobofs.system.paths import open_directory_beneath
 from bonobofs.system.processes import is_alive
 
 REMOVE_STRAY: Final = "remove_temporary"
@@ -82,7 +82,7 @@ def remove(root: int, trail: Trail, strays: Iterable[Stray]) -> None:
     for stray in strays:
         above, _, name = stray.path.rpartition("/")
         with suppress(OSError):
-            directory = directory_below(root, above)
+            directory = open_directory_beneath(root, above)
             try:
                 if _is_meant(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(root), stray):
                     details = {"session": stray.session, "intent": stray.intent}

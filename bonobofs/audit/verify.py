@@ -29,7 +29,7 @@ from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.trail_file import open_trail
 from bonobofs.audit.writer import CLOSE, HEAD_SIZE
 from bonobofs.errors import TrailError
-from bonobofs.system.paths import directory_below
+from bonobofs.system.paths import open_directory_beneath
 
 OPEN_INTENTS: Final = 100_000
 """How many intents without outcome are kept in mind; beyond that the oldest are counted only."""
@@ -218,7 +218,7 @@ def look_below(source: Path) -> Look:
         above, _, name = path.rpartition("/")
         held = -1
         try:
-            held = directory_below(source, above)
+            held = open_directory_beneath(source, above)
             status = os.stat(name, dir_fd=held, follow_symlinks=False) if name else os.fstat(held)
             return _described(status)
         except (FileNotFoundError, NotADirectoryError):

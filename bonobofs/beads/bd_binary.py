@@ -42,7 +42,7 @@ def search_path(home: Path, beads: Path) -> str:
 
 def _of_agents(home: Path, beads: Path) -> list[str]:
     """Our shims and worktrees, this workspace, and what is mounted."""
-    return [str(home), str(beads.parent), *(str(mount.mountpoint) for mount in mounts.ours())]
+    return [str(home), str(beads.parent), *(str(mount.mountpoint) for mount in mounts.bonobofs_mounts())]
 
 
 def _is_below(path: str, tops: list[str]) -> bool:

@@ -69,7 +69,7 @@ def backup() -> None:
     from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
 
     with Database(session.home()) as database:
-        say(str(backups.back_up(database)))
+        say(str(backups.create_backup(database)))
 
 
 if TYPE_CHECKING:

@@ -62,10 +62,10 @@ def tail(
       bonobofs audit tail -f --alerts
     """
     home = session.home()
-    session.settle(home)
+    session.close_ended(home)
     trails = home / "trails"
     follower = reader.Follower(trails) if follow else None
-    wanted = _Wanted(denied=denied, alerts=alerts, outcomes=json)
+    wanted = _TailFilter(denied=denied, alerts=alerts, outcomes=json)
     _print(_last(trails, lines, wanted), json=json)
     while follower is not None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -107,12 +107,12 @@ def query(
       bonobofs audit query --result denied --count rule
     """
     home = session.home()
-    asked = _asked(home, agent, of_session, path, since, until)
+    asked = _query(home, agent, of_session, path, since, until)
     wanted = dataclasses.replace(asked, operation=operation, rule=rule, result=result)
     with _index(home) as (index, progress):
         _check_filters(home, index, wanted)
         if count is not None:
-            _tell_counts(index.count(wanted, count), count, json=json)
+            _print_counts(index.count(wanted, count), count, json=json)
         elif json:
             document([_plain(change) for change in index.changes(wanted)])
         else:
@@ -141,7 +141,7 @@ def report(
       bonobofs audit report --session 3d1fbd0c-54b4-4c5e-9a38-0f4c9b1d7a52 --json
     """
     home = session.home()
-    wanted = _asked(home, agent, of_session, path, since, until)
+    wanted = _query(home, agent, of_session, path, since, until)
     found = reports.Report(session.about_sessions(home))
     with _index(home) as (index, progress):
         _check_filters(home, index, wanted)
@@ -173,7 +173,7 @@ def index_(
         else:
             with session.open_index(home) as index:
                 progress = index.catch_up()
-    _tell_trouble(progress)
+    _print_trouble(progress)
     say(f"{progress.entries} entries were read")
     return 1 if progress.unread else 0
 
@@ -199,7 +199,7 @@ def verify_(
       bonobofs audit verify --witness
     """
     home = session.home()
-    session.settle(home)
+    session.close_ended(home)
     known = {one.session.session: one for one in session.statuses(home, ended=True)}
     reports = list(
         verify(
@@ -216,12 +216,12 @@ def verify_(
     testimony = session.ask_witnesses(home) if witness else None
     if testimony is not None:
         _add(testimony.findings, reports)
-        _tell_testimony(testimony)
+        _print_witnesses(testimony)
     if json:
         document([_report(report) for report in reports])
     else:
         for report in reports:
-            _tell(report)
+            _print_entry(report)
         found = sum(len(report.findings) for report in reports)
         entries = sum(report.entries for report in reports)
         say(f"{len(reports)} trails, {entries} entries: {f'{found} findings' if found else 'as they were written'}")
@@ -275,7 +275,7 @@ def export(
       bonobofs audit export --format csv > changes.csv
     """
     home = session.home()
-    session.settle(home)
+    session.close_ended(home)
     entries = reader.merged(reader.trails_in(home / "trails"))
     if form is Format.JSONL:
         reader.export_jsonl(entries, sys.stdout)
@@ -303,7 +303,7 @@ def _check_filters(home: Path, index: Index, wanted: Wanted) -> None:
         raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
 
 
-def _asked(
+def _query(
     home: Path, agent: str | None, of_session: str | None, path: str | None, since: str | None, until: str | None
 ) -> Wanted:
     now = datetime.now(UTC)
@@ -320,22 +320,22 @@ def _asked(
 @contextlib.contextmanager
 def _index(home: Path) -> Iterator[tuple[Index, Progress]]:
     """The index, with all that has been recorded until now, as far as it can be read."""
-    session.settle(home)
+    session.close_ended(home)
     with session.open_index(home) as index:
         with waiting("reading the record"):
             progress = index.catch_up()
-        _tell_trouble(progress)
+        _print_trouble(progress)
         yield index, progress
 
 
-def _tell_trouble(progress: Progress) -> None:
+def _print_trouble(progress: Progress) -> None:
     for problem in progress.unread:
         note(problem)
     for name in progress.redone:
         note(f"the trail of session {name} is not the one that was read before; look: bonobofs audit verify")
 
 
-def _tell_counts(counts: list[Count], by: By, *, json: bool) -> None:
+def _print_counts(counts: list[Count], by: By, *, json: bool) -> None:
     if json:
         named = [{by.value: one.value, "changes": one.changes, "times": one.times} for one in counts]
         if by is By.AGENT:
@@ -346,7 +346,7 @@ def _tell_counts(counts: list[Count], by: By, *, json: bool) -> None:
         say(f"{one.times:9}  {f'{one.label}  {one.value}' if one.label else one.value or '-'}")
 
 
-def _tell_testimony(testimony: session.Testimony) -> None:
+def _print_witnesses(testimony: session.WitnessReport) -> None:
     for name in testimony.unknown:
         note(f"the witness knows nothing of session {name}: its record was not carried yet, or its letters are gone")
     if not testimony.letters:
@@ -363,7 +363,7 @@ def _add(findings: list[Finding], reports: list[Report]) -> None:
         known[finding.session].findings.append(finding)
 
 
-def _tell(report: Report) -> None:
+def _print_entry(report: Report) -> None:
     for finding in report.findings:
         note(f"{report.session}: {finding.message}")
     if report.status is Status.CRASHED:
@@ -388,13 +388,13 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _last(trails: Path, lines: int, wanted: _Wanted) -> list[AuditEntry]:
+def _last(trails: Path, lines: int, wanted: _TailFilter) -> list[AuditEntry]:
     """Give the last `lines` entries that are wanted, oldest first."""
     found = itertools.chain.from_iterable(_last_of(trail, lines, wanted) for trail in reader.trails_in(trails))
     return sorted(found, key=lambda entry: entry.timestamp)[-lines:] if lines else []
 
 
-def _last_of(trail: Path, lines: int, wanted: _Wanted) -> Iterable[AuditEntry]:
+def _last_of(trail: Path, lines: int, wanted: _TailFilter) -> Iterable[AuditEntry]:
     reach = 2 * lines
     entries = reader.last(trail, reach)
     found = deque(wanted.of(entries), maxlen=lines)
@@ -402,7 +402,7 @@ def _last_of(trail: Path, lines: int, wanted: _Wanted) -> Iterable[AuditEntry]:
     return found if len(found) == lines or len(entries) < reach else deque(wanted.of(reader.read(trail)), maxlen=lines)
 
 
-class _Wanted(NamedTuple):
+class _TailFilter(NamedTuple):
     """Which entries `tail` shows. A person is not told twice of a change that ended as it was meant to."""
 
     denied: bool

@@ -43,7 +43,7 @@ AssigneeOption = Annotated[
 ]
 
 
-class _Whose(NamedTuple):
+class _ActingAs(NamedTuple):
     agent: str | None
     role: str | None
     policy: Path | None
@@ -54,13 +54,13 @@ class _Gate(Protocol):
 
 
 @contextmanager
-def _gate(whose: _Whose) -> Iterator[_Gate]:
+def _gate(whose: _ActingAs) -> Iterator[_Gate]:
     """The gate of the mount that this is run in, or one of a session of its own."""
     here = Path.cwd()
-    called = session.callable_around(session.home(), here)
+    called = session.callable_session(session.home(), here)
     if called is not None:
         directory = called.directory
-        if whose != _Whose(None, None, None):
+        if whose != _ActingAs(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
         yield lambda step: _called(directory, step)
         return
@@ -147,7 +147,7 @@ def create(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(_Whose(agent, role, policy)) as gate:
+    with _gate(_ActingAs(agent, role, policy)) as gate:
         _tell(gate(Step("create", "", fields)), json)
 
 
@@ -192,7 +192,7 @@ def update(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(_Whose(agent, role, policy)) as gate:
+    with _gate(_ActingAs(agent, role, policy)) as gate:
         _tell(gate(Step("update", issue, changes)), json)
 
 
@@ -211,7 +211,7 @@ def close(
     Example:
       bonobofs beads close gt-17 --reason 'merged' --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
+    with _gate(_ActingAs(agent, role, policy)) as gate:
         _tell(gate(Step("close", issue, _given(reason=reason))), json)
 
 
@@ -234,7 +234,7 @@ def add(
       bonobofs beads dep add gt-18 gt-17 --agent alice
       bonobofs beads dep add gt-18 gt-3 --type parent --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
+    with _gate(_ActingAs(agent, role, policy)) as gate:
         _tell(gate(Step("tie", blocked, {"other": blocker, "type": kind})), json)
 
 
@@ -253,5 +253,5 @@ def remove(
     Example:
       bonobofs beads dep remove gt-18 gt-17 --agent alice
     """
-    with _gate(_Whose(agent, role, policy)) as gate:
+    with _gate(_ActingAs(agent, role, policy)) as gate:
         _tell(gate(Step("untie", blocked, {"other": blocker})), json)

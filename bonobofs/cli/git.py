@@ -41,7 +41,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 MessageOption = Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="What was done, and for what.")]
 
 
-class _Identity(NamedTuple):
+class _ActingAs(NamedTuple):
     agent: str | None
     role: str | None
     policy: Path | None
@@ -77,11 +77,11 @@ class _SessionGit(NamedTuple):
 
 
 @contextmanager
-def _acting(identity: _Identity, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
+def _acting(identity: _ActingAs, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
     """The git of the mount that this is run in, or the GitGuard of a session of its own."""
-    around = session.callable_around(session.home(), Path.cwd())
+    around = session.callable_session(session.home(), Path.cwd())
     if around is not None:
-        if identity != _Identity(None, None, None):
+        if identity != _ActingAs(None, None, None):
             raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
         yield _SessionGit(around.directory / "bin/git", issue or around.issue)
         return
@@ -123,7 +123,7 @@ def branch(
     Example:
       bonobofs git branch aidlc/gt-17 --agent alice
     """
-    with _acting(_Identity(agent, role, policy)) as git:
+    with _acting(_ActingAs(agent, role, policy)) as git:
         if isinstance(git, _SessionGit):
             git.demand("branch", name, base)
         else:
@@ -144,7 +144,7 @@ def checkout(
     Example:
       bonobofs git checkout aidlc/gt-17 --agent alice
     """
-    with _acting(_Identity(agent, role, policy)) as git:
+    with _acting(_ActingAs(agent, role, policy)) as git:
         if isinstance(git, _SessionGit):
             git.check_clean()
             git.demand("checkout", name, "--")
@@ -170,7 +170,7 @@ def commit(
     Example:
       bonobofs git commit -m 'Add the plan' --issue gt-17 aidlc-docs/plan.md --agent alice
     """
-    with _acting(_Identity(agent, role, policy), issue) as git:
+    with _acting(_ActingAs(agent, role, policy), issue) as git:
         if isinstance(git, _SessionGit):
             named = ["--", *map(str, files)] if files else []
             if files:
@@ -215,7 +215,7 @@ def merge(
     Example:
       bonobofs git merge aidlc/gt-17 aidlc/release --agent alice
     """
-    with _acting(_Identity(agent, role, policy), issue) as git:
+    with _acting(_ActingAs(agent, role, policy), issue) as git:
         if isinstance(git, _SessionGit):
             _merge_in_mount(git, source, target, strategy)
             return

@@ -17,7 +17,7 @@ from bonobofs.ipc.client import call
 from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.policy.lease_limits import seconds_of
 from bonobofs.session import lease_service
-from bonobofs.session.lease_service import Terms, Whose, as_document
+from bonobofs.session.lease_service import HolderOption, LeaseTerms, as_document
 from bonobofs.system import mounts
 
 app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
@@ -60,7 +60,7 @@ def acquire(
     """
     if all_workspaces and workspace is not None:
         raise UsageError("--workspace and --all-workspaces are mutually exclusive")
-    whose, seconds = Whose(agent, chain), _seconds(duration)
+    whose, seconds = HolderOption(agent, chain), _seconds(duration)
     with waiting("waiting for the live sessions"):
         lease = _by_the_session(
             whose,
@@ -75,7 +75,7 @@ def acquire(
                 session.home(),
                 whose,
                 patterns,
-                Terms(shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)),
+                LeaseTerms(shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)),
             )
         )
     say(f"{lease['id']} until {_moment(lease['until'])}")
@@ -91,7 +91,7 @@ def extend(
     Example:
       bonobofs lease extend --chain CHAIN-001 --for 24h
     """
-    whose, seconds = Whose(agent, chain), _seconds(duration)
+    whose, seconds = HolderOption(agent, chain), _seconds(duration)
     longer = _by_the_session(whose, "extend", lease=lease, seconds=seconds) or as_document(
         lease_service.extend(session.home(), whose, lease, seconds)
     )
@@ -107,7 +107,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
       bonobofs lease release --chain CHAIN-001
       bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, whoever holds it
     """
-    whose = Whose(agent, chain)
+    whose = HolderOption(agent, chain)
     with waiting("waiting for the live sessions"):
         gone = _by_the_session(whose, "release", lease=lease) or as_document(
             lease_service.release(session.home(), whose, lease)
@@ -152,7 +152,7 @@ def import_(
     Example:
       bonobofs lease import .choragen/locks.json
     """
-    if session.callable_around(session.home(), Path.cwd()) is not None:
+    if session.callable_session(session.home(), Path.cwd()) is not None:
         raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
     locks, lost = read_locks(text_of(file), datetime.now(UTC))
     made, refused = lease_service.import_locks(
@@ -185,17 +185,17 @@ def _moment(when: str) -> str:
     return datetime.fromisoformat(when).isoformat(timespec="seconds")
 
 
-def _by_the_session(whose: Whose, what: str, **arguments: Any) -> dict[str, Any] | None:
+def _by_the_session(whose: HolderOption, what: str, **arguments: Any) -> dict[str, Any] | None:
     """What the session says in whose mount this is run; None where it is run elsewhere.
 
     A person who stands in a mount works as its agent there, as every other program does. The session refuses a holder
     that is another agent or chain.
     """
     here = Path.cwd()
-    called = session.callable_around(session.home(), here)
+    called = session.callable_session(session.home(), here)
     if called is None:
-        around = mounts.over(here)
-        if around is not None and whose == Whose():
+        around = mounts.mount_around(here)
+        if around is not None and whose == HolderOption():
             raise UsageError(
                 f"the session of {around.mountpoint} does not let this user call it, so a lease from here would not "
                 "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"

@@ -84,7 +84,7 @@ def mount(
       bonobofs mount /srv/app /srv/app --foreground       guard a directory in its own place, from a service
     """
     home = session.home()
-    order = session.Order(
+    order = session.MountRequest(
         source=Path(os.path.abspath(source)),
         mountpoint=Path(os.path.abspath(mountpoint)),
         agent=agent,
@@ -128,7 +128,7 @@ def umount(
     path = Path(os.path.abspath(mountpoint))
     os.chdir("/")
     with waiting(f"settling the record of {path}"):
-        ended = session.stop(home, path)
+        ended = session.unmount(home, path)
     if ended.live:
         say(f"{path}: unmounted")
     if ended.dead:
@@ -149,7 +149,7 @@ def umount(
         note("the record has no closing entry; look at it: bonobofs audit verify")
 
 
-def _print_mounted(mounted: session.Mounted) -> None:
+def _print_mounted(mounted: session.MountedSession) -> None:
     made = mounted.session
     say(f"{made.source} on {made.mountpoint} for {made.agent}, role {made.role}")
     say(f"policy {made.policy.origin} ({mounted.why}), transport {made.transport}, session {made.session}")

@@ -197,7 +197,7 @@ def why(
     home = session.home()
     if role is not None:
         check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
-    answer = session.ask(home, path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
+    answer = session.explain(home, path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
     if json:
         document(answer)
     else:

@@ -50,7 +50,7 @@ def check_agent(home: Path, agent: str | None, *, new: bool | None = None) -> No
         raise UsageError(f"no agent is named {agent}{known}{end} to register it: {remedy}")
 
 
-def check_role(role: str | None, policy: session.ChosenPolicy | session.InForce) -> None:
+def check_role(role: str | None, policy: session.ChosenPolicy | session.PolicyInForce) -> None:
     """Refuse a role that the policy does not define. UsageError."""
     roles = policy.compiled.roles
     if role is not None and role not in roles:

@@ -51,7 +51,7 @@ def add(
       bonobofs worktree add --issue gt-18 --agent bob --role lead --depends-on gt-17
     """
     home = session.home()
-    wanted = worktrees.Wanted(
+    wanted = worktrees.WorktreeRequest(
         Path(os.path.abspath(repository)),
         issue,
         agent,
@@ -81,7 +81,7 @@ def listed(
     Example:
       bonobofs worktree list
     """
-    found = worktrees.standings(session.home())
+    found = worktrees.statuses(session.home())
     if json:
         document([{**dataclasses.asdict(one.worktree), "work": str(one.work), "mounted": one.mounted} for one in found])
         return

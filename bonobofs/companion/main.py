@@ -193,7 +193,7 @@ def _stand_apart(config: dict[str, Any]) -> _Standing:
 def _drop_copies() -> None:
     """Detach the copies that the new namespace has of other mounts: each would keep its server from ending."""
     if os.geteuid() == 0:  # the kernel locks them in the namespace of an ordinary user
-        for mount in mounts.ours():
+        for mount in mounts.bonobofs_mounts():
             with suppress(OSError, MountError):
                 mounts.detach(mount.mountpoint, lazy=True)
 

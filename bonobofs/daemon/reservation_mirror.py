@@ -136,7 +136,7 @@ class _Place:
         try:
             conflict = leases.mirror(
                 database,
-                leases.Wanted(
+                leases.LeaseRequest(
                     leases.holder_of_mail(database, reservation.agent, self._source),
                     covered(reservation.pattern, self._settings.address.project, Path(self._source)),
                     shared=not reservation.exclusive,

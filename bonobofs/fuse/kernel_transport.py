@@ -101,14 +101,14 @@ def mount(
     try:
         if expected is not None and mounts.identity(place) != tuple(expected):
             raise MountError(f"the mountpoint {mountpoint} was replaced while it was checked; mount again")
-        before = mounts.ours()
+        before = mounts.bonobofs_mounts()
         if os.geteuid() == 0:
             fd = _mount_as_root(source, place, mountpoint, root, allow_other=allow_other, devices=devices)
         else:
             fd = _mount_as_user(source, mountpoint, allow_other=allow_other)
     finally:
         os.close(place)
-    landed = mounts.ours()
+    landed = mounts.bonobofs_mounts()
     for one in before:
         with suppress(ValueError):
             landed.remove(one)

@@ -155,7 +155,7 @@ class Server:
     def _layer(self, inodes: InodeTable, limit: int) -> tuple[TempFiles, Overlay]:
         """What will be held, and the scratch layer. `limit` is how many descriptors may be open."""
         directory, cookies = Path(self._config["session_dir"]), count(FIRST_COOKIE + 1)
-        path = layers.make(directory, keep=self._config.get("keep_scratch", False))
+        path = layers.create(directory, keep=self._config.get("keep_scratch", False))
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         store = LayerStore(top, inodes, cache=min(limit // 8, _MOST_CACHED), pins=limit // 16, layer=Layer.SCRATCH)
         scratch = Overlay(store, inodes, OverlayUsage(lambda: self._enforcer.policy), cookies)
@@ -232,7 +232,7 @@ class Server:
             self._transport.close()
             self._hear_the_last()
             self._end_trail()
-            layers.end(Path(self._config["session_dir"]))
+            layers.remove(Path(self._config["session_dir"]))
         return InterruptedWaitError.exit_code if self._ended_by == signal.SIGINT else 0
 
     def _install_signals(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bonobofs.git.branch_rules import Rules
 from bonobofs.git.repository import Repository
-from bonobofs.system.paths import directory_below
+from bonobofs.system.paths import open_directory_beneath
 
 KEPT: Final = 1
 """As of `fuse.grants`, which the modules of this package do not import."""
@@ -68,7 +68,7 @@ class Stage:
         """Fingerprint, mode and blob id of what the source has at a path; None, 0 and "" for no file. OSError."""
         above, _, name = path.rpartition("/")
         try:
-            directory = directory_below(self._root, above)
+            directory = open_directory_beneath(self._root, above)
         except (FileNotFoundError, NotADirectoryError):
             return None, 0, ""
         try:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from bonobofs.git.kept_repository import all_kept
     from bonobofs.session.agent_shell import enter_shell
-    from bonobofs.session.explanation import InForce, ask, in_force
-    from bonobofs.session.mail_settings import Testimony, ask_witnesses
-    from bonobofs.session.mount_setup import Mounted, Order, prepare_foreground, start
+    from bonobofs.session.explanation import PolicyInForce, explain, in_force
+    from bonobofs.session.mail_settings import WitnessReport, ask_witnesses
+    from bonobofs.session.mount_setup import MountedSession, MountRequest, prepare_foreground, start
     from bonobofs.session.python_session import OpenSession, open_session
     from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of
     from bonobofs.session.retention import (
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         SERVED,
         State,
         Status,
-        around,
-        callable_around,
-        mounted_around,
-        settle,
+        callable_session,
+        close_ended,
+        mount_around,
+        session_around,
         statuses,
         unreadable,
     )
-    from bonobofs.session.unmount import Ended, stop
+    from bonobofs.session.unmount import Unmounted, unmount
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
@@ -46,40 +46,40 @@ __all__ = [
     "SERVED",
     "WATCHING",
     "ChosenPolicy",
-    "Ended",
-    "InForce",
-    "Mounted",
+    "MountRequest",
+    "MountedSession",
     "OpenSession",
-    "Order",
+    "PolicyInForce",
     "Pruning",
     "Session",
     "State",
     "Status",
-    "Testimony",
+    "Unmounted",
+    "WitnessReport",
     "about_sessions",
     "agents_of",
     "all_kept",
-    "around",
-    "ask",
     "ask_witnesses",
-    "callable_around",
+    "callable_session",
     "choose_policy",
+    "close_ended",
     "enter_shell",
+    "explain",
     "home",
     "identity_of",
     "in_force",
     "live_at",
-    "mounted_around",
+    "mount_around",
     "open_index",
     "open_session",
     "prepare_foreground",
     "prune",
     "rebuild_index",
     "rules_of_sessions",
-    "settle",
+    "session_around",
     "start",
     "statuses",
-    "stop",
+    "unmount",
     "unreadable",
     "verify_record",
 ]
@@ -87,18 +87,18 @@ __all__ = [
 _PARTS: Final = {
     "bonobofs.git.kept_repository": "all_kept",
     "bonobofs.session.agent_shell": "enter_shell",
-    "bonobofs.session.explanation": "InForce ask in_force",
-    "bonobofs.session.mail_settings": "Testimony ask_witnesses",
-    "bonobofs.session.mount_setup": "Mounted Order prepare_foreground start",
+    "bonobofs.session.explanation": "PolicyInForce explain in_force",
+    "bonobofs.session.mail_settings": "WitnessReport ask_witnesses",
+    "bonobofs.session.mount_setup": "MountedSession MountRequest prepare_foreground start",
     "bonobofs.session.python_session": "OpenSession open_session",
     "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of",
     "bonobofs.session.retention": (
         "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
     ),
     "bonobofs.session.session_list": (
-        "SERVED State Status around callable_around mounted_around settle statuses unreadable"
+        "SERVED State Status session_around callable_session mount_around close_ended statuses unreadable"
     ),
-    "bonobofs.session.unmount": "Ended stop",
+    "bonobofs.session.unmount": "Unmounted unmount",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }

@@ -16,7 +16,7 @@ from bonobofs.errors import MountError
 from bonobofs.git.command_line import READING
 from bonobofs.ipc.client import SOCKET_VARIABLE
 from bonobofs.policy.isolation import IsolatedShell, provision_isolated_shell
-from bonobofs.session.session_list import CallableSession, callable_around
+from bonobofs.session.session_list import CallableSession, callable_session
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.system import mounts
 from bonobofs.system.paths import is_within
@@ -33,7 +33,7 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
     Who stands in the mount already stays where they are; others begin at its root.
     """
     resolved = mounts.resolve(mountpoint)
-    session = callable_around(home, resolved)
+    session = callable_session(home, resolved)
     if session is None or session.mountpoint != resolved:
         raise MountError(_nothing_to_call(mountpoint, resolved))
     provisioned = provision(home, session)

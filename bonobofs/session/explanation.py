@@ -16,9 +16,9 @@ from bonobofs.policy import messages
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath, kind_of
-from bonobofs.session.lease_service import known
-from bonobofs.session.registration import choose_policy, of_session
-from bonobofs.session.session_list import around, callable_around, check_served, statuses
+from bonobofs.session.lease_service import leases_of
+from bonobofs.session.registration import choose_policy, load_tracked
+from bonobofs.session.session_list import callable_session, check_served, session_around, statuses
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
@@ -43,7 +43,7 @@ _PLAIN_FILE: Final = 0o644
 Decide = Callable[[Request, Context], Decision]
 
 
-class _Place(NamedTuple):
+class _Workspace(NamedTuple):
     """A workspace, and who decides about it."""
 
     root: Path
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
     mounted: bool
 
 
-def ask(
+def explain(
     home: Path,
     path: str,
     *,
@@ -74,35 +74,35 @@ def ask(
     named = Path(os.path.normpath(base / path))
     check_served(home, named)
     if role is None and ".." not in path.split("/"):
-        answer = _ask_the_session(home, named, (os.path.join(base, path), operation, _absolute(base, to), size))
+        answer = _explain_by_session(home, named, (os.path.join(base, path), operation, _absolute(base, to), size))
         if answer is not None:
             return answer
     foreign = _foreign_mount(home, named)
     if foreign is not None:
-        return _ask_the_mount(named, foreign, plain=not (operation or to or size or role))
-    if role is None and workspace is None and SOCKET_VARIABLE in os.environ and around(home, named) is None:
+        return _explain_by_mount(named, foreign, plain=not (operation or to or size or role))
+    if role is None and workspace is None and SOCKET_VARIABLE in os.environ and session_around(home, named) is None:
         here: dict[str, Any] = call(None, "why", path=path, operation=operation, to=to, size=size)
         return here
     place = _place(home, named, base if workspace is not None else None, role)
-    return _ask(place, base, path, operation, to, size)
+    return _explain(place, base, path, operation, to, size)
 
 
-def ask_in(
+def explain_in_mount(
     root: Path, path: str, operation: Operation | None, to: str | None, size: int | None, decide: Decide
 ) -> dict[str, Any]:
     """The decision on a change of `path`, from the root of the mount or absolute, as `decide` has it."""
-    return _ask(_Place(root, decide, mounted=True), root, path, operation, to, size)
+    return _explain(_Workspace(root, decide, mounted=True), root, path, operation, to, size)
 
 
 def _absolute(base: Path, path: str | None) -> str | None:
     return None if path is None else os.path.join(base, path)
 
 
-def _ask_the_session(
+def _explain_by_session(
     home: Path, named: Path, asked: tuple[str, Operation | None, str | None, int | None]
 ) -> dict[str, Any] | None:
     """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
-    session = callable_around(home, named)
+    session = callable_session(home, named)
     if session is None or str(session.mountpoint) == session.source:
         return None
     path, operation, to, size = asked
@@ -113,8 +113,8 @@ def _ask_the_session(
     return answer
 
 
-def _ask(
-    place: _Place, base: Path, path: str, operation: Operation | None, to: str | None, size: int | None
+def _explain(
+    place: _Workspace, base: Path, path: str, operation: Operation | None, to: str | None, size: int | None
 ) -> dict[str, Any]:
     if to is not None and operation not in (Operation.RENAME, Operation.LINK):
         raise UsageError("--to names the new path of a rename or link; add --op rename or --op link")
@@ -132,7 +132,7 @@ def _ask(
 
 
 def _judge_move(
-    place: _Place,
+    place: _Workspace,
     origin: tuple[str, Kind, os.stat_result | None],
     operation: Operation,
     target: str | None,
@@ -194,17 +194,17 @@ def _crosses(path: str, operation: Operation) -> Decision:
     return Denied(Code.ELSEWHERE, *messages.ELSEWHERE, WorkspacePath(path), operation)
 
 
-def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Place:
+def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Workspace:
     session, root, mounted = _session_of(home, workspace or named)
     if session is not None:
         policy = compile_policy(read_document(session_directory(home, session.session) / "policy.json"))
-        bound = policy.bound_by(known(home, session)).with_tracked(of_session(home, session.session))
+        bound = policy.bound_by(leases_of(home, session)).with_tracked(load_tracked(home, session.session))
         if mounted and scratch_dir.shows_repository(session_directory(home, session.session)):
             bound = bound.with_repository()
-        return _Place(workspace or root, _by(bound, role or session.role), mounted)
+        return _Workspace(workspace or root, _by(bound, role or session.role), mounted)
     root = workspace or Path.cwd()
     chosen = choose_policy(home, None, root)
-    return _Place(root, _by(chosen.compiled, role or chosen.document.default_role), mounted=False)
+    return _Workspace(root, _by(chosen.compiled, role or chosen.document.default_role), mounted=False)
 
 
 def _by(policy: Policy, role: str) -> Decide:
@@ -213,7 +213,7 @@ def _by(policy: Policy, role: str) -> Decide:
 
 def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
     """The serving session whose mount, or else whose source, a path lies in; that directory; and which it is."""
-    one = around(home, path)
+    one = session_around(home, path)
     if one is None:
         return None, path, False
     session = one.session
@@ -242,7 +242,7 @@ def _usual(path: str, found: os.stat_result | None) -> Operation:
 
 
 def _context(
-    place: _Place, relative: str, operation: Operation, size: int | None, found: os.stat_result | None
+    place: _Workspace, relative: str, operation: Operation, size: int | None, found: os.stat_result | None
 ) -> Context:
     before = found.st_size if found is not None else 0
     after = size if size is not None else before
@@ -256,20 +256,20 @@ def _context(
     )
 
 
-def _in_source(place: _Place, relative: str, found: os.stat_result | None) -> bool:
+def _in_source(place: _Workspace, relative: str, found: os.stat_result | None) -> bool:
     """Whether the source has the name; in a mount it may also be held there, which the mount itself can tell."""
     if found is None:
         return False
-    return not place.mounted or _asked(place.root / relative).get("rule") != Layer.STAGED
+    return not place.mounted or _read_explanation(place.root / relative).get("rule") != Layer.STAGED
 
 
-def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -> int:
+def _foreign_names(place: _Workspace, relative: str, found: os.stat_result | None) -> int:
     """The names of a file beyond this one; none where the mount, which knows the others, says that they are allowed."""
     if found is None or found.st_nlink < 2:
         return 0
     if not place.mounted:
         return found.st_nlink - 1
-    answer = _asked(place.root / relative)
+    answer = _read_explanation(place.root / relative)
     # Of all its names the mount speaks of the one that it saw last.
     by_another_name = answer.get("code") == Code.LEASED and answer.get("path") != relative
     return found.st_nlink - 1 if by_another_name or answer.get("code") == Code.HARDLINK else 0
@@ -277,25 +277,25 @@ def _foreign_names(place: _Place, relative: str, found: os.stat_result | None) -
 
 def _foreign_mount(home: Path, named: Path) -> mounts.Mount | None:
     """The mount that a path lies in, where it is not one of this state directory."""
-    around = mounts.over(named)
-    if around is None:
+    mount = mounts.mount_around(named)
+    if mount is None:
         return None
-    known = {one.session.mountpoint for one in statuses(home)}
-    return None if str(around.mountpoint) in known else around
+    own = {one.session.mountpoint for one in statuses(home)}
+    return None if str(mount.mountpoint) in own else mount
 
 
-def _ask_the_mount(named: Path, around: mounts.Mount, *, plain: bool) -> dict[str, Any]:
-    answer = _asked(named) if plain else {}
+def _explain_by_mount(named: Path, mount: mounts.Mount, *, plain: bool) -> dict[str, Any]:
+    answer = _read_explanation(named) if plain else {}
     if not answer:
         raise UsageError(
-            f"{around.mountpoint} is mounted from another state directory, or its session cannot be read (see bonobofs "
+            f"{mount.mountpoint} is mounted from another state directory, or its session cannot be read (see bonobofs "
             "status), so only what exists can be asked about, without options; what may be written is in "
-            f"{around.mountpoint}/.bonobofs/policy.md"
+            f"{mount.mountpoint}/.bonobofs/policy.md"
         )
     return answer
 
 
-def _asked(path: Path) -> dict[str, Any]:
+def _read_explanation(path: Path) -> dict[str, Any]:
     """The mount's own answer; empty where it gives none."""
     try:
         answer = json.loads(os.getxattr(path, WHY))
@@ -311,7 +311,7 @@ def _lstat(path: Path) -> os.stat_result | None:
         return None
 
 
-class InForce(NamedTuple):
+class PolicyInForce(NamedTuple):
     """A policy and where it stands."""
 
     origin: str
@@ -325,16 +325,16 @@ class InForce(NamedTuple):
     """Why it was chosen; empty for the policy of a session."""
 
 
-def in_force(home: Path, file: Path | None, path: Path) -> InForce:
+def in_force(home: Path, file: Path | None, path: Path) -> PolicyInForce:
     """The policy in a file that is named, else of the session in whose mount or source a path lies, else of a new one.
 
     PolicyError, StateError.
     """
-    one = around(home, path) if file is None else None
+    one = session_around(home, path) if file is None else None
     if one is None:
         chosen = choose_policy(home, file, path if file is None else None)
-        return InForce(chosen.origin, chosen.compiled, chosen.document.default_role, None, None, chosen.why)
+        return PolicyInForce(chosen.origin, chosen.compiled, chosen.document.default_role, None, None, chosen.why)
     made = one.session
     plain = read_document(session_directory(home, made.session) / "policy.json")
     compiled = compile_policy(plain, made.policy.generation)
-    return InForce(made.policy.origin, compiled, made.role, made.session, one.policy_error, "")
+    return PolicyInForce(made.policy.origin, compiled, made.role, made.session, one.policy_error, "")

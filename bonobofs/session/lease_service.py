@@ -15,35 +15,35 @@ from bonobofs.session.registration import default_agent
 from bonobofs.state import agent_registry, leases
 from bonobofs.state.agent_registry import check_label
 from bonobofs.state.database import Database
-from bonobofs.state.heartbeats import Present
+from bonobofs.state.heartbeats import LiveSession
 from bonobofs.state.lease_follower import plain
-from bonobofs.state.leases import DAY, Granted, Holder, Lease, Wanted
+from bonobofs.state.leases import DAY, Holder, Lease, LeaseChange, LeaseRequest
 from bonobofs.state.sessions import Session, lives, load_all
 
 __all__ = [
     "DAY",
     "Holder",
-    "Terms",
-    "Whose",
+    "HolderOption",
+    "LeaseTerms",
     "acquire",
     "as_document",
     "extend",
     "import_locks",
-    "known",
+    "leases_of",
     "list_leases",
     "release",
     "workspace_around",
 ]
 
 
-class Whose(NamedTuple):
+class HolderOption(NamedTuple):
     """Who holds a lease, as it is named: the chain, else the agent, else the user's own."""
 
     agent: str | None = None
     chain: str | None = None
 
 
-class Terms(NamedTuple):
+class LeaseTerms(NamedTuple):
     """On what terms a lease is asked for."""
 
     shared: bool = False
@@ -52,7 +52,7 @@ class Terms(NamedTuple):
     workspace: Path | None = None
 
 
-def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms) -> Lease:
+def acquire(home: Path, whose: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
     """Acquire a lease and return when it binds every live session; an agent that is new is registered.
 
     UsageError, ForbiddenError, StateError. Where it is interrupted while it waits, or the database goes away then, the
@@ -68,7 +68,7 @@ def acquire(home: Path, whose: Whose | Holder, patterns: list[str], terms: Terms
             agent_registry.register(database, _label(whose))
         workspace = None if terms.workspace is None else _source(home, terms.workspace)
         holder = _holder(database, whose)
-        wanted = Wanted(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
+        wanted = LeaseRequest(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
         granted = leases.acquire(database, wanted, patterns_meet)
         return _followed(database, granted, "granted")
 
@@ -87,11 +87,11 @@ def workspace_around(home: Path, directory: Path) -> Path:
     raise UsageError(f"{directory} lies in no workspace that was mounted before; name one: --workspace DIR")
 
 
-def _followed(database: Database, granted: Granted, done: str) -> Lease:
+def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
     """Return the lease once every live session follows the change."""
-    waited_for: list[Present] = []
+    waited_for: list[LiveSession] = []
 
-    def keep(present: list[Present]) -> None:
+    def keep(present: list[LiveSession]) -> None:
         waited_for[:] = present
 
     try:
@@ -99,7 +99,7 @@ def _followed(database: Database, granted: Granted, done: str) -> Lease:
     except (StateError, KeyboardInterrupt) as error:
         those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
         stands = (
-            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not known'}; "
+            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not leases_of'}; "
             "bonobofs status shows which of them do not know the leases"
         )
         if isinstance(error, KeyboardInterrupt):
@@ -126,25 +126,25 @@ def _source(home: Path, named: Path) -> str:
     return str(named)
 
 
-def extend(home: Path, whose: Whose | Holder, lease: str | None, seconds: float) -> Lease:
+def extend(home: Path, whose: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
     """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own.
 
     Like `acquire`, it returns when every live session follows the change.
     """
 
-    def change(database: Database, one: str, by: Holder | None) -> Granted:
+    def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
         return leases.extend(database, one, seconds, by=by)
 
     return _change(home, whose, lease, change, "extended")
 
 
-def release(home: Path, whose: Whose | Holder, lease: str | None) -> Lease:
+def release(home: Path, whose: HolderOption | Holder, lease: str | None) -> Lease:
     """End a lease: the one that is named, by the operator, else the holder's own.
 
     Like `acquire`, it returns when every live session follows the change.
     """
 
-    def change(database: Database, one: str, by: Holder | None) -> Granted:
+    def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
         return leases.release(database, one, by=by)
 
     return _change(home, whose, lease, change, "released")
@@ -156,7 +156,7 @@ def list_leases(home: Path) -> list[Lease]:
         return leases.list_leases(database)
 
 
-def known(home: Path, session: Session) -> Leases:
+def leases_of(home: Path, session: Session) -> Leases:
     """The leases as they bind a session; UNKNOWN where they cannot be read."""
     key = Holder(session.agent, session.agent_id, session.chain).key
     try:
@@ -172,9 +172,9 @@ def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple
     made, lost = [], []
     before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
     for lock in locks:
-        terms = Terms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
+        terms = LeaseTerms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
         try:
-            made.append(acquire(home, Whose(lock.agent, lock.chain), lock.patterns, terms))
+            made.append(acquire(home, HolderOption(lock.agent, lock.chain), lock.patterns, terms))
         except BonobofsError as error:
             lost.append(f"line {lock.line}: {lock.chain}: {error}")
             continue
@@ -186,14 +186,14 @@ def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple
 
 def _change(
     home: Path,
-    whose: Whose | Holder,
+    whose: HolderOption | Holder,
     lease: str | None,
-    change: Callable[[Database, str, Holder | None], Granted],
+    change: Callable[[Database, str, Holder | None], LeaseChange],
     done: str,
 ) -> Lease:
     with Database.open(home) as database:
         if lease is not None:
-            by = None if whose == Whose() else _holder(database, whose)
+            by = None if whose == HolderOption() else _holder(database, whose)
             return _followed(database, change(database, lease, by), done)
         holder = _holder(database, whose)
         own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
@@ -220,7 +220,7 @@ def as_document(one: Lease) -> dict[str, Any]:
     }
 
 
-def _holder(database: Database, whose: Whose | Holder) -> Holder:
+def _holder(database: Database, whose: HolderOption | Holder) -> Holder:
     if isinstance(whose, Holder):
         return whose
     label, chain = _label(whose), _chain(whose)
@@ -228,9 +228,9 @@ def _holder(database: Database, whose: Whose | Holder) -> Holder:
     return Holder(label, None, chain) if found is None else Holder(found.label, found.id, chain)
 
 
-def _label(whose: Whose) -> str:
+def _label(whose: HolderOption) -> str:
     return default_agent() if whose.agent is None else whose.agent
 
 
-def _chain(whose: Whose) -> str | None:
+def _chain(whose: HolderOption) -> str | None:
     return None if whose.chain is None else check_label(whose.chain, "a chain")

@@ -74,7 +74,7 @@ def is_carried(home: Path, session: Session, seq: int) -> bool:
         return CourierCursors(database).load(settings.name).get(session.session, Carried()).seq >= seq
 
 
-class Testimony(NamedTuple):
+class WitnessReport(NamedTuple):
     """What the witnesses know."""
 
     findings: list[Finding]
@@ -85,7 +85,7 @@ class Testimony(NamedTuple):
     """Sessions whose record should be there, and of which they have no letter: it was not carried yet, or removed."""
 
 
-def ask_witnesses(home: Path) -> Testimony:
+def ask_witnesses(home: Path) -> WitnessReport:
     """What the letters say, in every mailbox to which those of these sessions may have gone.
 
     Asked are those that the sessions' policies name, and those that the policy in force names for the same sources: the
@@ -112,7 +112,9 @@ def ask_witnesses(home: Path) -> Testimony:
     ]
     known = {letter.session for letter in letters}
     unknown = [session for session, settings in named.items() if settings is not None and session not in known]
-    return Testimony(list(compare(letters, home / "trails", mine, partial(tombstones, home))), len(letters), unknown)
+    return WitnessReport(
+        list(compare(letters, home / "trails", mine, partial(tombstones, home))), len(letters), unknown
+    )
 
 
 def open_mailbox(home: Path, settings: Settings) -> Mailbox:

@@ -55,7 +55,7 @@ def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
     and the mount. That is refused, unless `allow_writable_parents`. A symlink that such a user can replace is refused
     always. Trusted are root and the user of this process. A mount of bonobofs is asked nothing: it could be hung.
     """
-    covered = {str(mount.mountpoint) for mount in mounts.ours()}
+    covered = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
     here, links = "/", 0
     pending = os.path.join(os.getcwd(), path).split("/")[::-1]
     while pending:
@@ -213,7 +213,7 @@ def _check_record(home: Path, path: Path, what: str) -> None:
 
 
 def _check_unguarded(path: Path, what: str) -> None:
-    around = mounts.over(path)
+    around = mounts.mount_around(path)
     if around is not None:
         raise MountError(
             f"the {what} lies in a mount of bonobofs, {around.mountpoint}; use a directory that is not guarded"

@@ -24,10 +24,10 @@ from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
 from bonobofs.session import agent_shell, launcher, mount_checks, transport_choice
 from bonobofs.session.guest_user import Guest, find_guest, let_inside, open_way
-from bonobofs.session.registration import Drawn, Who, choose_policy, draw
+from bonobofs.session.registration import RegisteredSession, SessionRequest, choose_policy, register_session
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import unreadable, was_closed
-from bonobofs.session.unmount import take_off
+from bonobofs.session.unmount import detach_all
 from bonobofs.state import scratch_dir
 from bonobofs.state.database import database_environment
 from bonobofs.state.home import GUARD_SOCKET, head_path, inside_directory, session_directory, trail_path
@@ -40,7 +40,7 @@ _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000
 
 
-class Order(NamedTuple):
+class MountRequest(NamedTuple):
     """What `mount` was asked for."""
 
     source: Path
@@ -62,7 +62,7 @@ class Order(NamedTuple):
     """The source whose policy applies, such as the repository of a worktree; None: `source`."""
 
 
-class Mounted(NamedTuple):
+class MountedSession(NamedTuple):
     """A session that serves, and what its operator should know, a sentence each."""
 
     session: Session
@@ -71,7 +71,7 @@ class Mounted(NamedTuple):
     """Why the policy was chosen."""
 
 
-def start(home: Path, order: Order) -> Mounted:
+def start(home: Path, order: MountRequest) -> MountedSession:
     """Mount in the background and return when the mount answers. On failure nothing is left of it; BonobofsError."""
     with _alone(home):
         drawn, config, earlier, notes = _prepare(home, order)
@@ -94,10 +94,10 @@ def start(home: Path, order: Order) -> Mounted:
             _undo(home, session, covered, served=served)
             raise
         compress_ended(home)
-        return Mounted(session, notes, drawn.policy.why)
+        return MountedSession(session, notes, drawn.policy.why)
 
 
-def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], NoReturn]]:
+def prepare_foreground(home: Path, order: MountRequest) -> tuple[MountedSession, Callable[[], NoReturn]]:
     """All but the serving itself: the session is on record with this process as its server.
 
     Calling what comes with it turns this process into the server.
@@ -109,10 +109,10 @@ def prepare_foreground(home: Path, order: Order) -> tuple[Mounted, Callable[[], 
         pid = os.getpid()
         session = dataclasses.replace(drawn.session, pid=pid, starttime=processes.start_time(pid))
         save(home, session)
-        return Mounted(session, notes, drawn.policy.why), partial(launcher.become, config, earlier)
+        return MountedSession(session, notes, drawn.policy.why), partial(launcher.become, config, earlier)
 
 
-def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str], tuple[str, ...]]:
+def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, dict[str, Any], list[str], tuple[str, ...]]:
     """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
     transport = transport_choice.choose(order.transport)
     source, mountpoint = (
@@ -124,17 +124,17 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session that cannot be read is left out: {error}." for error in unreadable(home).values())
-    scratch_dir.remove_left_overs(home)
+    scratch_dir.remove_stale(home)
     notes += tuple(f"{kept}." for kept in settle(home))
     earlier, differences = _look_back(home, source, policy.compiled)
     guest = None if order.user is None else find_guest(order.user)
     if guest is not None:
         open_way(home, guest)
-    drawn = draw(
+    drawn = register_session(
         home,
         source=source,
         mountpoint=mountpoint,
-        who=Who(order.agent, order.role, order.chain, order.issue),
+        who=SessionRequest(order.agent, order.role, order.chain, order.issue),
         policy=policy,
         transport=transport.name,
     )
@@ -183,7 +183,9 @@ def _prepare(home: Path, order: Order) -> tuple[Drawn, dict[str, Any], list[str]
     return drawn, config, earlier, notes
 
 
-def _repository(home: Path, drawn: Drawn, guest: Guest | None) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _repository(
+    home: Path, drawn: RegisteredSession, guest: Guest | None
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Make the session's own `.git`: what the server is to show of it, and notes; None: the source has none."""
     session = drawn.session
     source = Path(session.source)
@@ -239,12 +241,12 @@ def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
     if os.geteuid() == 0 and source != mountpoint:
         return (f"A dead mount on {mountpoint} is covered by this one.",)
     # fusermount3 cannot mount on a dead mount, and a source below its own dead mount cannot be opened.
-    take_off(mountpoint)
+    detach_all(mountpoint)
     return (f"A dead mount was taken off {mountpoint}.",)
 
 
 def _standing(mountpoint: Path) -> tuple[str, ...]:
-    inside = [str(process) for process in processes.standing_in(mountpoint) if process.pid != os.getpid()]
+    inside = [str(process) for process in processes.with_cwd_in(mountpoint) if process.pid != os.getpid()]
     if not inside:
         return ()
     return (f"Outside the mount, as they stood in {mountpoint} before it: {', '.join(inside)}; let them cd again.",)
@@ -312,7 +314,7 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
             if processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
                 break
     with contextlib.suppress(BonobofsError):
-        take_off(Path(session.mountpoint or ""), permit=covered)
+        detach_all(Path(session.mountpoint or ""), permit=covered)
     if served:
         note_ends(home, [session.session])
         return

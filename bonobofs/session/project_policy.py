@@ -89,7 +89,7 @@ class Project(NamedTuple):
     """Directories that .gitignore names and that stay in the source, each with the reason."""
 
 
-class Written(NamedTuple):
+class WrittenPolicy(NamedTuple):
     """What `init` found and wrote."""
 
     project: Project
@@ -98,14 +98,14 @@ class Written(NamedTuple):
     examples: int
 
 
-def write_policy(home: Path, source: Path, *, force: bool = False) -> Written:
+def write_policy(home: Path, source: Path, *, force: bool = False) -> WrittenPolicy:
     """Write the policy of a project to the state directory. Nothing is written into the source.
 
     UsageError if there is one already and `force` is false, or if the source lies in a mount. MountError for a source
     that cannot be guarded. PolicyError, StateError.
     """
     source = Path(os.path.realpath(source))
-    if mounts.over(source) is not None:
+    if mounts.mount_around(source) is not None:
         raise UsageError(f"{source} lies in a mount of bonobofs; name the source of the mount")
     check_source(source, home)
     file = policy_file(home, source)
@@ -121,7 +121,7 @@ def write_policy(home: Path, source: Path, *, force: bool = False) -> Written:
     if wrong:
         raise PolicyError(f"{file}: not written, since an example does not hold: {wrong[0]}")
     _replace(file, text)
-    return Written(project, preset, file, len(allow) + len(deny))
+    return WrittenPolicy(project, preset, file, len(allow) + len(deny))
 
 
 def _compiled(text: str) -> Policy:

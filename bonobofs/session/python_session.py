@@ -18,7 +18,7 @@ from bonobofs.errors import StateError, TrailError
 from bonobofs.policy.request import Principal
 from bonobofs.session.lease_heartbeat import Turn, following
 from bonobofs.session.mount_checks import check_source
-from bonobofs.session.registration import Who, choose_policy, draw
+from bonobofs.session.registration import SessionRequest, choose_policy, register_session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import denials_path, head_path, home, trail_path
@@ -66,11 +66,11 @@ def open_session(
     state = home()
     root = Path(os.path.realpath(source))
     check_source(root, state)
-    drawn = draw(
+    drawn = register_session(
         state,
         source=root,
         mountpoint=None,
-        who=Who(agent, role),
+        who=SessionRequest(agent, role),
         policy=choose_policy(state, policy, root, preset=preset, store=True),
         transport="none",
     )

@@ -41,7 +41,7 @@ class ChosenPolicy(NamedTuple):
         return self.document.model_dump(mode="json")
 
 
-class Who(NamedTuple):
+class SessionRequest(NamedTuple):
     """For whom a session is asked for. Without an agent it is the user's own; without a role, the agent's."""
 
     agent: str | None = None
@@ -52,13 +52,13 @@ class Who(NamedTuple):
     """The issue that it is for."""
 
 
-class Drawn(NamedTuple):
+class RegisteredSession(NamedTuple):
     """A session that is entered in the register, before anything serves it."""
 
     session: Session
     policy: ChosenPolicy
-    registered: agent_registry.Registered
-    tracked: Found
+    registered: agent_registry.MountingAgent
+    tracked: TrackedFiles
 
 
 def choose_policy(
@@ -139,15 +139,15 @@ def identity_of(home: Path, label: str) -> str | None:
         return agent_registry.identity_of(database, label)
 
 
-def draw(
+def register_session(
     home: Path,
     *,
     source: Path,
     mountpoint: Path | None,
-    who: Who,
+    who: SessionRequest,
     policy: ChosenPolicy,
     transport: str,
-) -> Drawn:
+) -> RegisteredSession:
     """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600).
 
     Raises ForbiddenError where the agent may not mount with that role, StateError, UsageError.
@@ -176,16 +176,16 @@ def draw(
             issue=issue,
             source_inode=os.stat(source).st_ino,
         )
-        heartbeats.enter(database, session)
+        heartbeats.insert_session(database, session)
     directory = session_directory(home, session.session)
     directory.mkdir(mode=0o700)
     write_document(directory / "policy.json", policy.plain)
     found = find_tracked(home, source, policy.compiled)
     if found.paths:
-        keep(home, session.session, found.paths)
+        save_tracked(home, session.session, found.paths)
         policy = policy._replace(compiled=policy.compiled.with_tracked(Tracked(found.paths)))
     save(home, session)
-    return Drawn(session, policy, registered, found)
+    return RegisteredSession(session, policy, registered, found)
 
 
 MOST: Final = 10_000
@@ -193,7 +193,7 @@ MOST: Final = 10_000
 _FILE: Final = "tracked.json"
 
 
-class Found(NamedTuple):
+class TrackedFiles(NamedTuple):
     """What git tracks below [[scratch]]."""
 
     paths: list[str]
@@ -202,13 +202,13 @@ class Found(NamedTuple):
     """What the operator should know, a sentence each."""
 
 
-def find_tracked(home: Path, source: Path, policy: Policy) -> Found:
+def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
     """The tracked paths of a source. Where its repository cannot be read, all that the source has there counts."""
     if not policy.scratch:
-        return Found([])
+        return TrackedFiles([])
     root = next((place for place in (source, *source.parents) if os.path.lexists(place / ".git")), None)
     if root is None:
-        return Found([])
+        return TrackedFiles([])
     prefix = "" if root == source else f"{source.relative_to(root)}/"
 
     def wanted(path: str) -> bool:
@@ -221,8 +221,8 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> Found:
             f"Git could not be asked which files it tracks ({error}); so the rules decide, in this session, about all "
             "that the source has at scratch paths now."
         )
-        return Found(compact(_standing(source, policy)), (note,))
-    return Found(compact(path[len(prefix) :] for path in found))
+        return TrackedFiles(compact(_standing(source, policy)), (note,))
+    return TrackedFiles(compact(path[len(prefix) :] for path in found))
 
 
 def _standing(source: Path, policy: Policy) -> list[str]:
@@ -257,12 +257,12 @@ def compact(paths: Iterable[str], most: int = MOST) -> list[str]:
     return sorted(kept)
 
 
-def keep(home: Path, session: str, paths: list[str]) -> None:
+def save_tracked(home: Path, session: str, paths: list[str]) -> None:
     """Keep them in the session's directory, for `why` and `policy show`."""
     write_document(session_directory(home, session) / _FILE, {"paths": paths})
 
 
-def of_session(home: Path, session: str) -> Tracked | None:
+def load_tracked(home: Path, session: str) -> Tracked | None:
     """Those that were kept; None where there are none. StateError."""
     path = session_directory(home, session) / _FILE
     paths = read_document(path)["paths"] if path.exists() else []

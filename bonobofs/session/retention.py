@@ -244,7 +244,7 @@ def about_sessions(home: Path) -> dict[str, About]:
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
     with Database.open(home) as database:
-        found = {name: About(role, source) for name, role, source in heartbeats.entered(database)}
+        found = {name: About(role, source) for name, role, source in heartbeats.list_sessions(database)}
     for session in read_all(home)[0]:
         head = _head(home, session.session)
         found[session.session] = About(session.role, session.source, session.policy.digest, *head)

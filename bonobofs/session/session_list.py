@@ -77,7 +77,7 @@ class Status(NamedTuple):
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:
     """Every readable session that has not ended, the oldest first; with `ended`, those too."""
     sessions, _ = read_all(home)
-    mounted = {str(mount.mountpoint) for mount in mounts.ours()}
+    mounted = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
     # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
     taken = {session.mountpoint for session in sessions if lives(session)}
     # A dead mount is the last session's, though that may have closed its trail: the connection was ended under it.
@@ -101,7 +101,7 @@ def _status(home: Path, session: Session, state: State) -> Status:
     return Status(session, state, live.watch, live.policy_error, live.leases, live.caches)
 
 
-def around(home: Path, path: Path) -> Status | None:
+def session_around(home: Path, path: Path) -> Status | None:
     """The serving session whose mount, or else whose source, a path lies in; of several the last that began.
 
     StateError: the path lies in a mount, and the session of that mount cannot be read.
@@ -112,7 +112,7 @@ def around(home: Path, path: Path) -> Status | None:
             root = getattr(one.session, place)
             if root is not None and is_within(path, root):
                 return one
-        if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.ours()):
+        if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.bonobofs_mounts()):
             for error in unreadable(home).values():
                 raise StateError(f"{path} is in a mount that no readable session explains: {error}")
     return None
@@ -123,9 +123,9 @@ def unreadable(home: Path) -> dict[str, StateError]:
     return read_all(home)[1]
 
 
-def mounted_around(home: Path, path: Path) -> Session | None:
+def mount_around(home: Path, path: Path) -> Session | None:
     """The serving session in whose mount a path lies; what is called there is called as its agent."""
-    one = around(home, path)
+    one = session_around(home, path)
     if one is None or one.session.mountpoint is None or not is_within(path, one.session.mountpoint):
         return None
     return one.session
@@ -139,7 +139,7 @@ def was_closed(home: Path, session: Session) -> bool:
         return False
 
 
-def settle(home: Path) -> None:
+def close_ended(home: Path) -> None:
     """Ask every server for all that it has not yet written, and wait until each has answered.
 
     A server answers by renewing the time of `settled` in its session's directory. One that does not in two seconds is
@@ -168,7 +168,7 @@ def _renewed(mark: Path) -> int:
 
 def _has_source(session: Session) -> bool:
     """Whether the source is still the directory that the session began with."""
-    if mounts.over(Path(session.source)) is not None:
+    if mounts.mount_around(Path(session.source)) is not None:
         return True  # to look there is to look into a mount
     try:
         found = os.stat(session.source)
@@ -207,52 +207,50 @@ class CallableSession(NamedTuple):
     """The issue of its worktree, as far as this state directory knows the session."""
 
 
-def callable_around(home: Path, path: Path) -> CallableSession | None:
+def callable_session(home: Path, path: Path) -> CallableSession | None:
     """The session in whose mount a path lies; None outside any mount, and in one whose session admits other users only.
 
     A mount from another state directory names its socket in `.bonobofs/whoami.json`. That is believed where root or
     this user made the mount and owns the directory of the socket. MountError: the server of the mount is gone.
     """
     check_served(home, path)
-    made = mounted_around(home, path)
+    made = mount_around(home, path)
     if made is not None and made.mountpoint is not None:
         directory = inside_directory(home, made.session)
         return CallableSession(
             directory, Path(made.mountpoint), made.session, made.agent_id, made.role, made.source, made.issue
         )
-    around = mounts.over(path)
-    if around is None or around.owner not in (0, os.geteuid()):
+    mount = mounts.mount_around(path)
+    if mount is None or mount.owner not in (0, os.geteuid()):
         return None
     try:
-        who: dict[str, Any] = json.loads((around.mountpoint / ".bonobofs/whoami.json").read_bytes())
+        who: dict[str, Any] = json.loads((mount.mountpoint / ".bonobofs/whoami.json").read_bytes())
         socket = Path(who["socket"])
         owners = {socket.parent.stat().st_uid, socket.parent.parent.stat().st_uid}
     except (OSError, ValueError, KeyError):
         return None
-    if owners != {around.owner} or socket.name != GUARD_SOCKET or not os.access(socket, os.W_OK):
+    if owners != {mount.owner} or socket.name != GUARD_SOCKET or not os.access(socket, os.W_OK):
         return None
-    return CallableSession(
-        socket.parent, around.mountpoint, who["session"], who["agent_id"], who["role"], who["source"]
-    )
+    return CallableSession(socket.parent, mount.mountpoint, who["session"], who["agent_id"], who["role"], who["source"])
 
 
 def check_served(home: Path, path: Path) -> None:
     """MountError where a path lies in a mount whose server is gone."""
-    around = mounts.over(path)
-    if around is None:
+    mount = mounts.mount_around(path)
+    if mount is None:
         return
     dead = [one.session for one in statuses(home) if one.state is State.DEAD]
     for session in dead:
-        if session.mountpoint is not None and is_within(around.mountpoint, session.mountpoint):
+        if session.mountpoint is not None and is_within(mount.mountpoint, session.mountpoint):
             raise MountError(
-                f"the server of the mount on {around.mountpoint} is gone, so nothing in it answers; mount again: "
-                f"bonobofs mount {session.source} {around.mountpoint}; or unmount: bonobofs umount {around.mountpoint}"
+                f"the server of the mount on {mount.mountpoint} is gone, so nothing in it answers; mount again: "
+                f"bonobofs mount {session.source} {mount.mountpoint}; or unmount: bonobofs umount {mount.mountpoint}"
             )
     try:
-        os.stat(around.mountpoint)
+        os.stat(mount.mountpoint)
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             raise MountError(
-                f"the server of the mount on {around.mountpoint} is gone, so nothing in it answers; ask the operator "
+                f"the server of the mount on {mount.mountpoint} is gone, so nothing in it answers; ask the operator "
                 "to mount it again"
             ) from None

@@ -25,8 +25,8 @@ _SECONDS_TO_REMOVE = 5.0
 _NAMED = 5
 
 
-class Ended(NamedTuple):
-    """What `stop` did."""
+class Unmounted(NamedTuple):
+    """What `unmount` did."""
 
     live: bool
     """A mount that was served was taken off."""
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
     """Repositories of sessions that have ended, with work that the source lacks."""
 
 
-def stop(home: Path, mountpoint: Path) -> Ended:
+def unmount(home: Path, mountpoint: Path) -> Unmounted:
     """Unmount what is served there, wait until its record is settled, and take off every dead mount below it.
 
     Raises MountError when nothing of ours is mounted there, when it is in use, or when the server does not end.
@@ -53,7 +53,7 @@ def stop(home: Path, mountpoint: Path) -> Ended:
     if not count and session is None:
         over = _note_ends(home, path)
         if over:
-            return Ended(live=False, dead=0, closed=all(was_closed(home, one) for one in over))
+            return Unmounted(live=False, dead=0, closed=all(was_closed(home, one) for one in over))
         raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists what is")
     live = closed = True
     copies: tuple[str, ...] = ()
@@ -64,21 +64,21 @@ def stop(home: Path, mountpoint: Path) -> Ended:
             _unmount(path)
         closed = _wait(home, session, path)
         remover = session.pid if processes.is_alive(session.pid, session.starttime) else None
-        copies = tuple(copy for mount in there for copy in mounts.copies(mount))
+        copies = tuple(copy for mount in there for copy in mounts.copies_of(mount))
     elif not launcher.is_dead(str(path)):
         # It is served from another state directory: ended like one of ours, and not by force.
         _unmount(path)
     else:
         live = False
-    dead = take_off(path)
+    dead = detach_all(path)
     _note_ends(home, path)
-    scratch_dir.remove_left_overs(home)
+    scratch_dir.remove_stale(home)
     kept = tuple(settle(home))
     compress_ended(home)
-    return Ended(live, dead, closed, copies, remover, kept)
+    return Unmounted(live, dead, closed, copies, remover, kept)
 
 
-def take_off(mountpoint: Path, *, permit: int = 0) -> int:
+def detach_all(mountpoint: Path, *, permit: int = 0) -> int:
     """Take mounts off this path though they are in use, until `permit` are left, and say how many. For dead ones."""
     taken = 0
     while len(mounts.at(mountpoint)) > permit:
@@ -93,7 +93,7 @@ def _unmount(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
-        holders = processes.holding(path)
+        holders = processes.users_of(path)
         named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         raise MountError(f"{path} is in use by {named}{more}; let them leave it, then run this again") from error

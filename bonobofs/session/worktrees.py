@@ -23,20 +23,20 @@ from bonobofs.git import linked_worktree
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.policy.request import Operation
-from bonobofs.session.mount_setup import Mounted, Order, start
+from bonobofs.session.mount_setup import MountedSession, MountRequest, start
 from bonobofs.session.python_session import OpenSession, open_session
 from bonobofs.session.registration import choose_policy
-from bonobofs.session.session_list import around
-from bonobofs.session.unmount import stop
+from bonobofs.session.session_list import session_around
+from bonobofs.session.unmount import unmount
 from bonobofs.state.sessions import live_at
-from bonobofs.state.worktree_registry import Places, Worktree, load_all, places, save
+from bonobofs.state.worktree_registry import Worktree, WorktreePaths, load_all, save, worktree_paths
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
 
 _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
-class Wanted(NamedTuple):
+class WorktreeRequest(NamedTuple):
     """What `worktree add` was asked for."""
 
     repository: Path
@@ -50,16 +50,16 @@ class Wanted(NamedTuple):
     """Issues whose work must be in the base."""
 
 
-class Made(NamedTuple):
+class AddedWorktree(NamedTuple):
     """A worktree that is mounted."""
 
     worktree: Worktree
     work: Path
-    mounted: Mounted | None
+    mounted: MountedSession | None
     """None: it was there and mounted already."""
 
 
-class Removed(NamedTuple):
+class RemovedWorktree(NamedTuple):
     """What a removal did."""
 
     worktree: Worktree
@@ -74,7 +74,7 @@ class Removed(NamedTuple):
     """For each repository of a session that is kept, with stashes or unpublished commits: where, and how to use it."""
 
 
-class Standing(NamedTuple):
+class WorktreeStatus(NamedTuple):
     """A worktree and whether it is mounted."""
 
     worktree: Worktree
@@ -82,7 +82,7 @@ class Standing(NamedTuple):
     mounted: bool
 
 
-def add(home: Path, wanted: Wanted) -> Made:
+def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
     """Give an agent a worktree for an issue, or mount again the one that there is.
 
     ForbiddenError, or Refused by the Beads gate: the issue waits for others. UsageError, GitError, BeadsError,
@@ -108,7 +108,7 @@ def add(home: Path, wanted: Wanted) -> Made:
         return _make(home, found, base, wanted)
 
 
-def unresolved(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -> list[str]:
+def unresolved(home: Path, found: linked_worktree.Found, base: str, wanted: WorktreeRequest) -> list[str]:
     """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
     common = found.common
     tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
@@ -120,17 +120,17 @@ def unresolved(home: Path, found: linked_worktree.Found, base: str, wanted: Want
     return [issue for issue in wanted.depends_on if not is_in(issue)]
 
 
-def standings(home: Path) -> list[Standing]:
+def statuses(home: Path) -> list[WorktreeStatus]:
     """The worktrees that are there."""
     found = []
     for one in load_all(home):
         if one.removed is None:
-            work = places(home, one.worktree).work
-            found.append(Standing(one, work, live_at(home, work) is not None))
+            work = worktree_paths(home, one.worktree).work
+            found.append(WorktreeStatus(one, work, live_at(home, work) is not None))
     return found
 
 
-def remove(home: Path, named: str) -> Removed:
+def remove(home: Path, named: str) -> RemovedWorktree:
     """Take away the worktree of that issue, path or UUID. What is in no commit is kept; its branch stays.
 
     MountError: somebody stands in it. UsageError: there is none of that name, or several. Killed midway, it can be run
@@ -148,12 +148,12 @@ def remove(home: Path, named: str) -> Removed:
             return _removed(home, one, more)
 
 
-def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> Removed:
+def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> RemovedWorktree:
     """Unmount it, keep what is to be kept, and take it away. What is kept is put into `told` before the rest goes."""
-    where = places(home, one.worktree)
+    where = worktree_paths(home, one.worktree)
     repositories: tuple[str, ...] = ()
     if mounts.at(where.work) or live_at(home, where.work) is not None:
-        repositories = tuple(map(str, stop(home, where.work).kept))
+        repositories = tuple(map(str, unmount(home, where.work).kept))
     removed = _emptied(home, one, where)._replace(repositories=repositories)
     told["kept"] = str(removed.kept or "")
     _take_away(home, one)
@@ -163,14 +163,14 @@ def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> Removed:
 def _repository(home: Path, named: Path) -> Path:
     """What is worked on where that is: in a mount, its source."""
     path = Path(os.path.realpath(named))
-    session = around(home, path)
-    if session is not None and session.session.mountpoint and mounts.over(path) is not None:
+    session = session_around(home, path)
+    if session is not None and session.session.mountpoint and mounts.mount_around(path) is not None:
         return Path(session.session.source)
     return path
 
 
 def _check_open(common: Path) -> None:
-    over = mounts.over(common)
+    over = mounts.mount_around(common)
     if over is not None:
         raise MountError(f"the repository {common} can be written only through the mount on {over.mountpoint}")
 
@@ -179,7 +179,7 @@ def _present(home: Path, common: Path) -> list[Worktree]:
     return [one for one in load_all(home) if one.removed is None and one.common == str(common)]
 
 
-def _branch(home: Path, wanted: Wanted, repository: Path, issue: str) -> str:
+def _branch(home: Path, wanted: WorktreeRequest, repository: Path, issue: str) -> str:
     """The branch of an issue: the prefix and the id, lower case, with nothing in it but hyphens."""
     rules = rules_of(choose_policy(home, wanted.policy, repository).plain)
     branch = rules.branch_prefix + re.sub(r"[._]", "-", issue.lower())
@@ -189,7 +189,7 @@ def _branch(home: Path, wanted: Wanted, repository: Path, issue: str) -> str:
     return branch
 
 
-def _make(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -> Made:
+def _make(home: Path, found: linked_worktree.Found, base: str, wanted: WorktreeRequest) -> AddedWorktree:
     branch = _branch(home, wanted, found.top, wanted.issue)
     identity = str(uuid.uuid4())
     one = Worktree(
@@ -206,7 +206,7 @@ def _make(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -
         removed=None,
         tip=None,
     )
-    where = places(home, identity)
+    where = worktree_paths(home, identity)
     with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy, preset=None) as opened:
         branches = PublishedBranches(home, found.common, opened.guard.agent.id)
         tip = _check_branch(home, one, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
@@ -216,7 +216,7 @@ def _make(home: Path, found: linked_worktree.Found, base: str, wanted: Wanted) -
             one = _ready(home, one)
             branches.note(f"refs/heads/{branch}", tip or base)
     try:
-        return Made(one, where.work, _mount(home, one, wanted))
+        return AddedWorktree(one, where.work, _mount(home, one, wanted))
     except BaseException:
         _take_away(home, one)
         raise
@@ -244,7 +244,7 @@ def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_i
 
 def _ready(home: Path, one: Worktree) -> Worktree:
     """Make its parts. The register has it before they exist. A failure leaves nothing."""
-    where = places(home, one.worktree)
+    where = worktree_paths(home, one.worktree)
     save(home, one)
     try:
         linked_worktree.make(Path(one.common), one.name, where.tree, one.branch, one.base)
@@ -284,18 +284,18 @@ def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterat
         trail.outcome(seq, operation, "", guard="git", action=action, error=error, details=more)
 
 
-def _mount_again(home: Path, one: Worktree, wanted: Wanted) -> Made:
+def _mount_again(home: Path, one: Worktree, wanted: WorktreeRequest) -> AddedWorktree:
     if one.agent != wanted.agent:
         raise UsageError(f"{one.issue} is {one.agent}'s, who has a worktree for it; remove that first")
-    where = places(home, one.worktree)
+    where = worktree_paths(home, one.worktree)
     if live_at(home, where.work) is not None:
-        return Made(one, where.work, None)
-    return Made(one, where.work, _mount(home, one, wanted))
+        return AddedWorktree(one, where.work, None)
+    return AddedWorktree(one, where.work, _mount(home, one, wanted))
 
 
-def _mount(home: Path, one: Worktree, wanted: Wanted) -> Mounted:
-    where = places(home, one.worktree)
-    order = Order(
+def _mount(home: Path, one: Worktree, wanted: WorktreeRequest) -> MountedSession:
+    where = worktree_paths(home, one.worktree)
+    order = MountRequest(
         where.tree,
         where.work,
         agent=one.agent,
@@ -311,7 +311,7 @@ def _chosen(home: Path, named: str) -> Worktree:
     path = Path(os.path.abspath(named))
     found = []
     for one in load_all(home):
-        where = places(home, one.worktree)
+        where = worktree_paths(home, one.worktree)
         if one.removed is None and (named in (one.issue, one.worktree) or path in (where.top, where.tree, where.work)):
             found.append(one)
     if len(found) == 1:
@@ -321,10 +321,10 @@ def _chosen(home: Path, named: str) -> Worktree:
     raise UsageError(f"there is no worktree {named}; see bonobofs worktree list")
 
 
-def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
+def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree:
     """Put what is in no commit where it is kept."""
     if not where.tree.exists():
-        return Removed(one, None, (), (), ())
+        return RemovedWorktree(one, None, (), (), ())
     try:
         unsaved = linked_worktree.unsaved(where.tree, home)
     except GitError as error:
@@ -333,7 +333,7 @@ def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
         # The repository is gone, and with it every commit: all of it is kept.
         place = _free(where.kept)
         os.rename(where.tree, place)
-        return Removed(one, place, ("all of it",), (), ())
+        return RemovedWorktree(one, place, ("all of it",), (), ())
     for path, content in unsaved.staged.items():
         place = _free(Path(f"{where.kept}.staged", path))
         place.write_bytes(content)
@@ -348,10 +348,10 @@ def _emptied(home: Path, one: Worktree, where: Places) -> Removed:
     ]
     files += _keep(where, left)
     kept = where.kept if files or unsaved.staged else None
-    return Removed(one, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
+    return RemovedWorktree(one, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
 
 
-def _keep(where: Places, paths: Sequence[str]) -> list[str]:
+def _keep(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
     for path in paths:
         place = _free(where.kept / path)
         os.rename(where.tree / path, place)
@@ -370,13 +370,13 @@ def _free(place: Path) -> Path:
 
 
 def _take_away(home: Path, one: Worktree) -> None:
-    where = places(home, one.worktree)
+    where = worktree_paths(home, one.worktree)
     common = Path(one.common)
     tip = None
     with contextlib.suppress(GitError):
         tip = linked_worktree.tip_of(common, one.branch)
     if mounts.at(where.work):
-        stop(home, where.work)
+        unmount(home, where.work)
     shutil.rmtree(where.tree, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()

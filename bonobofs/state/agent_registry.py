@@ -22,7 +22,7 @@ from bonobofs.state.schema import agent_roles, agents, clock, leases, moment, te
 _LONGEST_LABEL: Final = 64
 
 
-class Registered(NamedTuple):
+class MountingAgent(NamedTuple):
     """An agent as it mounts. `role` is None where nobody has given it one of its own."""
 
     label: str
@@ -67,7 +67,7 @@ def check_label(label: str, what: str = "an agent") -> str:
     return label
 
 
-def register(database: Database, label: str, role: str | None = None) -> Registered:
+def register(database: Database, label: str, role: str | None = None) -> MountingAgent:
     """The living agent of that label or UUID, entered with the role as its own if it is a label that is new.
 
     A known agent's own role stays. ForbiddenError where the agent may not mount with the role that is named.
@@ -76,13 +76,13 @@ def register(database: Database, label: str, role: str | None = None) -> Registe
         known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
         if known is None:
             identity = _enter_agent(connection, label, None, role, ())
-            return Registered(label, identity, role, None, new=True)
+            return MountingAgent(label, identity, role, None, new=True)
     if role is not None and known.roles and role not in known.roles:
         raise ForbiddenError(
             f"{known.label} may not mount as {role}, but as {', '.join(known.roles)}; "
             f"to change that: bonobofs agent change {known.label} --role R"
         )
-    return Registered(known.label, known.id, known.role, known.team, new=False)
+    return MountingAgent(known.label, known.id, known.role, known.team, new=False)
 
 
 def add(database: Database, label: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:

@@ -18,12 +18,12 @@ INDEX: Final = "index_"
 _SUFFIXES: Final = (".db", ".dump")
 
 
-def kept(home: Path) -> list[Path]:
+def list_backups(home: Path) -> list[Path]:
     """The oldest first."""
     return [path for path in sorted((home / "backups").glob("*-*.d*")) if path.suffix in _SUFFIXES]
 
 
-def back_up(database: Database, revision: str | None = None) -> Path:
+def create_backup(database: Database, revision: str | None = None) -> Path:
     """A copy of the database, dated and named by its schema, in `backups/` of the state directory; 0600.
 
     StateError when it cannot be made: for PostgreSQL that takes pg_dump of at least the server's version.

@@ -111,7 +111,7 @@ class Database:
     @property
     def name(self) -> str:
         """For people, without what is secret."""
-        return shown(self.url)
+        return without_secrets(self.url)
 
     def revision(self) -> str | None:
         """The migration that the schema is at; None where there is none of ours."""
@@ -200,7 +200,7 @@ class Database:
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
         if self.is_sqlite:
-            found = look_at_sqlite(self.url.database or "")
+            found = check_sqlite_file(self.url.database or "")
             if self._file != found:
                 self.engine.dispose()
                 self._file = found
@@ -290,13 +290,13 @@ def database_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _OF_DATABASE or name.startswith("PG")}
 
 
-def shown(where: URL) -> str:
+def without_secrets(where: URL) -> str:
     """The URL for people, without what is secret."""
     hidden = {name: "***" for name in where.query if name in SECRETS}
     return where.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def look_at_sqlite(path: str) -> tuple[int, int]:
+def check_sqlite_file(path: str) -> tuple[int, int]:
     """Which file it is that bears the name. StateError where it is none of ours, or others could change it."""
     try:
         found = os.stat(path)

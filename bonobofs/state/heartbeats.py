@@ -25,7 +25,7 @@ _LAPSE_MS: Final = round(1000 * LAPSE)
 _IS_HEARD: Final = sessions.c.heartbeat > clock() - _LAPSE_MS
 
 
-class Present(NamedTuple):
+class LiveSession(NamedTuple):
     """A session as the others see it."""
 
     id: str
@@ -50,7 +50,7 @@ def next_generation(connection: Connection) -> int:
     return generation(connection)
 
 
-def enter(database: Database, session: Session) -> int:
+def insert_session(database: Database, session: Session) -> int:
     """Enter a session that begins, and give the generation of leases that it begins with.
 
     It must read the leases after this, and follow them from then on. StateError where its agent was removed meanwhile.
@@ -78,7 +78,7 @@ def enter(database: Database, session: Session) -> int:
         return known
 
 
-def beat(database: Database, session: str, acknowledged: int) -> None:
+def write_heartbeat(database: Database, session: str, acknowledged: int) -> None:
     """Say that the session follows the leases, and that what is admitted from now on is so under this generation.
 
     It is committed when this returns: only what is read of the leases afterwards may extend the session's leave.
@@ -102,7 +102,7 @@ def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
     return list(connection.scalars(wanted.distinct()))
 
 
-def entered(database: Database) -> list[tuple[str, str, str]]:
+def list_sessions(database: Database) -> list[tuple[str, str, str]]:
     """UUID, role and source of every session that ever was."""
     with database.read() as connection:
         rows = connection.execute(select(sessions.c.id, sessions.c.role, sessions.c.source))
@@ -122,7 +122,7 @@ def agent_lives(connection: Connection, agent: str) -> bool:
     return connection.scalar(select(agents.c.id).where(agents.c.id == agent, agents.c.removed.is_(None))) is not None
 
 
-def living(connection: Connection, *, behind: int | None = None) -> list[Present]:
+def living(connection: Connection, *, behind: int | None = None) -> list[LiveSession]:
     """The sessions that have not ended and are not silent; with `behind`, only those that acknowledge less."""
     wanted = (
         select(
@@ -140,4 +140,4 @@ def living(connection: Connection, *, behind: int | None = None) -> list[Present
     )
     if behind is not None:
         wanted = wanted.where(sessions.c.acknowledged < behind)
-    return [Present(*row) for row in connection.execute(wanted)]
+    return [LiveSession(*row) for row in connection.execute(wanted)]

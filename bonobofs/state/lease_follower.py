@@ -70,7 +70,7 @@ class Follower:
 
     def beat(self) -> None:
         """Say only that the session is there: what it is bound by stays what it was, and ends when it was to end."""
-        heartbeats.beat(self._database, self._session, self._known.generation)
+        heartbeats.write_heartbeat(self._database, self._session, self._known.generation)
 
     def acknowledge(self, seen: Seen) -> None:
         """Say that every change of this session is bound by what was seen, none admitted before being under way."""

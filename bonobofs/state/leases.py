@@ -81,7 +81,7 @@ class Lease:
     until: datetime
 
 
-class Wanted(NamedTuple):
+class LeaseRequest(NamedTuple):
     """What is asked for. `seconds` is how long from now."""
 
     holder: Holder
@@ -105,14 +105,14 @@ class Conflict(NamedTuple):
         return f"{self.wanted} overlaps with {self.held}, held by {self.lease.holder} until {until}"
 
 
-class Granted(NamedTuple):
+class LeaseChange(NamedTuple):
     """A change of the leases, and the generation that it began."""
 
     lease: Lease
     generation: int
 
 
-def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
+def acquire(database: Database, wanted: LeaseRequest, overlap: Overlap) -> LeaseChange:
     """Grant all that is wanted, in place of what this holder held before from the same origin.
 
     ForbiddenError, and nothing is changed, where somebody else's lease overlaps. UsageError for what cannot be meant.
@@ -120,9 +120,9 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
     """
     check(wanted)
 
-    def grant(connection: Connection) -> Granted:
+    def grant(connection: Connection) -> LeaseChange:
         name = enter(connection, wanted, clock() + round(1000 * wanted.seconds))
-        return Granted(_stored(connection, name), heartbeats.generation(connection))
+        return LeaseChange(_stored(connection, name), heartbeats.generation(connection))
 
     granted = unless_others_hold_it(database, wanted, overlap, grant)
     if isinstance(granted, Conflict):
@@ -131,7 +131,7 @@ def acquire(database: Database, wanted: Wanted, overlap: Overlap) -> Granted:
 
 
 def wait(
-    database: Database, generation: int, *, told: Callable[[list[heartbeats.Present]], None] | None = None
+    database: Database, generation: int, *, told: Callable[[list[heartbeats.LiveSession]], None] | None = None
 ) -> None:
     """Return when every live session has acknowledged this generation, or is silent and so refuses all changes.
 
@@ -147,7 +147,7 @@ def wait(
         time.sleep(_BETWEEN_LOOKS)
 
 
-def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder | None = None) -> Granted:
+def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder | None = None) -> LeaseChange:
     """Let a lease last for this long from now. `by` is who asks; None: the operator, who may extend everybody's.
 
     ForbiddenError for somebody else's; UsageError for one that has ended: what it covered may be another's by now.
@@ -156,15 +156,15 @@ def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder |
     with database.change() as connection:
         found = _theirs(connection, lease, by)
         connection.execute(update(leases).where(leases.c.id == found.id).values(until=clock() + round(1000 * seconds)))
-        return Granted(_stored(connection, found.id), heartbeats.next_generation(connection))
+        return LeaseChange(_stored(connection, found.id), heartbeats.next_generation(connection))
 
 
-def release(database: Database, lease: str, *, by: Holder | None = None) -> Granted:
+def release(database: Database, lease: str, *, by: Holder | None = None) -> LeaseChange:
     """End a lease. `by` as for `extend`."""
     with database.change() as connection:
         found = _theirs(connection, lease, by)
         connection.execute(delete(leases).where(leases.c.id == found.id))
-        return Granted(found, heartbeats.next_generation(connection))
+        return LeaseChange(found, heartbeats.next_generation(connection))
 
 
 def list_leases(database: Database) -> list[Lease]:
@@ -208,7 +208,7 @@ def expire(database: Database) -> int:
         return connection.execute(delete(leases).where(leases.c.until <= clock())).rowcount
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: LeaseRequest) -> None:
     """UsageError for what cannot be meant."""
     if not wanted.patterns:
         raise UsageError("a lease needs a pattern; name what it is to cover, such as docs/**")
@@ -237,7 +237,7 @@ class _LateError(Exception):
 class _Compared:
     """Others' leases beside what is wanted, each compared with it once: the patterns of a lease never change."""
 
-    def __init__(self, wanted: Wanted, overlap: Overlap) -> None:
+    def __init__(self, wanted: LeaseRequest, overlap: Overlap) -> None:
         self._wanted: Final = wanted
         self._overlap: Final = overlap
         self._beside: Final[set[str]] = set()
@@ -267,7 +267,7 @@ class _Compared:
 
 
 def unless_others_hold_it(
-    database: Database, wanted: Wanted, overlap: Overlap, grant: Callable[[Connection], Grant]
+    database: Database, wanted: LeaseRequest, overlap: Overlap, grant: Callable[[Connection], Grant]
 ) -> Grant | Conflict:
     """Grant it in a transaction in which nobody else holds any of it; else the conflict, nothing changed."""
     compared = _Compared(wanted, overlap)
@@ -285,7 +285,7 @@ def unless_others_hold_it(
             return grant(connection) if conflict is None else conflict
 
 
-def enter(connection: Connection, wanted: Wanted, until: ColumnElement[int]) -> str:
+def enter(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int]) -> str:
     """Enter a lease in place of the holder's own of that origin, and give its UUID. UsageError: its agent is gone."""
     holder = wanted.holder
     if holder.agent_id is not None and not heartbeats.agent_lives(connection, holder.agent_id):
@@ -334,7 +334,7 @@ def _theirs(connection: Connection, lease: str, by: Holder | None) -> Lease:
     return found
 
 
-def mirror(database: Database, wanted: Wanted, overlap: Overlap, *, until: datetime) -> Conflict | None:
+def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until: datetime) -> Conflict | None:
     """Grant what was reserved elsewhere, until its end there, under its `origin`; else the conflict, nothing changed.
 
     Done again with the same content it changes nothing, nor where that end is over by the database's clock.
@@ -398,6 +398,6 @@ def _as_mailed(label: str) -> str:
     return "".join(character for character in label.casefold() if character.isalnum())
 
 
-def _is_the_same(lease: Lease, wanted: Wanted) -> bool:
+def _is_the_same(lease: Lease, wanted: LeaseRequest) -> bool:
     as_wanted = (wanted.holder.key, set(wanted.patterns), wanted.shared, wanted.workspace)
     return (lease.holder.key, set(lease.patterns), lease.shared, lease.workspace) == as_wanted

@@ -24,7 +24,7 @@ from sqlalchemy.schema import MetaData
 from bonobofs.errors import StateError
 from bonobofs.state import heartbeats
 from bonobofs.state import schema as tables
-from bonobofs.state.backup import INDEX, back_up, kept, restore, tables_in
+from bonobofs.state.backup import INDEX, create_backup, list_backups, restore, tables_in
 from bonobofs.state.database import BEGIN, MARK, Database, home_id, revision_of
 from bonobofs.state.sessions import lives, load_all
 
@@ -33,7 +33,7 @@ _NAMED: Final = 5
 _UNMARK: Final = delete(tables.counters).where(tables.counters.c.name == MARK)
 
 
-class Upgraded(NamedTuple):
+class UpgradeResult(NamedTuple):
     """What `upgrade` did. `before` is None where there were no tables."""
 
     before: str | None
@@ -87,7 +87,7 @@ def status(database: Database) -> Status:
         newest=wanted,
         faults=faulty,
         live=live,
-        backups=[str(path) for path in kept(database.home)],
+        backups=[str(path) for path in list_backups(database.home)],
     )
 
 
@@ -112,7 +112,7 @@ def newest(scripts: Sequence[Path] = MIGRATIONS) -> str:
     return ScriptDirectory.from_config(_config(scripts)).get_current_head() or ""
 
 
-def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgraded:
+def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> UpgradeResult:
     """Migrate to the newest schema; done again it does nothing. StateError when it is refused or failed.
 
     `scripts` are the directories that hold the migrations.
@@ -120,7 +120,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
     if database.revision() is None:
         create(database)
         if newest(scripts) == tables.REVISION:
-            return Upgraded(None, tables.REVISION, None)
+            return UpgradeResult(None, tables.REVISION, None)
     with database.alone() as connection:
         before, after = revision_of(connection) or "", newest(scripts)
         connection.rollback()
@@ -128,9 +128,9 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
             database.check_revision(before)
         _mend(connection, database, before)
         if before == after:
-            return Upgraded(before, after, None)
+            return UpgradeResult(before, after, None)
         _refuse_while_live(database, connection)
-        made = back_up(database, before)
+        made = create_backup(database, before)
         try:
             _migrate(connection, scripts, marked=True)
         except Exception as error:
@@ -138,7 +138,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
             raise StateError(
                 f"the migration to {after} failed: {_said(error)}; the database is as it was at {before}, {how} {made}"
             ) from error
-    return Upgraded(before, after, made)
+    return UpgradeResult(before, after, made)
 
 
 def faults(connection: Connection, revision: str = tables.REVISION, metadata: MetaData = tables.metadata) -> list[str]:
@@ -230,7 +230,7 @@ def _mend(connection: Connection, database: Database, revision: str) -> None:
     """Put back what a migration has left that was killed before it could. StateError where the backup is not here."""
     if not _is_marked(connection):
         return
-    made = [path for path in kept(database.home) if path.stem.endswith(f"-{revision}")]
+    made = [path for path in list_backups(database.home) if path.stem.endswith(f"-{revision}")]
     if not made:
         raise StateError(
             f"a migration of {database.name} was cut off midway, and its backup is not in {database.home / 'backups'}; "

@@ -21,7 +21,7 @@ REPOSITORY = "repository"
 """The session's own `.git`, before and after the mount; while it is mounted, the layer holds it as `.git`."""
 
 
-def make(directory: Path, *, keep: bool) -> Path:
+def create(directory: Path, *, keep: bool) -> Path:
     """An empty layer in a session's directory."""
     path = directory / (KEPT if keep else NAME)
     path.mkdir(mode=0o700)
@@ -35,7 +35,7 @@ def shows_repository(directory: Path) -> bool:
     return any((directory / layer / ".git").exists() for layer in (NAME, KEPT))
 
 
-def end(directory: Path) -> None:
+def remove(directory: Path) -> None:
     """Take the layer in a session's directory away, unless it was to be kept.
 
     Where another process removes it, which may take minutes, this returns at once.
@@ -53,9 +53,9 @@ def end(directory: Path) -> None:
         os.close(at)
 
 
-def remove_left_overs(home: Path) -> None:
+def remove_stale(home: Path) -> None:
     """Take away the layers of sessions that were killed."""
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
         if ((directory / NAME).exists() or shows_repository(directory)) and not lives(session):
-            end(directory)
+            remove(directory)

@@ -42,7 +42,7 @@ class Worktree:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Places:
+class WorktreePaths:
     """Where the parts of a worktree lie."""
 
     top: Path
@@ -58,12 +58,12 @@ class Places:
         return self.top / "work"
 
 
-def places(home: Path, worktree: str) -> Places:
-    return Places(home / "worktrees" / worktree, home / "kept" / worktree)
+def worktree_paths(home: Path, worktree: str) -> WorktreePaths:
+    return WorktreePaths(home / "worktrees" / worktree, home / "kept" / worktree)
 
 
 def save(home: Path, worktree: Worktree) -> None:
-    top = places(home, worktree.worktree).top
+    top = worktree_paths(home, worktree.worktree).top
     for directory in (top.parent, top):
         directory.mkdir(mode=0o700, exist_ok=True)
     write_document(top / "worktree.json", dataclasses.asdict(worktree))

@@ -50,12 +50,12 @@ def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     return found
 
 
-def ours() -> list[Mount]:
+def bonobofs_mounts() -> list[Mount]:
     """The mounts of bonobofs, of whichever user or state directory."""
     return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
 
 
-def copies(mount: Mount) -> tuple[str, ...]:
+def copies_of(mount: Mount) -> tuple[str, ...]:
     """Where copies of a mount that was detached are left, as far as this user may look.
 
     Mountpoints of this mount namespace, and processes of others.
@@ -65,18 +65,18 @@ def copies(mount: Mount) -> tuple[str, ...]:
         # The kernel may give the device number to a later mount.
         return other[1:] == mount[1:]
 
-    here = [str(other.mountpoint) for other in ours() if is_copy(other)]
-    return (*here, *map(str, processes.detached(lambda table: any(map(is_copy, all_mounts(table))))))
+    here = [str(other.mountpoint) for other in bonobofs_mounts() if is_copy(other)]
+    return (*here, *map(str, processes.in_other_namespaces(lambda table: any(map(is_copy, all_mounts(table))))))
 
 
 def at(mountpoint: Path) -> list[Mount]:
     """The mounts of bonobofs on exactly this path; the last one is on top."""
-    return [mount for mount in ours() if mount.mountpoint == mountpoint]
+    return [mount for mount in bonobofs_mounts() if mount.mountpoint == mountpoint]
 
 
-def over(path: Path) -> Mount | None:
+def mount_around(path: Path) -> Mount | None:
     """The mount of bonobofs that a path lies in, the innermost one; None when it lies in none."""
-    inside = [mount for mount in ours() if is_within(path, mount.mountpoint)]
+    inside = [mount for mount in bonobofs_mounts() if is_within(path, mount.mountpoint)]
     return max(inside, key=lambda mount: len(mount.mountpoint.parts), default=None)
 
 

@@ -16,7 +16,7 @@ def is_within(path: Path | str, directory: Path | str) -> bool:
     return not top or text == top or text.startswith(f"{top}/")
 
 
-def directory_below(source: Path | int, path: str) -> int:
+def open_directory_beneath(source: Path | int, path: str) -> int:
     """Open a directory below `source` component by component, following no symlink; the caller closes it. OSError.
 
     `source` is a path, or the descriptor of a directory.

@@ -99,12 +99,12 @@ def mapped_files(pid: int) -> set[str]:
     return {os.fsdecode(line.split(maxsplit=5)[5]) for line in maps.splitlines() if line.count(b" /")}
 
 
-def standing_in(directory: Path) -> list[Process]:
+def with_cwd_in(directory: Path) -> list[Process]:
     """Processes whose working directory is there or below. Links are read, never followed: nothing can hang."""
     return [Process(pid, _name(pid), "cwd") for pid in _pids() if _below(_link(f"/proc/{pid}/cwd"), directory)]
 
 
-def holding(directory: Path) -> list[Process]:
+def users_of(directory: Path) -> list[Process]:
     """Processes that keep what is mounted there from being unmounted, as far as this user may look."""
     found = []
     for pid in _pids():
@@ -114,7 +114,7 @@ def holding(directory: Path) -> list[Process]:
     return found
 
 
-def detached(holds_it: Callable[[Path], bool]) -> list[Process]:
+def in_other_namespaces(holds_it: Callable[[Path], bool]) -> list[Process]:
     """Processes of other mount namespaces whose table of mounts has it, as far as this user may look."""
     holds = {_link("/proc/self/ns/mnt"): False, "": False}
     found = []

@@ -63,7 +63,7 @@ def mounted(directory: Path, *, watched: bool = True) -> Iterator[Mount]:
         vars(launcher)["beside"] = lambda *_: [sys.executable, "-I", "-S", "-c", BLIND]
     try:
         home = session.home()
-        made = session.start(home, session.Order(source, mountpoint, agent="bench", policy=policy)).session
+        made = session.start(home, session.MountRequest(source, mountpoint, agent="bench", policy=policy)).session
     finally:
         vars(launcher)["beside"] = beside
     assert made.pid is not None
@@ -71,7 +71,7 @@ def mounted(directory: Path, *, watched: bool = True) -> Iterator[Mount]:
     try:
         yield Mount(source, mountpoint, [made.pid, *map(int, children)])
     finally:
-        session.stop(home, mountpoint)
+        session.unmount(home, mountpoint)
 
 
 def delays(turns: int) -> dict[str, list[float]]:

@@ -28,8 +28,8 @@ def shared(tmp_path: Path) -> Path:
     return directory
 
 
-def _order(source: Path, mountpoint: Path, *, allow: bool = False) -> session.Order:
-    return session.Order(source, mountpoint, allow_writable_parents=allow)
+def _order(source: Path, mountpoint: Path, *, allow: bool = False) -> session.MountRequest:
+    return session.MountRequest(source, mountpoint, allow_writable_parents=allow)
 
 
 @pytest.mark.parametrize("what", ["source", "mountpoint"])

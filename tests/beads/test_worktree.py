@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import BonobofsError
-from bonobofs.state.worktree_registry import load_all, places
+from bonobofs.state.worktree_registry import load_all, worktree_paths
 from bonobofs.system import mounts
 from tests.worlds import ALLOW_ALL, bonobofs
 from tests.worlds.issues import Workspace
@@ -29,9 +29,9 @@ def repository(beads_workspace: Workspace, home: Path, monkeypatch: pytest.Monke
         subprocess.run(["git", *identity, *command], cwd=place, check=True)
     yield beads_workspace
     for one in load_all(home):
-        mountpoint = places(home, one.worktree).work
+        mountpoint = worktree_paths(home, one.worktree).work
         with suppress(BonobofsError):
-            session.stop(home, mountpoint)
+            session.unmount(home, mountpoint)
         while mounts.at(mountpoint):
             mounts.detach(mountpoint, lazy=True)
 
@@ -97,7 +97,7 @@ def test_in_a_worktree_bd_has_the_issues_of_the_repository(repository: Workspace
     one = repository.create("one")
     assert add(repository, one, tmp_path).returncode == 0
     (made,) = load_all(home)
-    work = str(places(home, made.worktree).work)
+    work = str(worktree_paths(home, made.worktree).work)
     taken = bonobofs("shell", work, "--", "bd", "update", one, "--claim", "--json")
     assert taken.returncode == 0, taken.stderr
     assert [issue["status"] for issue in json.loads(taken.stdout)] == ["in_progress"]

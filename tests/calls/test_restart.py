@@ -18,7 +18,7 @@ from bonobofs.audit.verify import verify_trail
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import lease_service
-from bonobofs.session.lease_service import Terms, Whose
+from bonobofs.session.lease_service import HolderOption, LeaseTerms
 from tests.calls.conftest import Called, CalledMount
 from tests.watch.looking import companion_of, out_of_band, recorded, status, text, until
 from tests.worlds import ALLOW_ALL, OrdinaryUser, bonobofs
@@ -55,7 +55,7 @@ def test_everything_is_known_again(
         assert (there / f"by call {turn}").read_text() == "text"
         assert f"by call {turn}" in os.listdir(called.path)
         assert status(called.world).watch == session.WATCHING
-    lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms())
+    lease_service.acquire(home, HolderOption("bob"), ["docs/**"], LeaseTerms())
     (called.path / "docs").mkdir()
     with pytest.raises(PermissionError):
         (called.path / "docs/a").touch()

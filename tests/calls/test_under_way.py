@@ -19,7 +19,7 @@ from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import launcher, lease_service
-from bonobofs.session.lease_service import Terms, Whose
+from bonobofs.session.lease_service import HolderOption, LeaseTerms
 from bonobofs.state.heartbeats import BEAT, LAPSE
 from tests.calls.conftest import Called, CalledMount, answer
 from tests.watch.looking import companion_of, out_of_band, recorded, until
@@ -75,7 +75,7 @@ def test_a_lease_waits_for_what_was_admitted_before(slow: Called, home: Path, tm
     """Though that takes longer than a silent session is waited for; what is asked after it is bound by it."""
     go = tmp_path / "go"
     with under_way(slow, go, "docs/a.md", ["docs/a.md"]) as change:
-        acquiring = Running(lambda: lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms()))
+        acquiring = Running(lambda: lease_service.acquire(home, HolderOption("bob"), ["docs/**"], LeaseTerms()))
         until(lambda: slow("lease.list"), "the lease is entered")
         deadline = time.monotonic() + LAPSE + 3 * BEAT
         until(lambda: time.monotonic() > deadline or acquiring.came, "time goes by")
@@ -146,7 +146,7 @@ def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_
         assert (slow.path / "docs/a.md").read_text() == "made"
         assert slow("whoami")["agent"] == "alice"
         until(lambda: recorded(slow.world, "companion"), "another stands")
-        lease_service.acquire(home, Whose("bob"), ["docs/**"], Terms())
+        lease_service.acquire(home, HolderOption("bob"), ["docs/**"], LeaseTerms())
         with pytest.raises(PermissionError):
             (slow.path / "docs/a.md").write_text("text")
     (slow.source / "sign").touch()

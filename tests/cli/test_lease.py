@@ -111,14 +111,16 @@ def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, 
         assert (answer["code"], answer["holder"], answer["chain"]) == ("LEASED", "bob", "C1")
         assert answer["until"] == denied["until"]
     world.umount()
-    order = session.Order(world.source, world.path, agent="ann", policy=Path(world.session.policy.origin), chain="C1")
+    order = session.MountRequest(
+        world.source, world.path, agent="ann", policy=Path(world.session.policy.origin), chain="C1"
+    )
     again = session.start(home, order)
     try:
         assert again.session.chain == "C1"
         assert json.loads((world.path / ".bonobofs/whoami.json").read_text())["chain"] == "C1"
         (world.path / "docs/a.md").touch()
     finally:
-        session.stop(home, world.path)
+        session.unmount(home, world.path)
 
 
 def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) -> None:
@@ -324,13 +326,13 @@ def test_a_release_is_followed_when_it_returns(mounted: Mounted, home: Path) -> 
     file = world.path / "a"
     file.touch()
     for turn in range(50):
-        lease_service.acquire(home, lease_service.Whose("bob"), ["**"], lease_service.Terms())
+        lease_service.acquire(home, lease_service.HolderOption("bob"), ["**"], lease_service.LeaseTerms())
         with pytest.raises(PermissionError):
             file.write_text("refused")
-        lease_service.release(home, lease_service.Whose("bob"), None)
+        lease_service.release(home, lease_service.HolderOption("bob"), None)
         file.write_text(str(turn))
-    lease_service.acquire(home, lease_service.Whose("bob"), ["**"], lease_service.Terms())
-    lease = lease_service.extend(home, lease_service.Whose("bob"), None, 0.001)
+    lease_service.acquire(home, lease_service.HolderOption("bob"), ["**"], lease_service.LeaseTerms())
+    lease = lease_service.extend(home, lease_service.HolderOption("bob"), None, 0.001)
     assert lease.until is not None
     assert lease_service.list_leases(home) == []
     file.write_text("over")

@@ -54,7 +54,7 @@ def test_an_engineers_own_sources_may_change_at_once(home: Path, project: Path, 
     mountpoint = tmp_path / "m"
     mountpoint.mkdir()
     (project / ".vscode").mkdir()
-    world = World(home, session.start(home, session.Order(project, mountpoint, agent="alice")).session)
+    world = World(home, session.start(home, session.MountRequest(project, mountpoint, agent="alice")).session)
     try:
         (mountpoint / "src").mkdir()
         (mountpoint / "src/app.py").write_text("print()\n")

@@ -31,7 +31,7 @@ def page_run(tmp_path: Path) -> Iterator[PageRun]:
     place.mkdir()
     run = PageRun(place, find_bd())
     yield run
-    for mount in mounts.ours():
+    for mount in mounts.bonobofs_mounts():
         if place in mount.mountpoint.parents:
             run.step(f"bonobofs umount {mount.mountpoint}")
 

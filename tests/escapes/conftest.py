@@ -139,7 +139,7 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BONOBOFS_HOME", str(top / "home"))
         home = session.home()
-    order = session.Order(source, mountpoint, agent="alice", transport=request.param)
+    order = session.MountRequest(source, mountpoint, agent="alice", transport=request.param)
     ground = Ground(home, session.start(home, order).session, outside)
     yield ground
     log = home / "sessions" / ground.session.session / "server.log"

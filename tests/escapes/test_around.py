@@ -20,7 +20,7 @@ from bonobofs import session
 from bonobofs.audit.recovery import OUT_OF_BAND, SLACK
 from bonobofs.audit.verify import read_head
 from bonobofs.errors import BonobofsError
-from bonobofs.session import Order
+from bonobofs.session import MountRequest
 from bonobofs.system import mounts, processes
 from tests.escapes.attack import CONTENT, IS_ROOT
 from tests.escapes.conftest import PATIENCE, build
@@ -57,38 +57,38 @@ def _denied(world: World) -> list[tuple[str, str | None]]:
 # -- where a mount may stand
 
 
-def _inside(source: Path, other: Path) -> Order:
+def _inside(source: Path, other: Path) -> MountRequest:
     (source / "aidlc-docs/m").mkdir()
-    return Order(source, source / "aidlc-docs/m")
+    return MountRequest(source, source / "aidlc-docs/m")
 
 
-def _inside_by_symlink(source: Path, other: Path) -> Order:
+def _inside_by_symlink(source: Path, other: Path) -> MountRequest:
     (source / "aidlc-docs/m").mkdir()
     (other / "link").symlink_to(source / "aidlc-docs")
-    return Order(source, other / "link/m")
+    return MountRequest(source, other / "link/m")
 
 
-def _inside_by_dots(source: Path, other: Path) -> Order:
+def _inside_by_dots(source: Path, other: Path) -> MountRequest:
     (source / "aidlc-docs/m").mkdir()
-    return Order(source, other / ".." / source.name / "aidlc-docs/m")
+    return MountRequest(source, other / ".." / source.name / "aidlc-docs/m")
 
 
-def _above(source: Path, other: Path) -> Order:
-    return Order(source, source.parent)
+def _above(source: Path, other: Path) -> MountRequest:
+    return MountRequest(source, source.parent)
 
 
-def _state_in_the_source(source: Path, other: Path) -> Order:
-    return Order(source.parent, other)
+def _state_in_the_source(source: Path, other: Path) -> MountRequest:
+    return MountRequest(source.parent, other)
 
 
-def _policy_in_the_source(source: Path, other: Path) -> Order:
-    return Order(source, other, policy=source / "policy.toml")
+def _policy_in_the_source(source: Path, other: Path) -> MountRequest:
+    return MountRequest(source, other, policy=source / "policy.toml")
 
 
-def _policy_in_the_source_by_symlink(source: Path, other: Path) -> Order:
+def _policy_in_the_source_by_symlink(source: Path, other: Path) -> MountRequest:
     link = other.parent / "policy-link.toml"
     link.symlink_to(source / "policy.toml")
-    return Order(source, other, policy=link)
+    return MountRequest(source, other, policy=link)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def _policy_in_the_source_by_symlink(source: Path, other: Path) -> Order:
     ],
 )
 def test_a_mount_that_could_be_passed_is_refused(
-    home: Path, source: Path, tmp_path: Path, order: Callable[[Path, Path], Order], says: str
+    home: Path, source: Path, tmp_path: Path, order: Callable[[Path, Path], MountRequest], says: str
 ) -> None:
     """A mountpoint in its own source, a state directory or a policy within reach: nothing is mounted."""
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(BonobofsError, match=says):
         session.start(home, order(source, other))
-    assert not [mount for mount in mounts.ours() if tmp_path in mount.mountpoint.parents]
+    assert not [mount for mount in mounts.bonobofs_mounts() if tmp_path in mount.mountpoint.parents]
     assert session.statuses(home) == []
 
 
@@ -120,7 +120,11 @@ def test_a_mount_within_a_mount_is_refused(home: Path, mounted: Mounted, tmp_pat
     world = mounted()
     other = tmp_path / "other"
     other.mkdir()
-    for order in (Order(world.path, other), Order(other, world.path / "aidlc-docs"), Order(world.path / "src", other)):
+    for order in (
+        MountRequest(world.path, other),
+        MountRequest(other, world.path / "aidlc-docs"),
+        MountRequest(world.path / "src", other),
+    ):
         with pytest.raises(BonobofsError, match="lies in a mount of bonobofs"):
             session.start(home, order)
     assert tell(_append, world.path / "src/main.py") == errno.EACCES
@@ -479,6 +483,6 @@ def test_what_was_done_past_the_mount_is_found_after_an_unclean_boot(mounted: Mo
 
 
 def _settled(world: World) -> float:
-    session.settle(world.home)
+    session.close_ended(world.home)
     settled = read_head(world.head).settled
     return settled.timestamp() if settled is not None else 0.0

@@ -42,10 +42,12 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BONOBOFS_HOME", str(top / "home"))
         home = session.home()
-        world = World(home, session.start(home, session.Order(top / "source", top / "mount", agent="alice")).session)
+        world = World(
+            home, session.start(home, session.MountRequest(top / "source", top / "mount", agent="alice")).session
+        )
         for number in range(6):
             tell(make, world.path / f"aidlc-docs/{number}.md", b"text")
-        session.settle(home)
+        session.close_ended(home)
         if request.param == "killed":
             world.kill()
         assert world.clear() == []
@@ -205,7 +207,7 @@ def test_a_record_that_is_spoilt_while_it_is_written_is_found(
     build(source)
     world = mounted()
     tell(make, world.path / "aidlc-docs/before.md", b"text")
-    session.settle(world.home)
+    session.close_ended(world.home)
     spoil(world)
     tell(make, world.path / "aidlc-docs/after.md", b"text")
     with pytest.raises(PermissionError):

@@ -19,7 +19,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.session import Session, launcher
-from bonobofs.session.registration import Who, draw
+from bonobofs.session.registration import SessionRequest, register_session
 from bonobofs.system import mounts
 from tests.fuse.people import IS_ROOT, NOBODY, User, tell
 from tests.fuse.waiting import until
@@ -27,7 +27,7 @@ from tests.worlds import ALLOW_ALL, ROOT, Mounted, World
 
 # An interpreter in root's home cannot import anything more once a child has become an ordinary user.
 codecs.lookup("ascii")
-LOADED = (session.start, session.stop)
+LOADED = (session.start, session.unmount)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,10 +49,10 @@ class Place(World):
         self.user = user
         self._python = python
 
-    def umount(self) -> session.Ended:
-        def stop() -> session.Ended:
+    def umount(self) -> session.Unmounted:
+        def stop() -> session.Unmounted:
             sys.executable = self._python
-            return session.stop(self.home, self.path)
+            return session.unmount(self.home, self.path)
 
         return tell(stop, user=self.user)
 
@@ -96,7 +96,7 @@ def _places(directory: Path, user: User | None, python: str) -> Iterator[MakePla
                 path.mkdir(exist_ok=True)
         file = directory / f"policy-{len(made)}.toml"
         file.write_text(policy, encoding="utf-8")
-        order = session.Order(source, mountpoint, agent="alice", policy=file, transport=transport)
+        order = session.MountRequest(source, mountpoint, agent="alice", policy=file, transport=transport)
         return session.start(session.home(), order).session
 
     def mount(
@@ -209,7 +209,9 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     mountpoint.mkdir()
     policy.write_text(ALLOW_ALL)
     chosen = session.choose_policy(home, policy)
-    made = draw(home, source=source, mountpoint=mountpoint, who=Who("alice"), policy=chosen, transport="kernel").session
+    made = register_session(
+        home, source=source, mountpoint=mountpoint, who=SessionRequest("alice"), policy=chosen, transport="kernel"
+    ).session
     config: dict[str, Any] = {
         "source": made.source,
         "mountpoint": made.mountpoint,

@@ -269,7 +269,7 @@ def test_asking_for_the_record_is_answered_at_once(place: MakePlace) -> None:
     world = place()
     world.does((world.path / "file").write_text, "content")
     start = time.monotonic()
-    session.settle(world.home)
+    session.close_ended(world.home)
     assert time.monotonic() - start < 1
     assert [entry for entry in _of(_now(world), "file") if entry.kind == "outcome" and entry.bytes]
 
@@ -293,7 +293,7 @@ def test_a_trail_that_cannot_be_written_stops_changes_and_not_reading(own_place:
     """Every change is EIO while there is no room for its entry; then all goes on, and the gap is told."""
     world = own_place()
     (world.path / "file").write_text("content")
-    session.settle(world.home)
+    session.close_ended(world.home)
     free = resource.prlimit(world.pid, resource.RLIMIT_FSIZE)
     with (world.path / "open").open("wb", buffering=0) as opened:
         opened.write(b"run")

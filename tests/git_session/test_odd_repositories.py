@@ -179,12 +179,12 @@ def test_what_cannot_be_published_is_said_at_the_mount(home: Path, source: Path,
     sha256(source, tmp_path)
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
-    made = session.start(home, session.Order(source, mountpoint, policy=PRESET))
+    made = session.start(home, session.MountRequest(source, mountpoint, policy=PRESET))
     try:
         git(mountpoint, "switch", "-q", "-c", "aidlc/kept")
         assert "not published" in git(mountpoint, "commit", "-q", "--allow-empty", "-m", "one")
     finally:
-        ended = session.stop(home, mountpoint)
+        ended = session.unmount(home, mountpoint)
     assert any("cannot publish" in note for note in made.notes)
     assert [kept.branches for kept in ended.kept] == [{"aidlc/kept": 1}]
 
@@ -232,13 +232,13 @@ def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
     store_preset(home, source.resolve(), "aidlc")
-    made = session.start(home, session.Order(source, mountpoint, policy=PRESET))
+    made = session.start(home, session.MountRequest(source, mountpoint, policy=PRESET))
     try:
         assert any("Git cannot change anything" in note and words in note for note in made.notes), made.notes
         with pytest.raises(OSError, match=r"Read-only|Not a directory"):
             (mountpoint / ".git/config").write_text("changed")
     finally:
-        session.stop(home, mountpoint)
+        session.unmount(home, mountpoint)
 
 
 def test_a_filter_of_the_repository_filters_in_the_session(mounted: Mounted, source: Path) -> None:

@@ -143,7 +143,7 @@ def test_one_that_conflicts_is_told_once_and_is_no_lease(
 ) -> None:
     """Until what it conflicts with has ended; a pattern that cannot be enforced is told too."""
     holder = leases.Holder("alice", world.session.agent_id)
-    held = leases.acquire(database, leases.Wanted(holder, ("docs/plan.md",)), patterns_meet).lease
+    held = leases.acquire(database, leases.LeaseRequest(holder, ("docs/plan.md",)), patterns_meet).lease
     rival = f"Rival{uuid.uuid4().hex[:8]}"
     reserving.reserve(rival, "docs/*.md")
     reserving.reserve(rival, "a/../b")

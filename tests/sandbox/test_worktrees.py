@@ -20,9 +20,9 @@ from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError,
 from bonobofs.git import linked_worktree
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.session import worktrees
-from bonobofs.session.worktrees import Made, Wanted
+from bonobofs.session.worktrees import AddedWorktree, WorktreeRequest
 from bonobofs.state.sessions import live_at
-from bonobofs.state.worktree_registry import load_all, places, save
+from bonobofs.state.worktree_registry import load_all, save, worktree_paths
 from bonobofs.system import mounts
 from tests.watch.looking import out_of_band, until
 from tests.worlds import Mounted, bonobofs
@@ -62,21 +62,21 @@ def policy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def wanted(home: Path, repository: Path, policy: Path) -> Iterator[Wanted]:
-    yield Wanted(repository, "gt-1", "alice", policy=policy)
+def wanted(home: Path, repository: Path, policy: Path) -> Iterator[WorktreeRequest]:
+    yield WorktreeRequest(repository, "gt-1", "alice", policy=policy)
     for one in load_all(home):
-        where = places(home, one.worktree)
+        where = worktree_paths(home, one.worktree)
         with contextlib.suppress(BonobofsError):
-            session.stop(home, where.work)
+            session.unmount(home, where.work)
         while mounts.at(where.work):
             mounts.detach(where.work, lazy=True)
 
 
-def add(home: Path, wanted: Wanted) -> Made:
+def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
     return worktrees.add(home, wanted)
 
 
-def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: Wanted) -> None:
+def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: WorktreeRequest) -> None:
     """The worktree is mounted at `work`, on the branch of its issue, and git reads there as anywhere."""
     made = add(home, wanted._replace(issue="GT-1.2"))
     assert made.work.name == "work"
@@ -92,7 +92,7 @@ def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: Wanted) -> 
     assert git(wanted.repository, "status", "--short").stdout == "", "the operator's own work tree is untouched"
 
 
-def test_the_agent_commits_for_its_issue(home: Path, wanted: Wanted) -> None:
+def test_the_agent_commits_for_its_issue(home: Path, wanted: WorktreeRequest) -> None:
     """Any git works there. A commit of the issue is published, a commit of another issue is not."""
     made = add(home, wanted)
     (made.work / "docs/a.md").write_text("more\n")
@@ -105,7 +105,7 @@ def test_the_agent_commits_for_its_issue(home: Path, wanted: Wanted) -> None:
     git(wanted.repository, "fsck", "--strict")
 
 
-def test_a_branch_that_another_prepared_is_refused(home: Path, wanted: Wanted) -> None:
+def test_a_branch_that_another_prepared_is_refused(home: Path, wanted: WorktreeRequest) -> None:
     """The agent would publish commits that it did not make: they are listed, and nothing is made."""
     git(wanted.repository, "branch", "aidlc/gt-2")
     git(wanted.repository, "switch", "-qc", "aidlc/gt-1")
@@ -118,7 +118,7 @@ def test_a_branch_that_another_prepared_is_refused(home: Path, wanted: Wanted) -
     assert add(home, wanted._replace(issue="gt-2")).worktree.branch == "aidlc/gt-2", "it has no commit of its own"
 
 
-def test_the_agent_gets_its_own_branch_again(home: Path, wanted: Wanted) -> None:
+def test_the_agent_gets_its_own_branch_again(home: Path, wanted: WorktreeRequest) -> None:
     """A branch that the agent published, or left in a removed worktree, is its own."""
     made = add(home, wanted)
     (made.work / "docs/a.md").write_text("more\n")
@@ -133,7 +133,7 @@ def test_the_agent_gets_its_own_branch_again(home: Path, wanted: Wanted) -> None
 
 
 def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mount(
-    home: Path, wanted: Wanted, mounted: Mounted
+    home: Path, wanted: WorktreeRequest, mounted: Mounted
 ) -> None:
     """The repository is mounted, where whatever else changes `.git` is out of band."""
     world = mounted(source=wanted.repository, policy=POLICY)
@@ -156,10 +156,10 @@ def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mo
     ]
 
 
-def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: Wanted) -> None:
+def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: WorktreeRequest) -> None:
     """What git would make of the files cannot be known then: nothing is taken away, and it is said what to remove."""
     made = add(home, wanted)
-    tree = places(home, made.worktree.worktree).tree
+    tree = worktree_paths(home, made.worktree.worktree).tree
     os.mkfifo(tree / "docs/.gitignore")
     (made.work / "docs/new.md").write_text("new")
     with pytest.raises(GitError, match=r"docs/\.gitignore is no file; remove it"):
@@ -170,7 +170,7 @@ def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: Wanted) -> None:
     assert removed.files == ("docs/new.md",)
 
 
-def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path, wanted: Wanted) -> None:
+def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path, wanted: WorktreeRequest) -> None:
     made = add(home, wanted)
     (home / "policy.toml").write_text("default = [")
     with pytest.raises(PolicyError):
@@ -180,10 +180,10 @@ def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path
     assert worktrees.remove(home, "gt-1").kept is None
 
 
-def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
+def test_what_is_in_no_commit_is_kept(home: Path, wanted: WorktreeRequest) -> None:
     """Changed, staged, untracked and ignored files survive the removal, and each is named; the branch stays."""
     made = add(home, wanted)
-    tree = places(home, made.worktree.worktree).tree
+    tree = worktree_paths(home, made.worktree.worktree).tree
     common = wanted.repository / ".git"
     (made.work / "docs/a.md").write_text("changed\n")
     (made.work / "docs/new.md").write_text("new\n")
@@ -210,10 +210,10 @@ def test_what_is_in_no_commit_is_kept(home: Path, wanted: Wanted) -> None:
     assert git(wanted.repository, "branch", "--format=%(refname:short)").stdout.split() == ["aidlc/gt-1", "main"]
     assert len(git(wanted.repository, "worktree", "list").stdout.splitlines()) == 1
     git(wanted.repository, "fsck", "--strict")
-    assert worktrees.standings(home) == []
+    assert worktrees.statuses(home) == []
 
 
-def _stage(common: Path, made: Made, tree: Path, path: str, content: bytes) -> None:
+def _stage(common: Path, made: AddedWorktree, tree: Path, path: str, content: bytes) -> None:
     """Stage something else than the file has, as the gate may have done."""
     (tree / path).rename(tree / "aside")
     (tree / path).write_bytes(content)
@@ -223,7 +223,7 @@ def _stage(common: Path, made: Made, tree: Path, path: str, content: bytes) -> N
     (tree / "aside").rename(tree / path)
 
 
-def test_a_clean_worktree_leaves_nothing(home: Path, wanted: Wanted) -> None:
+def test_a_clean_worktree_leaves_nothing(home: Path, wanted: WorktreeRequest) -> None:
     """Where all is committed, nothing is kept."""
     made = add(home, wanted)
     removed = worktrees.remove(home, str(made.work))
@@ -233,7 +233,7 @@ def test_a_clean_worktree_leaves_nothing(home: Path, wanted: Wanted) -> None:
         worktrees.remove(home, "gt-1")
 
 
-def test_nobody_is_thrown_out(home: Path, wanted: Wanted) -> None:
+def test_nobody_is_thrown_out(home: Path, wanted: WorktreeRequest) -> None:
     """While somebody stands in the worktree it is not removed, and it goes on as before."""
     made = add(home, wanted)
     with subprocess.Popen(["sh", "-c", "read x"], cwd=made.work, stdin=subprocess.PIPE) as standing:
@@ -244,7 +244,7 @@ def test_nobody_is_thrown_out(home: Path, wanted: Wanted) -> None:
     worktrees.remove(home, "gt-1")
 
 
-def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: Wanted) -> None:
+def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: WorktreeRequest) -> None:
     """A worktree is made when the work of every issue that it depends on is in the base, and not before."""
     first = add(home, wanted)
     second = wanted._replace(issue="gt-2", depends_on=["gt-1"])
@@ -264,11 +264,11 @@ def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: Wanted)
     assert add(home, second).worktree.base == made
 
 
-def test_a_worktree_is_mounted_again(home: Path, wanted: Wanted) -> None:
+def test_a_worktree_is_mounted_again(home: Path, wanted: WorktreeRequest) -> None:
     """After an unmount or a crash the same worktree comes back with what was in it; it is one agent's alone."""
     made = add(home, wanted)
     (made.work / "docs/new.md").write_text("new\n")
-    session.stop(home, made.work)
+    session.unmount(home, made.work)
     again = add(home, wanted)
     assert again.work == made.work
     assert again.worktree.worktree == made.worktree.worktree
@@ -278,12 +278,12 @@ def test_a_worktree_is_mounted_again(home: Path, wanted: Wanted) -> None:
         add(home, wanted._replace(agent="bob"))
 
 
-def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: Wanted) -> None:
+def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: WorktreeRequest) -> None:
     """Whoever is killed while making a worktree leaves nothing that hinders the next."""
     made = add(home, wanted)
     worktrees.remove(home, "gt-1")
     save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
-    where = places(home, made.worktree.worktree)
+    where = worktree_paths(home, made.worktree.worktree)
     common = wanted.repository / ".git"
     linked_worktree.make(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
     again = add(home, wanted)
@@ -291,7 +291,7 @@ def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: Wanted) -> No
     assert git(again.work, "status", "--short").stdout == ""
 
 
-def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
     """Without the repository no commit has anything, so the whole work tree is kept."""
     add(home, wanted)
     wanted.repository.rename(tmp_path / "elsewhere")
@@ -301,14 +301,14 @@ def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: Wanted, tm
 
 
 @pytest.mark.parametrize("issue", ["", "../x", "a/b", "-x", "a b", "ä", "a\n", ".git", "x" * 200])
-def test_an_id_that_can_be_no_branch_is_refused(home: Path, wanted: Wanted, issue: str) -> None:
+def test_an_id_that_can_be_no_branch_is_refused(home: Path, wanted: WorktreeRequest, issue: str) -> None:
     """An issue names a branch and directories, so it is plain."""
     with pytest.raises(UsageError):
         add(home, wanted._replace(issue=issue))
     assert list(load_all(home)) == []
 
 
-def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
     """Outside a repository, and where the branch is checked out elsewhere, nothing is left behind."""
     (tmp_path / "plain").mkdir()
     with pytest.raises(GitError, match="no git repository"):
@@ -316,12 +316,12 @@ def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: W
     git(wanted.repository, "switch", "-qc", "aidlc/gt-1")
     with pytest.raises(GitError, match="cannot be made"):
         add(home, wanted)
-    assert worktrees.standings(home) == []
+    assert worktrees.statuses(home) == []
     with pytest.raises(GitError, match="no commit"):
         add(home, wanted._replace(base="nowhere"))
 
 
-def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: Wanted, tmp_path: Path) -> None:
+def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
     """Hooks, filters and monitors of the repository stay words when a worktree is made and removed."""
     traces = tmp_path / "traces"
     program = tmp_path / "program"
@@ -341,7 +341,7 @@ def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: Wante
     assert not traces.exists()
 
 
-def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: Wanted) -> None:
+def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: WorktreeRequest) -> None:
     """`add` prints the path of the mount, `list` how each stands, `remove` every file that is kept."""
     options = ("--issue", "gt-1", "--agent", "alice", "--repository", str(wanted.repository))
     added = bonobofs("worktree", "add", *options, "--policy", str(wanted.policy))

@@ -53,8 +53,8 @@ from bonobofs.session import lease_service
 
 def acquire(*patterns):
     try:
-        terms = lease_service.Terms(seconds=3600)
-        lease = lease_service.acquire(session.home(), lease_service.Whose("ann"), patterns, terms)
+        terms = lease_service.LeaseTerms(seconds=3600)
+        lease = lease_service.acquire(session.home(), lease_service.HolderOption("ann"), patterns, terms)
         return lease.until.isoformat()
     except ForbiddenError:
         return None

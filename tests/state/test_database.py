@@ -23,7 +23,7 @@ from bonobofs.session import launcher
 from bonobofs.state import agent_registry, backup, leases, schema
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.lease_follower import LAPSE
-from bonobofs.state.leases import Holder, Wanted
+from bonobofs.state.leases import Holder, LeaseRequest
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
 from tests.state.test_mounts import acquire, writes
@@ -250,7 +250,7 @@ def test_one_wins_whatever_isolation_the_server_has(
             holder = Holder(f"agent-{number}", agent_registry.register(mine, f"agent-{number}").id)
             ready.wait()
             try:
-                leases.acquire(mine, Wanted(holder, ("docs/**",)), patterns_meet)
+                leases.acquire(mine, LeaseRequest(holder, ("docs/**",)), patterns_meet)
                 said.append("won")
             except ForbiddenError:
                 said.append("lost")
@@ -312,7 +312,7 @@ def test_a_password_is_no_argument_of_pg_dump(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     with Database.open(home) as database, pytest.raises(StateError, match=r"pg_dump failed.*it ended with 3"):
-        backup.back_up(database)
+        backup.create_backup(database)
     assert (tmp_path / "given").read_text() == f"{SECRET}\n"
     assert SECRET not in (tmp_path / "arguments").read_text()
     assert f"dbname='{name}'" in (tmp_path / "arguments").read_text()

@@ -23,7 +23,7 @@ from bonobofs.session import OpenSession
 from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import BEAT, LAPSE, Follower
-from bonobofs.state.leases import Granted, Holder, Wanted
+from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
 
@@ -51,9 +51,9 @@ def follower_of(database: Database, opened: OpenSession) -> Follower:
     return Follower(database, made.session, Holder(made.agent, made.agent_id).key, made.source)
 
 
-def acquire(database: Database, label: str, *patterns: str, shared: bool = False, seconds: float = 60) -> Granted:
+def acquire(database: Database, label: str, *patterns: str, shared: bool = False, seconds: float = 60) -> LeaseChange:
     """As `lease acquire` does: it returns when the lease binds everybody."""
-    wanted = Wanted(holder(database, label), patterns, shared=shared, seconds=seconds)
+    wanted = LeaseRequest(holder(database, label), patterns, shared=shared, seconds=seconds)
     granted = leases.acquire(database, wanted, patterns_meet)
     leases.wait(database, granted.generation)
     return granted
@@ -141,7 +141,7 @@ def test_a_session_that_is_silent_is_not_waited_for(database: Database, ann: Ope
     """One that was killed, or whose host is gone."""
     made = ann.session
     ghost = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
-    heartbeats.enter(database, ghost)
+    heartbeats.insert_session(database, ghost)
     with database.read() as connection:
         assert len(heartbeats.living(connection)) == 2
     began = time.monotonic()
@@ -165,7 +165,7 @@ def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database
 def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenSession) -> None:
     """A look that came to nothing, because the database went away after it, takes nothing with it."""
     follower = follower_of(database, ann)
-    leases.acquire(database, Wanted(holder(database, "bob"), ("docs/**",)), patterns_meet)
+    leases.acquire(database, LeaseRequest(holder(database, "bob"), ("docs/**",)), patterns_meet)
     first, second = follower.look(), follower.look()
     assert first.leases == second.leases
     assert first.leases is not None
@@ -183,10 +183,10 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
         with session.open_session(source, agent=agent, policy=policy) as opened:
             heartbeats.detach(database, opened.session.session)
             mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
-            heartbeats.enter(database, mine)
+            heartbeats.insert_session(database, mine)
             ann = leases.holder_of_mail(database, "ann", opened.session.source)
             for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):
-                mirrored = Wanted(ann, (pattern,), workspace=opened.session.source, origin=origin)
+                mirrored = LeaseRequest(ann, (pattern,), workspace=opened.session.source, origin=origin)
                 assert leases.mirror(database, mirrored, patterns_meet, until=ends) is None
             key = Holder(agent, opened.session.agent_id, chain).key
             seen = Follower(database, mine.session, key, mine.source).look().leases

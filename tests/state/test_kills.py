@@ -46,7 +46,7 @@ for line in sys.stdin:
 """
 ACQUIRE = """
 def run():
-    lease_service.acquire(Path(sys.argv[1]), lease_service.Whose("bob"), ["src/**", "lib/**"], lease_service.Terms())
+    lease_service.acquire(Path(sys.argv[1]), lease_service.HolderOption("bob"), ["src/**", "lib/**"], lease_service.LeaseTerms())
 """
 UPGRADE = """
 def run():
@@ -87,7 +87,7 @@ def test_an_acquirer_that_is_killed_holds_all_or_nothing(database: Database, hom
     seen = set()
     with killed(ACQUIRE, home) as killed_at:
         for step in range(1, _MOST_STEPS):
-            leases.acquire(database, leases.Wanted(bob, before), lambda *_: False)
+            leases.acquire(database, leases.LeaseRequest(bob, before), lambda *_: False)
             came_so_far = killed_at(step)
             (lease,) = leases.list_leases(database)
             assert lease.patterns in (before, after)

@@ -17,7 +17,7 @@ from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
-from bonobofs.state.leases import Granted, Holder, Wanted
+from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
 from bonobofs.state.schema import leases as rows
 from tests.worlds import environment
 
@@ -32,8 +32,8 @@ def bob(database: Database) -> Holder:
     return Holder("bob", agent_registry.add(database, "bob").id)
 
 
-def acquire(database: Database, holder: Holder, *patterns: str, **more: Any) -> Granted:
-    return leases.acquire(database, Wanted(holder, patterns)._replace(**more), patterns_meet)
+def acquire(database: Database, holder: Holder, *patterns: str, **more: Any) -> LeaseChange:
+    return leases.acquire(database, LeaseRequest(holder, patterns)._replace(**more), patterns_meet)
 
 
 def held(database: Database) -> list[tuple[str, tuple[str, ...]]]:
@@ -159,7 +159,9 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     acquire(database, ann, "docs/**")
 
     def mirror(holder: Holder, number: int, *patterns: str) -> leases.Conflict | None:
-        return leases.mirror(database, Wanted(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later)
+        return leases.mirror(
+            database, LeaseRequest(holder, patterns, origin=f"mail:{number}"), patterns_meet, until=later
+        )
 
     assert mirror(ann, 1, "docs/a") is None
     assert mirror(ann, 2, "src/**") is None
@@ -217,7 +219,7 @@ def test_who_compares_patterns_for_long_holds_nobody_up(
     def compare() -> None:
         mine = opened(tmp_path / "home")
         try:
-            leases.acquire(mine, Wanted(bob, ("src/**",)), slow)
+            leases.acquire(mine, LeaseRequest(bob, ("src/**",)), slow)
         except ForbiddenError as error:
             said.append(str(error))
 
@@ -262,7 +264,7 @@ from bonobofs.state.database import Database
 
 home, label, identity, pattern = Path(sys.argv[1]), *sys.argv[2:]
 with Database.open(home) as database:
-    wanted = leases.Wanted(leases.Holder(label, identity), (pattern,))
+    wanted = leases.LeaseRequest(leases.Holder(label, identity), (pattern,))
     print("there", flush=True)
     for _ in sys.stdin:
         try:

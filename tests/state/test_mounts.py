@@ -19,17 +19,17 @@ from bonobofs.policy.overlap import patterns_meet
 from bonobofs.state import agent_registry, leases
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import LAPSE
-from bonobofs.state.leases import Granted, Holder, Wanted
+from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
 from tests.watch.looking import companion_of, stopped
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
 
-def acquire(database: Database, label: str, *patterns: str) -> Granted:
+def acquire(database: Database, label: str, *patterns: str) -> LeaseChange:
     """As `lease acquire` does: it returns when the lease binds everybody."""
     holder = Holder(label, agent_registry.register(database, label).id)
-    granted = leases.acquire(database, Wanted(holder, patterns), patterns_meet)
+    granted = leases.acquire(database, LeaseRequest(holder, patterns), patterns_meet)
     leases.wait(database, granted.generation)
     return granted
 
@@ -223,7 +223,7 @@ def test_no_call_changes_what_another_has_leased(mounted: Mounted, database: Dat
             with pytest.raises(PermissionError):
                 call()
             assert _seen(world.source / "docs") == before, name
-    session.settle(world.home)
+    session.close_ended(world.home)
     assert _seen(world.source / "docs") == before
     assert (docs / "a").read_bytes() == b"a" * 400
     codes = {entry.code for entry in world.entries() if entry.result == "denied"}

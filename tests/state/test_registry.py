@@ -83,13 +83,13 @@ def test_no_session_begins_of_an_agent_that_was_removed_meanwhile(database: Data
     agent_registry.remove(database, "ann")
     agent_registry.add(database, "ann")
     with pytest.raises(StateError, match="ann was removed a moment ago"):
-        heartbeats.enter(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
+        heartbeats.insert_session(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
 
 
 def test_many_agents_are_registered_at_once(opened: Callable[[Path], Database], home: Path) -> None:
     """No name is lost and none gets two identities when many register together, in a database that is not made yet."""
     labels = [f"agent-{number % 10}" for number in range(40)]
-    found: list[agent_registry.Registered] = []
+    found: list[agent_registry.MountingAgent] = []
 
     def register(label: str) -> None:
         with Database.open(home) as mine:

@@ -19,7 +19,7 @@ from bonobofs.state import backup as backups
 from bonobofs.state.database import Database
 from tests.worlds import bonobofs, environment
 
-Migrate = Callable[[str], migrate.Upgraded]
+Migrate = Callable[[str], migrate.UpgradeResult]
 
 HEADER = """
 import os

@@ -148,11 +148,11 @@ class World:
 
     def entries(self) -> list[AuditEntry]:
         """All that the record holds, once the server has settled it."""
-        session.settle(self.home)
+        session.close_ended(self.home)
         return list(read(self.trail))
 
-    def umount(self) -> session.Ended:
-        return session.stop(self.home, self.path)
+    def umount(self) -> session.Unmounted:
+        return session.unmount(self.home, self.path)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End the server by a signal and wait until it is gone."""
