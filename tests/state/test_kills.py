@@ -46,7 +46,8 @@ for line in sys.stdin:
 """
 ACQUIRE = """
 def run():
-    lease_service.acquire(Path(sys.argv[1]), lease_service.HolderOption("bob"), ["src/**", "lib/**"], lease_service.LeaseTerms())
+    holder = lease_service.HolderOption("bob")
+    lease_service.acquire(Path(sys.argv[1]), holder, ["src/**", "lib/**"], lease_service.LeaseTerms())
 """
 UPGRADE = """
 def run():
