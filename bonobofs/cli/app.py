@@ -42,7 +42,7 @@ _HELP: Final = """A write policy for programs that write code, applied at the sy
 Examples:
   bonobofs mount ~/src/app ~/work --agent alice    mount a directory under the policy
   bonobofs why docs/plan.txt                       may this be written, and if not, why
-  bonobofs audit tail --denied                     what was refused of late
+  bonobofs audit tail --denied                     what was refused recently
   bonobofs umount ~/work                           end it
 
 Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy."""

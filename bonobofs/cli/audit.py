@@ -350,7 +350,7 @@ def _print_witnesses(testimony: session.WitnessReport) -> None:
     for name in testimony.unknown:
         note(f"the witness knows nothing of session {name}: its record was not carried yet, or its letters are gone")
     if not testimony.letters:
-        note("the witness has no letter of this state directory, and bears out nothing")
+        note("the mail server has no letter of this state directory, so it confirms nothing")
 
 
 def _add(findings: list[Finding], reports: list[Report]) -> None:

@@ -84,7 +84,7 @@ def following(home: Path, session: Session, guard: Enforcer) -> Iterator[Turn]:
         yield turn
     finally:
         ended.set()
-        # For the others it ends when it falls silent, if it cannot say so.
+        # If it cannot say that it ends, its heartbeat expires for the other sessions.
         thread.join(LAPSE)
 
 

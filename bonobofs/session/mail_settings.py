@@ -80,7 +80,7 @@ class WitnessReport(NamedTuple):
     findings: list[Finding]
     """Where the trails are not those whose heads were posted."""
     letters: int
-    """How many letters of this state directory they have. With none they know nothing, and bear out nothing."""
+    """Number of letters of this state directory that they have. Without a letter they confirm nothing."""
     unknown: list[str]
     """Sessions whose record should be there, and of which they have no letter: it was not carried yet, or removed."""
 

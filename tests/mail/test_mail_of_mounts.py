@@ -177,7 +177,7 @@ def test_a_witness_that_knows_nothing_bears_out_nothing(
     refuse(world)
     told = bonobofs("audit", "verify", "--witness")
     assert told.returncode == 1
-    assert "bears out nothing" in told.stderr
+    assert "it confirms nothing" in told.stderr
     daemon.start(home)
     world.umount()
     until(lambda: all_is_posted(world), "all is posted", seconds=60)
