@@ -36,7 +36,7 @@ _FAMILIES: Final = {
 """Where the tree of each lies."""
 _ANY_LENGTH: Final = 1000
 
-_HELP: Final = """A write policy for programs that write code, applied at the system call.
+_HELP: Final = """A FUSE file system that enforces a write policy on AI agents.
 
 \b
 Examples:
