@@ -1,3 +1,3 @@
-"""bonobofs: a write policy for programs that write code, applied at the system call."""
+"""bonobofs: a FUSE file system that enforces a write policy on AI agents."""
 
 __version__ = "0.1.0"
