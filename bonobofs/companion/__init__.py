@@ -1,9 +1,5 @@
-"""The companion of a serving process: what a session needs beside the mount, and what the mount must not wait for.
+"""The second process of a mount: it runs what may block or needs more than the standard library.
 
-process    its life: started by exec before the mount is made, ending with the server; and its loop
-watching   changes behind the mount, told to the server at once
-judging    which of them nobody admitted
-policy     the policy file, loaded anew when it changes
-
-It loads what the server does without: watchdog always, pydantic when a policy changes.
+The server must never wait and loads the standard library alone. Its companion watches the source, attributes external
+changes, follows the leases, reloads the policy and answers the calls of the guard socket.
 """

@@ -19,7 +19,7 @@ from bonobofs.beads.bd_flags import Unanswered
 from bonobofs.beads.call_plan import act
 from bonobofs.beads.issue_service import Acting
 from bonobofs.beads.refusals import UNANSWERED
-from bonobofs.companion.session_context import CalledSession
+from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.enforcer import Caller
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy.decision import Denied, Refused, as_document
@@ -50,7 +50,7 @@ _OPERATIONS: Final = {
 class Issues:
     """The issues of a session: bd, and the gate before it."""
 
-    def __init__(self, session: CalledSession) -> None:
+    def __init__(self, session: SessionContext) -> None:
         self.beads: Final = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._agent: Final = session.guard.agent
         self._acting: Final = Acting(session, self.beads)
@@ -60,11 +60,11 @@ class Issues:
         return act(self._acting, self._agent, step, tool)
 
 
-_ISSUES: Final[weakref.WeakKeyDictionary[CalledSession, Issues]] = weakref.WeakKeyDictionary()
+_ISSUES: Final[weakref.WeakKeyDictionary[SessionContext, Issues]] = weakref.WeakKeyDictionary()
 _ISSUES_LOCK: Final = threading.Lock()
 
 
-def issues_of(session: CalledSession) -> Issues:
+def issues_of(session: SessionContext) -> Issues:
     """The session's issues. BeadsError where its workspace has none."""
     with _ISSUES_LOCK:
         if session not in _ISSUES:
@@ -72,7 +72,7 @@ def issues_of(session: CalledSession) -> Issues:
         return _ISSUES[session]
 
 
-def bd(session: CalledSession, arguments: Arguments) -> Any:
+def bd(session: SessionContext, arguments: Arguments) -> Any:
     """Answer a command line: {"status", "stdout", "stderr", "denied"}, the last a list of decisions."""
     words, variables = _texts(arguments, "arguments"), _texts(arguments, "variables")
     if arguments:
@@ -91,7 +91,7 @@ def bd(session: CalledSession, arguments: Arguments) -> Any:
     return _ask(session, asked)
 
 
-def _read(session: CalledSession, asked: Reading, caller: Caller) -> Any:
+def _read(session: SessionContext, asked: Reading, caller: Caller) -> Any:
     policy, role = session.guard.policy, session.guard.agent.role
     if role not in policy.roles:
         denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
@@ -103,7 +103,7 @@ def _read(session: CalledSession, asked: Reading, caller: Caller) -> Any:
     return _answer(output.status if output.status >= 0 else 128 - output.status, output.stdout, output.stderr)
 
 
-def _ask(session: CalledSession, asked: Asking) -> Any:
+def _ask(session: SessionContext, asked: Asking) -> Any:
     issues = issues_of(session)
     done: list[tuple[Step, BeadsIssue]] = []
     denied: list[dict[str, Any]] = []
@@ -173,13 +173,13 @@ def _texts(arguments: Arguments, name: str) -> list[str]:
     return value
 
 
-def _operation(name: str, needed: str, others: str | None = None) -> Callable[[CalledSession, Arguments], Any]:
+def _operation(name: str, needed: str, others: str | None = None) -> Callable[[SessionContext, Arguments], Any]:
     """One call of the gate by its arguments; it gives the issue as `bd show --json` has it.
 
     `others` are the arguments that it may have beside those that it needs; None: fields of an issue, which are judged.
     """
 
-    def call(session: CalledSession, arguments: Arguments) -> Any:
+    def call(session: SessionContext, arguments: Arguments) -> Any:
         for key in needed.split():
             if not isinstance(arguments.get(key), str):
                 raise UsageError(f"the call needs {key}, a text")
@@ -191,7 +191,7 @@ def _operation(name: str, needed: str, others: str | None = None) -> Callable[[C
     return call
 
 
-BEADS_CALLS: Final[dict[str, Callable[[CalledSession, Arguments], Any]]] = {
+BEADS_CALLS: Final[dict[str, Callable[[SessionContext, Arguments], Any]]] = {
     "beads.bd": bd,
     "beads.create": _operation("create", "title"),
     "beads.update": _operation("update", "issue"),

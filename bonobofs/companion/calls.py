@@ -1,7 +1,7 @@
-"""What can be called through the guard socket, by name. Whoever calls acts as the session's agent.
+"""The calls of the guard socket, by name. Every caller acts as the session's agent.
 
-A call takes the session and its arguments and gives what can be written as JSON. Refused, BonobofsError and OSError are
-told to the caller; UsageError is for arguments that cannot be meant.
+A call takes the session and its arguments, and returns what JSON can hold. Refused, BonobofsError and OSError go to the
+caller; UsageError means invalid arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from bonobofs.companion.git_calls import GIT_COMMANDS
 from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
-from bonobofs.companion.session_context import CalledSession
+from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.enforcer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.files.file_guard import operation_of
@@ -32,27 +32,27 @@ from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_director
 from bonobofs.state.sessions import read_live
 
 Arguments = dict[str, Any]
-Call = Callable[[CalledSession, Arguments], Any]
+Call = Callable[[SessionContext, Arguments], Any]
 
 _T = TypeVar("_T")
-_MOST_TOLD: Final = 200
-_LONGEST_TEXT: Final = 1 << 16
-"""Characters of a text; of a file's content a call may hold more."""
-_LONGEST_PATH: Final = 4096
-"""Bytes, as everywhere in Linux. Refused paths are kept, and shown, by the process that serves."""
-_OF_A_LEASE: Final = ("patterns", "shared", "workspace", "until", "reason")
+_MAX_SHOWN: Final = 200
+_MAX_TEXT: Final = 1 << 16
+"""Characters of a text other than the content of a file."""
+_MAX_PATH: Final = 4096
+"""Bytes: PATH_MAX of Linux. The server keeps and shows refused paths."""
+_LEASE_FIELDS: Final = ("patterns", "shared", "workspace", "until", "reason")
 
 
-def called(
-    session: CalledSession,
+def handle_call(
+    session: SessionContext,
     name: str,
     arguments: Arguments,
-    maker: Callable[[], AbstractContextManager[object]] = nullcontext,
-    descriptors: Sequence[int] = (),
+    impersonate: Callable[[], AbstractContextManager[object]] = nullcontext,
+    fds: Sequence[int] = (),
 ) -> Any:
-    """What the call of that name gives; a call that names another agent or chain is refused, with an alert.
+    """The result of a call. A call that names another agent or chain is refused, with an alert.
 
-    `maker` is entered while a file or directory is made. `descriptors` came with the call.
+    `impersonate` is entered while a file or directory is made. `fds` came with the call.
     """
     call = CALLS.get(name)
     if call is None:
@@ -64,45 +64,45 @@ def called(
     if claimed is not None:
         word, path = name.rpartition(".")[2], arguments.get("path")
         operation = Operation(word) if word in list(Operation) else Operation.CALL
-        named = path if isinstance(path, str) and len(os.fsencode(path)) <= _LONGEST_PATH else ""
-        denied = not_the_agent(WorkspacePath(named), operation)
-        raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MOST_TOLD]))
-    MAKER.set(maker)  # for the thread, which sets it anew for its next call
+        shown = path if isinstance(path, str) and len(os.fsencode(path)) <= _MAX_PATH else ""
+        denied = not_the_agent(WorkspacePath(shown), operation)
+        raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MAX_SHOWN]))
+    MAKER.set(impersonate)  # of this thread, until its next call
     if name in WITH_DESCRIPTORS:
-        arguments["descriptors"] = descriptors
+        arguments["descriptors"] = fds
     return call(session, arguments)
 
 
-def _may(arguments: Arguments, name: str, kind: type[_T], longest: int = _LONGEST_TEXT) -> _T | None:
-    """One argument, which is of that type; None where it is not given. UsageError."""
+def _optional(arguments: Arguments, name: str, kind: type[_T], limit: int = _MAX_TEXT) -> _T | None:
+    """One argument of that type; None if it is missing. UsageError."""
     value = arguments.pop(name, None)
     if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise UsageError(f"{name} is not of the type {kind.__name__}")
     if isinstance(value, int) and abs(value) > sys.maxsize:
         raise UsageError(f"{name} is too large a number")
-    if isinstance(value, str) and len(value) > longest:
-        raise UsageError(f"{name} has more than {longest} characters")
+    if isinstance(value, str) and len(value) > limit:
+        raise UsageError(f"{name} has more than {limit} characters")
     return value
 
 
-def _must(arguments: Arguments, name: str, kind: type[_T], longest: int = _LONGEST_TEXT) -> _T:
-    """As `_may`, for one that is needed."""
-    value = _may(arguments, name, kind, longest)
+def _required(arguments: Arguments, name: str, kind: type[_T], limit: int = _MAX_TEXT) -> _T:
+    """One argument of that type. UsageError."""
+    value = _optional(arguments, name, kind, limit)
     if value is None:
         raise UsageError(f"the call needs {name}")
     return value
 
 
-def _done(arguments: Arguments) -> None:
-    """No argument is left over, which would not have been heeded. UsageError."""
+def _check_empty(arguments: Arguments) -> None:
+    """UsageError if an argument is left that the call does not have."""
     if arguments:
         raise UsageError(f"the call takes no {', '.join(arguments)}")
 
 
-def _path(session: CalledSession, arguments: Arguments, default: str | None = None) -> str:
+def _path(session: SessionContext, arguments: Arguments, default: str | None = None) -> str:
     """A path of the workspace: relative to its root, or absolute in the mount or the source."""
-    path = _must(arguments, "path", str) if default is None else _may(arguments, "path", str) or default
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    path = _required(arguments, "path", str) if default is None else _optional(arguments, "path", str) or default
+    if len(os.fsencode(path)) > _MAX_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     pure = PurePosixPath(path)
     for root in (session.who.mountpoint, session.who.source):
@@ -112,11 +112,11 @@ def _path(session: CalledSession, arguments: Arguments, default: str | None = No
     return "" if path in (".", "./") else path
 
 
-# -- who one is, and what one may
+# -- identity and policy
 
 
-def _whoami(session: CalledSession, arguments: Arguments) -> Any:
-    _done(arguments)
+def _whoami(session: SessionContext, arguments: Arguments) -> Any:
+    _check_empty(arguments)
     policy = session.guard.policy
     live = read_live(session_directory(session.home, session.who.session))
     in_force = {"policy": policy.digest, "policy_origin": "" if live is None else live.policy.origin}
@@ -124,62 +124,62 @@ def _whoami(session: CalledSession, arguments: Arguments) -> Any:
     return {**session.who.plain(), **in_force, "socket": socket, **callable_words(policy, session.who.role)}
 
 
-def _why(session: CalledSession, arguments: Arguments) -> Any:
+def _why(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    word, size = _may(arguments, "operation", str), _may(arguments, "size", int)
-    new_path = _may(arguments, "to", str)
+    word, size = _optional(arguments, "operation", str), _optional(arguments, "size", int)
+    new_path = _optional(arguments, "to", str)
     to = None if new_path is None else _path(session, {"path": new_path})
-    _done(arguments)
+    _check_empty(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
-    asking = import_module("bonobofs.session.explanation")
-    return asking.ask_in(root, path, operation, to, size, session.guard.decide_in_mount)
+    explanation = import_module("bonobofs.session.explanation")
+    return explanation.ask_in(root, path, operation, to, size, session.guard.decide_in_mount)
 
 
-def _show(session: CalledSession, arguments: Arguments) -> Any:
-    """What has changed by now is shown by the mount."""
-    _done(arguments)
+def _show(session: SessionContext, arguments: Arguments) -> Any:
+    """Return when the mount shows every earlier change."""
+    _check_empty(arguments)
     session.guard.show()
 
 
 # -- files
 
 
-def _read_file(session: CalledSession, arguments: Arguments) -> Any:
+def _read_file(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    offset, limit = _may(arguments, "offset", int), _may(arguments, "limit", int)
-    _done(arguments)
+    offset, limit = _optional(arguments, "offset", int), _optional(arguments, "limit", int)
+    _check_empty(arguments)
     return asdict(session.tools.guarded_read_file(path, 1 if offset is None else offset, limit))
 
 
-def _write_file(session: CalledSession, arguments: Arguments) -> Any:
-    path, content = _path(session, arguments), _must(arguments, "content", str, sys.maxsize)
-    create_only = _may(arguments, "createOnly", bool) or False
-    _done(arguments)
+def _write_file(session: SessionContext, arguments: Arguments) -> Any:
+    path, content = _path(session, arguments), _required(arguments, "content", str, sys.maxsize)
+    create_only = _optional(arguments, "createOnly", bool) or False
+    _check_empty(arguments)
     written = session.tools.guarded_write_file(path, content, create_only)
     return {"path": str(written.relative_to(session.who.source))}
 
 
-def _list_files(session: CalledSession, arguments: Arguments) -> Any:
-    path, pattern = _path(session, arguments, ""), _may(arguments, "pattern", str)
-    recursive = _may(arguments, "recursive", bool) or False
-    _done(arguments)
-    found = session.tools.guarded_list_files(path, pattern, recursive)
-    entries = [{**one._asdict(), "kind": one.kind.value} for one in found.entries]
-    return {"path": found.path, "entries": entries, "cut": found.cut}
+def _list_files(session: SessionContext, arguments: Arguments) -> Any:
+    path, pattern = _path(session, arguments, ""), _optional(arguments, "pattern", str)
+    recursive = _optional(arguments, "recursive", bool) or False
+    _check_empty(arguments)
+    listing = session.tools.guarded_list_files(path, pattern, recursive)
+    entries = [{**entry._asdict(), "kind": entry.kind.value} for entry in listing.entries]
+    return {"path": listing.path, "entries": entries, "cut": listing.cut}
 
 
-def _search_files(session: CalledSession, arguments: Arguments) -> Any:
-    query, path = _must(arguments, "query", str), _path(session, arguments, "")
-    include, exclude = _may(arguments, "include", str), _may(arguments, "exclude", str)
-    _done(arguments)
+def _search_files(session: SessionContext, arguments: Arguments) -> Any:
+    query, path = _required(arguments, "query", str), _path(session, arguments, "")
+    include, exclude = _optional(arguments, "include", str), _optional(arguments, "exclude", str)
+    _check_empty(arguments)
     found = session.tools.guarded_search_files(query, path, include, exclude)
-    return {**asdict(found), "matches": [one._asdict() for one in found.matches]}
+    return {**asdict(found), "matches": [match._asdict() for match in found.matches]}
 
 
-def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
+def _delete_file(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    _done(arguments)
+    _check_empty(arguments)
     session.files.guarded_delete_file(path, session.who.agent_id)
     return None
 
@@ -187,82 +187,84 @@ def _delete_file(session: CalledSession, arguments: Arguments) -> Any:
 # -- leases
 
 
-def _check_terms(session: CalledSession, name: str, seconds: int) -> None:
-    """Refuse a role that may not acquire leases, and a lease that lasts too long. Refused."""
+def _check_lease_terms(session: SessionContext, name: str, seconds: int) -> None:
+    """Raises Refused if the role may not acquire leases, or not for that long."""
     refusal = check_lease(session.guard.policy, session.guard.agent.role, seconds)
     if refusal is not None:
         raise session.guard.refuse(Denied(*refusal, WorkspacePath(""), Operation.CALL), Caller(name))
 
 
-def _acquire(session: CalledSession, arguments: Arguments) -> Any:
-    patterns = _must(arguments, "patterns", list)
+def _acquire(session: SessionContext, arguments: Arguments) -> Any:
+    patterns = _required(arguments, "patterns", list)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UsageError("patterns are text")
-    leasing = _leasing()
-    workspace = _may(arguments, "workspace", str)
+    service = _lease_service()
+    workspace = _optional(arguments, "workspace", str)
     if workspace not in (None, session.who.source, session.who.mountpoint):
         raise ForbiddenError(f"a session acquires leases in its own workspace, {session.who.source}, alone")
-    terms = leasing.Terms(
-        shared=_may(arguments, "shared", bool) or False,
+    terms = service.Terms(
+        shared=_optional(arguments, "shared", bool) or False,
         seconds=_seconds(session, arguments),
-        reason=_may(arguments, "reason", str) or "",
+        reason=_optional(arguments, "reason", str) or "",
         workspace=Path(session.who.source),
     )
-    _done(arguments)
-    _check_terms(session, "lease.acquire", terms.seconds)
-    return _leased(session, "acquire_lease", leasing.acquire(session.home, _holder(session), patterns, terms))
+    _check_empty(arguments)
+    _check_lease_terms(session, "lease.acquire", terms.seconds)
+    return _record_lease(session, "acquire_lease", service.acquire(session.home, _holder(session), patterns, terms))
 
 
-def _extend(session: CalledSession, arguments: Arguments) -> Any:
-    lease, seconds = _may(arguments, "lease", str), _seconds(session, arguments)
-    _done(arguments)
-    _check_terms(session, "lease.extend", seconds)
-    return _leased(session, "extend_lease", _leasing().extend(session.home, _holder(session), lease, seconds))
+def _extend(session: SessionContext, arguments: Arguments) -> Any:
+    lease, seconds = _optional(arguments, "lease", str), _seconds(session, arguments)
+    _check_empty(arguments)
+    _check_lease_terms(session, "lease.extend", seconds)
+    return _record_lease(
+        session, "extend_lease", _lease_service().extend(session.home, _holder(session), lease, seconds)
+    )
 
 
-def _release(session: CalledSession, arguments: Arguments) -> Any:
-    lease = _may(arguments, "lease", str)
-    _done(arguments)
-    return _leased(session, "release_lease", _leasing().release(session.home, _holder(session), lease))
+def _release(session: SessionContext, arguments: Arguments) -> Any:
+    lease = _optional(arguments, "lease", str)
+    _check_empty(arguments)
+    return _record_lease(session, "release_lease", _lease_service().release(session.home, _holder(session), lease))
 
 
-def _list(session: CalledSession, arguments: Arguments) -> Any:
-    _done(arguments)
-    leasing = _leasing()
-    return [leasing.as_document(lease) for lease in leasing.list_leases(session.home)]
+def _list(session: SessionContext, arguments: Arguments) -> Any:
+    _check_empty(arguments)
+    service = _lease_service()
+    return [service.as_document(lease) for lease in service.list_leases(session.home)]
 
 
-def _seconds(session: CalledSession, arguments: Arguments) -> int:
-    seconds = _may(arguments, "seconds", int)
+def _seconds(session: SessionContext, arguments: Arguments) -> int:
+    seconds = _optional(arguments, "seconds", int)
     return min(DEFAULT_MAX, longest_lease(session.guard.policy)) if seconds is None else seconds
 
 
-def _leased(session: CalledSession, operation: str, lease: Any) -> Any:
-    """What became of the agent's own lease; the session's record has an entry of it."""
-    document = _leasing().as_document(lease)
-    session.guard.event(operation, {"lease": document["id"], **{name: document[name] for name in _OF_A_LEASE}})
+def _record_lease(session: SessionContext, operation: str, lease: Any) -> Any:
+    """Record what the agent did to its lease; the lease as JSON."""
+    document = _lease_service().as_document(lease)
+    session.guard.event(operation, {"lease": document["id"], **{name: document[name] for name in _LEASE_FIELDS}})
     return document
 
 
-def _holder(session: CalledSession) -> Any:
-    return _leasing().Holder(session.who.agent, session.who.agent_id, session.who.chain)
+def _holder(session: SessionContext) -> Any:
+    return _lease_service().Holder(session.who.agent, session.who.agent_id, session.who.chain)
 
 
-def _leasing() -> Any:
-    """Loading it takes longer than most calls do."""
+def _lease_service() -> Any:
+    """Imported by the first call: loading the database takes longer than most calls."""
     return import_module("bonobofs.session.lease_service")
 
 
-def _of_issues(name: str) -> Call:
-    """A call about issues. What they are made of is read when one is made: most sessions make none."""
+def _issue_call(name: str) -> Call:
+    """A call about issues. Its module is imported by the first of them: most sessions make none."""
 
-    def call(session: CalledSession, arguments: Arguments) -> Any:
+    def call(session: SessionContext, arguments: Arguments) -> Any:
         return import_module("bonobofs.companion.beads_calls").BEADS_CALLS[name](session, arguments)
 
     return call
 
 
-_OF_ISSUES: Final = ("bd", "create", "update", "close", "reopen", "tie", "untie", "label", "comment")
+_ISSUE_CALLS: Final = ("bd", "create", "update", "close", "reopen", "tie", "untie", "label", "comment")
 
 CALLS: Final[dict[str, Call]] = {
     "whoami": _whoami,
@@ -279,8 +281,8 @@ CALLS: Final[dict[str, Call]] = {
     "delete_file": _delete_file,
     **GIT_COMMANDS,
     **PUBLISHING_CALLS,
-    **{f"beads.{word}": _of_issues(f"beads.{word}") for word in _OF_ISSUES},
+    **{f"beads.{word}": _issue_call(f"beads.{word}") for word in _ISSUE_CALLS},
 }
 
-AT_ONCE: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2, **dict.fromkeys(PUBLISHING_CALLS, 1)}
-"""How many are answered at once of those that take long; each search has a process with much memory."""
+CONCURRENCY: Final = {"search_files": 2, "list_files": 2, "lease.acquire": 2, **dict.fromkeys(PUBLISHING_CALLS, 1)}
+"""How many calls of a slow kind run at once; each search has a process with much memory."""

@@ -1,14 +1,14 @@
-"""Which changes behind a mount nobody admitted.
+"""Attribute external changes: another session's trail explains them, or they are out of band.
 
-What another session of the same state directory does is in that session's record: an intent before the change, an
-outcome after it. All else is out of band. A burst is judged as a whole, when it falls quiet: one entry a path, and one
-entry for many paths below one `.git`, which a single git command touches by the dozen.
+A trail has an intent before each change and an outcome after it. A burst of changes is attributed as a whole when it
+ends: one entry for each path, and one entry for many paths below one `.git`, where a git command touches dozens.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,94 +20,100 @@ from bonobofs.audit.entry import TOUCHES
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_file import open_trail, stat_trail
 from bonobofs.beads.bd_lock import is_held, lock_path
-from bonobofs.companion.index_refresh import IndexRefresh
 from bonobofs.errors import GitError
 from bonobofs.git.session_repository import find
-from bonobofs.ipc.channel import Kind, Line
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.messages import MessageKind
 from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.paths import is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable
 
 _QUIET: Final = 0.25
 """Seconds without another suspect after which a burst is over."""
-_LONGEST: Final = 3.0
-"""Seconds after which a burst is judged though it goes on."""
-_EACH: Final = 200
-"""Paths of a burst that have entries of their own; the others are told by their directory."""
-_NAMED: Final = 10
-"""Names that an entry for many paths gives."""
+_MAX_BURST: Final = 3.0
+"""Seconds after which a burst is attributed although it goes on."""
+_MAX_SINGLE: Final = 200
+"""Paths of a burst that get an entry each; the rest are grouped by their top directory."""
+_MAX_NAMES: Final = 10
+"""Names in the entry of a group."""
 _SLACK: Final = 1.0
-"""Seconds by which a change may come after the outcome that tells of it, or before the burst that shows it."""
-_MOST_READ: Final = 16 << 20
+"""Seconds that a change may come after its outcome, or before the burst that shows it."""
+_MAX_READ: Final = 16 << 20
 _FOREVER: Final = float("inf")
+_ABSENT: Final = -2
 _BEADS: Final = ".beads"
 _GIT: Final = ".git/"
 _INDEX: Final = ".git/index"
+_MAX_INDEX: Final = 16 << 20
+"""Bytes of the largest git index that is compared; a refresh of a larger one is out of band."""
 
 
 class _Suspect(NamedTuple):
     kinds: int
     size: int
+    """Bytes of a regular file; `_ABSENT`: there is nothing; -1: something else."""
     protected: bool
 
 
-class Judging:
-    """One service of the companion."""
+class ChangeAttribution:
+    """Collects suspects, and reports to the server those that no session recorded."""
 
-    def __init__(self, line: Line, home: Path, session: str, source: Path) -> None:
-        self._line: Final = line
+    def __init__(self, channel: Channel, home: Path, session: str, source: Path) -> None:
+        self._channel: Final = channel
         self._home: Final = home
         self._source: Final = source
-        self._records: Final = _Records(home, session, source)
-        self.refresh: Final = IndexRefresh(source / _INDEX)
+        self._trails: Final = _OtherTrails(home, session, source)
+        self.index: Final = GitIndex(source / _INDEX)
         self._suspects: dict[str, _Suspect] = {}
         self._began = 0.0
         self._began_at = 0.0
         self._last = 0.0
 
     def due(self, now: float) -> float:
-        """Seconds until the burst is judged."""
+        """Seconds until `report` must be called."""
         if not self._suspects:
             return _FOREVER
-        return max(0.0, min(self._last + _QUIET, self._began + _LONGEST) - now)
+        return max(0.0, min(self._last + _QUIET, self._began + _MAX_BURST) - now)
 
-    def suspect(self, found: list[list[Any]], now: float) -> None:
-        """Take what was changed and not through the mount: path, kinds of changes, size, whether it is protected."""
+    def add_suspects(self, suspects: list[list[Any]], now: float) -> None:
+        """Add changes that did not come through the mount: path, kinds, size, whether the path is protected."""
         if not self._suspects:
             self._began, self._began_at = now, time.time()
         self._last = now
-        for path, kinds, size, protected in found:
-            known = self._suspects.get(path)
-            if known is not None:
-                kinds = known.kinds | (kinds & ~BEGAN)  # noqa: PLW2901 - with what came before
+        for path, kinds, size, protected in suspects:
+            earlier = self._suspects.get(path)
+            if earlier is not None:
+                kinds = earlier.kinds | (kinds & ~BEGAN)  # noqa: PLW2901 - all kinds of the burst
             self._suspects[path] = _Suspect(kinds, size, protected)
 
-    def judge(self) -> None:
-        """Tell the server what of the burst nobody admitted."""
-        suspects, self._suspects = self._suspects, {}
-        # What came and went has changed nothing.
-        left = {path: one for path, one in suspects.items() if not (one.kinds & BEGAN and one.size == -2)}
+    def report(self) -> None:
+        """Send the server the changes of the burst that no session recorded."""
+        burst, self._suspects = self._suspects, {}
+        # A file that was created and removed within the burst has changed nothing.
+        suspects = {path: one for path, one in burst.items() if not (one.kinds & BEGAN and one.size == _ABSENT)}
         # A lock of the index changes nothing; a burst may end while git holds it. What git writes shows as the index.
-        left.pop(f"{_INDEX}.lock", None)
-        if _INDEX in left and self.refresh.is_refresh():
-            del left[_INDEX]
-        if not left:
+        suspects.pop(f"{_INDEX}.lock", None)
+        if _INDEX in suspects and self.index.is_refresh():
+            del suspects[_INDEX]
+        if not suspects:
             return
         try:
-            admitted = self._records.admitted(self._began_at - _SLACK)
+            recorded = self._trails.changed_since(self._began_at - _SLACK)
         except OSError:
-            admitted = set()  # in doubt nobody has admitted it
-        trees = tuple(path for path in admitted if path.endswith("/"))
-        if any(_is_of(_BEADS, path) for path in left) and self._issues_were_in_use():
-            left = {path: one for path, one in left.items() if not _is_of(_BEADS, path)}
-        left = {path: one for path, one in left.items() if path not in admitted and not f"{path}/".startswith(trees)}
-        if left:
-            self._line.tell_list(Kind.OUT_OF_BAND, _told(left))
+            recorded = set()
+        trees = tuple(path for path in recorded if path.endswith("/"))
+        if any(is_within(path, _BEADS) for path in suspects) and self._bd_has_run():
+            suspects = {path: one for path, one in suspects.items() if not is_within(path, _BEADS)}
+        suspects = {
+            path: one for path, one in suspects.items() if path not in recorded and not f"{path}/".startswith(trees)
+        }
+        if suspects:
+            self._channel.send_list(MessageKind.OUT_OF_BAND, _differences(suspects))
 
-    def _issues_were_in_use(self) -> bool:
-        """Whether a bd of some session's gate has run since the burst began.
+    def _bd_has_run(self) -> bool:
+        """Whether the bd of some session has run since the burst began.
 
-        Also those that only read write in `.beads`, and have no intent; but all of them run under one lock.
+        A bd that only reads also writes in `.beads`, without an intent. Every bd runs under one lock.
         """
         try:
             path = lock_path(self._home, self._source / _BEADS)
@@ -116,8 +122,92 @@ class Judging:
             return False
 
 
-def _repository_of(source: str) -> Path | None:
-    """The git directory that the work trees of the source's repository share; None: the source has no repository."""
+class GitIndex:
+    """The git index of a source. `git status` rewrites it with new stat data and the same entries."""
+
+    def __init__(self, path: Path) -> None:
+        self._path: Final = path
+        self._content = self._read()
+
+    def update(self) -> None:
+        """Keep the present content, which a publication of the session may have written."""
+        self._content = self._read()
+
+    def is_refresh(self) -> bool:
+        """Whether mode, object, flags and path of each entry are those of the content kept; keep the present one."""
+        before, self._content = self._content, self._read()
+        if before is None or self._content is None:
+            return False
+        entries = _index_entries(before)
+        return entries is not None and entries == _index_entries(self._content)
+
+    def _read(self) -> bytes | None:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read(_MAX_INDEX) if 0 < os.fstat(fd).st_size < _MAX_INDEX else None
+
+
+def _index_entries(content: bytes) -> list[tuple[bytes, bytes]] | None:
+    """Mode, and object id with flags and path, of each entry of a SHA-1 index; None: it cannot be parsed."""
+    entries = []
+    try:
+        signature, version, count = struct.unpack_from(">4sII", content)
+        start = 12
+        for _ in range(count):
+            name = start + (64 if content[start + 60] & 0x40 else 62)  # with the extended flags
+            while version == 4 and content[name] & 0x80:
+                name += 1  # version 4: the length of the prefix shared with the entry before
+            end = content.index(b"\0", name + (version == 4))
+            entries.append((content[start + 24 : start + 28], content[start + 40 : end]))
+            start = end + 1 if version == 4 else start + ((end - start + 8) & ~7)
+    except (struct.error, IndexError, ValueError):
+        return None
+    return entries if signature == b"DIRC" else None
+
+
+def _differences(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
+    """The elements of OUT_OF_BAND."""
+    groups: dict[tuple[str, bool], list[str]] = {}
+    singles = 0
+    for path, suspect in suspects.items():
+        top = _enclosing_git(path)
+        if not top:
+            singles += 1
+            top = path if singles <= _MAX_SINGLE else path.partition("/")[0]
+        groups.setdefault((top, suspect.protected), []).append(path)
+    for (top, protected), paths in groups.items():
+        if len(paths) == 1:
+            yield {"path": paths[0], "what": _description(suspects[paths[0]]), "protected": protected}
+        else:
+            yield {
+                "path": top,
+                "what": f"was changed behind the mount in {len(paths)} places",
+                "places": len(paths),
+                "names": sorted(paths)[:_MAX_NAMES],
+                "protected": protected,
+            }
+
+
+def _enclosing_git(path: str) -> str:
+    """The `.git` that contains the path; "": none."""
+    parts = path.split("/")
+    return "/".join(parts[: parts.index(".git") + 1]) if ".git" in parts else ""
+
+
+def _description(suspect: _Suspect) -> str:
+    size = f", and holds {suspect.size} bytes" if suspect.size >= 0 else ""
+    if suspect.size == _ABSENT:
+        return "was removed behind the mount"
+    if suspect.kinds & (MADE | GONE) == MADE:
+        return f"was made behind the mount{size}"
+    return f"was {'replaced' if suspect.kinds & GONE else 'changed'} behind the mount{size}"
+
+
+def _shared_git_dir(source: str) -> Path | None:
+    """The git directory that all work trees of the source's repository share; None: the source has no repository."""
     try:
         common = find(Path(source)).common
     except (OSError, GitError):
@@ -125,94 +215,53 @@ def _repository_of(source: str) -> Path | None:
     return common if common.is_dir() else None
 
 
-def _is_of(top: str, path: str) -> bool:
-    return is_within(path, top)
-
-
-def _told(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
-    groups: dict[tuple[str, bool], list[str]] = {}
-    each = 0
-    for path, one in suspects.items():
-        top = _repository(path)
-        if not top:
-            each += 1
-            top = path if each <= _EACH else path.partition("/")[0]
-        groups.setdefault((top, one.protected), []).append(path)
-    for (top, protected), paths in groups.items():
-        if len(paths) == 1:
-            yield {"path": paths[0], "what": _what(suspects[paths[0]]), "protected": protected}
-        else:
-            yield {
-                "path": top,
-                "what": f"was changed behind the mount in {len(paths)} places",
-                "places": len(paths),
-                "names": sorted(paths)[:_NAMED],
-                "protected": protected,
-            }
-
-
-def _repository(path: str) -> str:
-    """The `.git` that the path lies in; "" where it lies in none."""
-    parts = path.split("/")
-    return "/".join(parts[: parts.index(".git") + 1]) if ".git" in parts else ""
-
-
-def _what(one: _Suspect) -> str:
-    holds = f", and holds {one.size} bytes" if one.size >= 0 else ""
-    if one.size == -2:
-        return "was removed behind the mount"
-    if one.kinds & (MADE | GONE) == MADE:
-        return f"was made behind the mount{holds}"
-    return f"was {'replaced' if one.kinds & GONE else 'changed'} behind the mount{holds}"
-
-
-class _Records:
-    """What other sessions have recorded lately about paths of this source."""
+class _OtherTrails:
+    """Recent changes of other sessions in this source, from their trails. Paths are absolute."""
 
     def __init__(self, home: Path, session: str, source: Path) -> None:
         self._home: Final = home
         self._own: Final = f"{session}.jsonl"
         self._source: Final = str(source)
-        self._repository: Final = _repository_of(self._source)
+        self._git_dir: Final = _shared_git_dir(self._source)
         self._sessions: dict[str, Session | None] = {}
-        """By trail, the session that it is of; None where that is over, or works elsewhere."""
-        self._places: dict[str, int] = {}
+        """By name of the trail; None: the session has ended, or its source is unrelated."""
+        self._offsets: dict[str, int] = {}
         self._open: dict[tuple[str, int], list[str]] = {}
-        """By session and number of an intent without outcome, the paths that it concerns."""
+        """By trail and number of an intent without outcome, the paths of the change."""
         self._ended: dict[str, float] = {}
-        """By path, when the last change of it ended."""
-        self._moves: dict[tuple[str, str], float] = {}
-        """What was renamed, from where to where, and when at the latest. What was changed below went along."""
+        """By path, the time of the last outcome."""
+        self._renames: dict[tuple[str, str], float] = {}
+        """By old and new path, the time of the outcome. Changes below the old path are now below the new one."""
 
-    def admitted(self, since: float) -> set[str]:
-        """The paths of this source that others have changed since then, as their records say.
+    def changed_since(self, since: float) -> set[str]:
+        """Paths, relative to this source, that other sessions have changed since then.
 
-        One that ends in `/` is all below it.
+        A path that ends in `/` stands for everything below it.
         """
         directory = self._home / "trails"
         names = {name.removesuffix(".gz") for name in os.listdir(directory)}
         for name in sorted(names - {self._own}):
             if name.endswith(".jsonl"):
-                with suppress(FileNotFoundError):  # it was pruned
-                    self._look(directory / name, since)
+                with suppress(FileNotFoundError):  # pruned
+                    self._update(directory / name, since)
         self._ended = {path: ended for path, ended in self._ended.items() if ended + _SLACK >= since}
-        self._moves = {move: ended for move, ended in self._moves.items() if ended + _SLACK >= since}
-        found = {*self._ended, *(path for paths in self._open.values() for path in paths)}
-        for old, new in self._moves:
-            found |= {new + path.removeprefix(old) for path in found if path.startswith(f"{old}/")}
+        self._renames = {rename: ended for rename, ended in self._renames.items() if ended + _SLACK >= since}
+        changed = {*self._ended, *(path for paths in self._open.values() for path in paths)}
+        for old, new in self._renames:
+            changed |= {new + path.removeprefix(old) for path in changed if path.startswith(f"{old}/")}
         above = self._source + "/"
-        return {reachable(path.removeprefix(above)) for path in found if path.startswith(above)}
+        return {reachable(path.removeprefix(above)) for path in changed if path.startswith(above)}
 
-    def _look(self, trail: Path, since: float) -> None:
-        """Take in what was recorded since the last look."""
+    def _update(self, trail: Path, since: float) -> None:
+        """Read the new entries of a trail."""
         name = trail.name
         session = self._session_of(name)
         if session is None:
             return
-        over = not lives(session)
-        if not over or stat_trail(trail).st_mtime >= since:
+        has_ended = not lives(session)
+        if not has_ended or stat_trail(trail).st_mtime >= since:
             self._read(name, session.source, trail)
-        if over:
+        if has_ended:
             self._sessions[name] = None
             for key in [key for key in self._open if key[0] == name]:
                 for path in self._open.pop(key):
@@ -222,49 +271,49 @@ class _Records:
         try:
             with open_trail(trail) as stream:
                 end = stream.seek(0, os.SEEK_END)
-                place = self._places.get(name, 0)
-                if end - place > _MOST_READ:
-                    place = stream.seek(end - _MOST_READ)
-                    place += len(stream.readline())
-                stream.seek(place)
-                data = stream.read(end - place)
+                offset = self._offsets.get(name, 0)
+                if end - offset > _MAX_READ:
+                    offset = stream.seek(end - _MAX_READ)
+                    offset += len(stream.readline())
+                stream.seek(offset)
+                data = stream.read(end - offset)
         except OSError:
             return
-        whole = data.rfind(b"\n") + 1
-        self._places[name] = place + whole
-        for line in data[:whole].splitlines():
-            self._note(name, source, line)
+        complete = data.rfind(b"\n") + 1
+        self._offsets[name] = offset + complete
+        for line in data[:complete].splitlines():
+            self._add_entry(name, source, line)
 
-    def _note(self, name: str, source: str, line: bytes) -> None:
+    def _add_entry(self, name: str, source: str, line: bytes) -> None:
         try:
             entry = json.loads(line)
             kind, details = entry["kind"], entry["details"]
             if kind == "intent" and entry["result"] == "allowed":
                 paths = [f"{source}/{path}" for path in _paths(entry["path"], details)]
                 # A worktree's session changes the repository that it shares with the main work tree.
-                if f"{source}/{_GIT}" in paths and _repository_of(source) == self._repository:
+                if f"{source}/{_GIT}" in paths and _shared_git_dir(source) == self._git_dir:
                     paths.append(f"{self._source}/{_GIT}")
                 self._open[name, entry["seq"]] = paths
                 if "to" in details:
-                    self._moves[paths[0], paths[1]] = _FOREVER
+                    self._renames[paths[0], paths[1]] = _FOREVER
             elif kind == "outcome":
                 moment = datetime.fromisoformat(entry["timestamp"]).timestamp()
                 paths = self._open.pop((name, details["intent"]), [])
                 self._ended |= dict.fromkeys(paths, moment)
-                if tuple(paths[:2]) in self._moves:
-                    self._moves[paths[0], paths[1]] = moment
+                if tuple(paths[:2]) in self._renames:
+                    self._renames[paths[0], paths[1]] = moment
         except (ValueError, KeyError, TypeError):
-            return  # no entry: `audit verify` tells of it
+            return  # no valid entry; `audit verify` reports it
 
     def _session_of(self, name: str) -> Session | None:
         if name not in self._sessions:
             session = load(self._home, name.removesuffix(".jsonl"))
             if session is None:
-                return None  # it is being made
+                return None  # `mount` has not yet saved it
             ours, theirs = f"{self._source}/", f"{session.source}/"
-            shares = self._repository is not None and _repository_of(session.source) == self._repository
-            related = shares or ours.startswith(theirs) or theirs.startswith(ours)
-            self._sessions[name] = session if related else None
+            shares_git = self._git_dir is not None and _shared_git_dir(session.source) == self._git_dir
+            is_related = shares_git or ours.startswith(theirs) or theirs.startswith(ours)
+            self._sessions[name] = session if is_related else None
         return self._sessions[name]
 
 
@@ -274,9 +323,9 @@ def _paths(path: str, details: dict[str, Any]) -> Iterator[str]:
     for key in ("to", "from"):
         if isinstance(details.get(key), str):
             yield details[key]
-    by = by_way_of(path, details)
-    if by is not None:
-        yield by
+    temporary = by_way_of(path, details)
+    if temporary is not None:
+        yield temporary
     touches = details.get(TOUCHES)
     if isinstance(touches, list):
         yield from (touched for touched in touches if isinstance(touched, str))

@@ -1,4 +1,4 @@
-"""Changes behind the mount, told to the server: at once when it was quiet, else a few at a time."""
+"""Forward changes of the source from the watcher to the server: the first at once, a stream of them in batches."""
 
 from __future__ import annotations
 
@@ -6,78 +6,77 @@ import select
 from time import monotonic
 from typing import Final
 
-from bonobofs.ipc.channel import Kind, Line
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.messages import MessageKind
 from bonobofs.system.inotify import Changes, UnwatchableError, Watcher
 from bonobofs.system.watcher_events import CLOSED, MODIFIED, Names, encode
 
-_APART: Final = 0.02
-"""Seconds between two readings: while changes keep coming, more of them become one."""
-
-
+_MIN_INTERVAL: Final = 0.02
+"""Seconds between two reads: changes that come in between go into one batch."""
 _QUIET: Final = 0.2
-"""Seconds without a change after which it is told which files were closed."""
-_LONGEST: Final = 5.0
-"""Seconds after which it is told in any case: the server remembers what it did for twice as long."""
-_MOST_READS: Final = 100
-"""Readings in a row after which those who keep changing things are waited for no longer."""
-_MOST_CLOSED: Final = 20_000
-_FIRST_WAIT: Final = 1.0
-_LONGEST_WAIT: Final = 60.0
-"""Seconds until what is not watched is tried again: the first, then twice as long each time, up to the longest."""
+"""Seconds without a change after which closed files are reported."""
+_MAX_DELAY: Final = 5.0
+"""Seconds after which closed files are reported in any case: the server remembers its own changes twice as long."""
+_MAX_READS: Final = 100
+"""Reads of `read_all`, so that a process that never stops changing files cannot hold it."""
+_MAX_CLOSED: Final = 20_000
+_FIRST_RETRY: Final = 1.0
+_MAX_RETRY: Final = 60.0
+"""Seconds until the watcher tries again to watch the rest: doubled each time, up to the maximum."""
 
 
-class Watching:
-    """One service of the companion. What cannot be watched is tried again, after 1 s and then ever later.
+class ChangeForwarder:
+    """Reads the watcher and sends its changes. It retries directories that cannot be watched.
 
-    That a file was closed means something only where it was written through a mapping, and the server closes every file
-    that was written through the mount: this waits until nobody is busy.
+    The close of a file matters only if the file was written through a mapping. The server itself closes every file
+    that was written through the mount. So closes are held back until the source is quiet.
     """
 
-    def __init__(self, line: Line, budget: int | None = None) -> None:
+    def __init__(self, channel: Channel, budget: int | None = None) -> None:
         """`budget` as for `Watcher`."""
-        self._line: Final = line
+        self._channel: Final = channel
         self._budget: Final = budget
         self._watcher: Watcher | None = None
-        self.reason = ""
-        """Why the source, or a part of it, is not watched; "" while all is."""
+        self.gap = ""
+        """Why the source, or a part of it, is not watched; "" if all is watched."""
         try:
             self._watcher = Watcher(budget)
-            self.reason = self._watcher.gap
+            self.gap = self._watcher.gap
         except UnwatchableError as error:
-            self.reason = str(error)
-        self._wait = _FIRST_WAIT
-        self._retry_at = monotonic() + self._wait if self.reason else float("inf")
-        self._not_before = 0.0
-        self._last = 0.0
+            self.gap = str(error)
+        self._retry_delay = _FIRST_RETRY
+        self._retry_at = monotonic() + self._retry_delay if self.gap else float("inf")
+        self._next_read = 0.0
+        self._last_read = 0.0
         self._closed: dict[tuple[int, bytes, bytes], None] = {}
         self._closed_since = 0
-        self._closed_first = 0.0
+        self._first_closed = 0.0
 
     def fileno(self) -> int:
-        """What can be read when something has changed; -1: nothing is watched any more."""
+        """A descriptor that is readable when something has changed; -1: nothing is watched."""
         return self._watcher.fileno() if self._watcher is not None else -1
 
-    def may_read(self, now: float) -> float:
-        """Seconds until changes may be read."""
-        return max(0.0, self._not_before - now)
+    def seconds_until_read(self, now: float) -> float:
+        """Seconds until `read` may be called again."""
+        return max(0.0, self._next_read - now)
 
     def due(self, now: float) -> float:
-        """Seconds until it is told which files were closed, or until what is not watched is tried again."""
+        """Seconds until `run_due` must be called."""
         retry = max(0.0, self._retry_at - now)
         if not self._closed:
             return retry
-        return min(retry, self._due_closed(now))
+        return min(retry, self._closed_due(now))
 
-    def _due_closed(self, now: float) -> float:
-        return max(0.0, min(self._last + _QUIET, self._closed_first + _LONGEST) - now)
+    def _closed_due(self, now: float) -> float:
+        return max(0.0, min(self._last_read + _QUIET, self._first_closed + _MAX_DELAY) - now)
 
     @property
     def is_partial(self) -> bool:
-        """Whether a part of the source is watched and another is not."""
-        return self._watcher is not None and bool(self.reason)
+        """Whether a part of the source is watched and another part is not."""
+        return self._watcher is not None and bool(self.gap)
 
     def retry(self, now: float) -> None:
-        """Try to watch what is not watched, if it is time."""
+        """Try again to watch what is not watched, if the delay is over."""
         if now < self._retry_at:
             return
         try:
@@ -86,79 +85,77 @@ class Watching:
             else:
                 self._watcher.fill_gaps()
         except UnwatchableError as error:
-            self._lose(str(error))
-        self._wait = min(2 * self._wait, _LONGEST_WAIT)
-        self._retry_at = now + self._wait
+            self._drop_watcher(str(error))
+        self._retry_delay = min(2 * self._retry_delay, _MAX_RETRY)
+        self._retry_at = now + self._retry_delay
         if self._watcher is not None:
-            self._tell_gap(self._watcher.gap, now)
+            self._set_gap(self._watcher.gap, now)
 
-    def _tell_gap(self, reason: str, now: float) -> None:
-        """Tell the server, if what is not watched is another thing than it knows."""
-        if bool(reason) != bool(self.reason) or (reason and self._wait == _LONGEST_WAIT and reason != self.reason):
-            self._line.tell(Kind.UNWATCHED, {"reason": reason, "part": bool(reason)})
-        if reason and not self.reason:
-            self._retry_at = now + self._wait
-        elif not reason:
+    def _set_gap(self, gap: str, now: float) -> None:
+        """Keep the gap, and send it to the server if it differs from what the server knows."""
+        if bool(gap) != bool(self.gap) or (gap and self._retry_delay == _MAX_RETRY and gap != self.gap):
+            self._channel.send(MessageKind.WATCH, {"reason": gap, "part": bool(gap)})
+        if gap and not self.gap:
+            self._retry_at = now + self._retry_delay
+        elif not gap:
             self._retry_at = float("inf")
-        self.reason = reason
+        self.gap = gap
 
-    def _lose(self, reason: str) -> None:
-        if self._watcher is not None or reason != self.reason:
-            self._line.tell(Kind.UNWATCHED, {"reason": reason, "part": False})
-        self._watcher, self.reason = None, reason
-        self._retry_at = monotonic() + self._wait
+    def _drop_watcher(self, reason: str) -> None:
+        if self._watcher is not None or reason != self.gap:
+            self._channel.send(MessageKind.WATCH, {"reason": reason, "part": False})
+        self._watcher, self.gap = None, reason
+        self._retry_at = monotonic() + self._retry_delay
 
-    def read_rest(self, now: float) -> None:
-        """Tell the server all that has changed by now."""
-        for _ in range(_MOST_READS):
+    def read_all(self, now: float) -> None:
+        """Send every change until now."""
+        for _ in range(_MAX_READS):
             if not self.read(now):
                 break
-        self.tell_closed()
+        self._send_closed()
 
     def read(self, now: float) -> bool:
-        """Tell the server what has changed; whether anything has.
+        """Send the changes since the last read; whether there were any.
 
-        Who polled may find nothing any more: another service of the same round has had all of it told.
+        The watcher may be empty although it was readable: `read_all` may have run since the poll.
         """
-        if self._watcher is None or not _is_ready(self._watcher.fileno()):
+        if self._watcher is None or not _is_readable(self._watcher.fileno()):
             return False
-        self._not_before = now + _APART
-        self._last = now
+        self._next_read = now + _MIN_INTERVAL
+        self._last_read = now
         try:
             changes = self._watcher.read()
-            self._tell(changes)
-            if self._watcher.gap and not self.reason:
-                self._tell_gap(self._watcher.gap, now)
+            self._send_changes(changes)
+            if self._watcher.gap and not self.gap:
+                self._set_gap(self._watcher.gap, now)
             if changes.lost:
-                self._line.tell(Kind.LOST)
+                self._channel.send(MessageKind.CHANGES_LOST)
                 self._watcher.begin_anew()
-                # What changed between the two is below directories that were not watched yet.
-                self._line.tell(Kind.LOST)
+                # Until then, new directories were not watched.
+                self._channel.send(MessageKind.CHANGES_LOST)
         except UnwatchableError as error:
-            self._lose(str(error))
+            self._drop_watcher(str(error))
         return True
 
-    def act(self, now: float) -> None:
-        """Do what is due."""
+    def run_due(self, now: float) -> None:
+        """Retry, and send the closed files, if it is time."""
         self.retry(now)
-        if self._closed and self._due_closed(now) <= 0:
-            self.tell_closed()
+        if self._closed and self._closed_due(now) <= 0:
+            self._send_closed()
 
-    def tell_closed(self) -> None:
-        """Tell the server which files were closed."""
+    def _send_closed(self) -> None:
         if self._closed:
-            found = [Names(ino, path, {name: MODIFIED}) for ino, path, name in self._closed]
-            self._send(self._closed_since, found)
+            self._send(self._closed_since, [Names(ino, path, {name: MODIFIED}) for ino, path, name in self._closed])
             self._closed.clear()
 
-    def _tell(self, changes: Changes) -> None:
+    def _send_changes(self, changes: Changes) -> None:
         found = []
         for ino, path, names in changes.names:
             closed = [name for name, kinds in names.items() if kinds == CLOSED]
             if closed:
                 if not self._closed:
                     self._closed_since = changes.since
-                    self._closed_first = self._last
+                    self._first_closed = self._last_read
                 for name in closed:
                     del names[name]
                     self._closed[ino, path, name] = None
@@ -166,15 +163,15 @@ class Watching:
                 found.append(Names(ino, path, names))
         if found:
             self._send(changes.since, found)
-        if len(self._closed) > _MOST_CLOSED:
-            self.tell_closed()
+        if len(self._closed) > _MAX_CLOSED:
+            self._send_closed()
 
-    def _send(self, since: int, found: list[Names]) -> None:
-        for message in encode(since, found):
-            self._line.send(Kind.CHANGED, message)
+    def _send(self, since: int, names: list[Names]) -> None:
+        for message in encode(since, names):
+            self._channel.send_bytes(MessageKind.CHANGED, message)
 
 
-def _is_ready(descriptor: int) -> bool:
+def _is_readable(fd: int) -> bool:
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from bonobofs.companion.session_context import CalledSession, Taken
+from bonobofs.companion.session_context import GrantedCheckout, SessionContext
 from bonobofs.enforcement.enforcer import Caller
 from bonobofs.errors import GitError, UsageError
 from bonobofs.policy import messages
@@ -48,7 +48,7 @@ def _check(arguments: Arguments, /, **kinds: type) -> None:
         raise UsageError(f"the call takes no {', '.join(sorted(unknown))}")
 
 
-def _begin(session: CalledSession, arguments: Arguments) -> Any:
+def _begin(session: SessionContext, arguments: Arguments) -> Any:
     """CLEO's order: the isolation, then the role's list."""
     _check(arguments, subcommand=str, arguments=list, directory=str, remote=bool)
     root = session.who.mountpoint or session.who.source
@@ -69,7 +69,7 @@ def _begin(session: CalledSession, arguments: Arguments) -> Any:
     return {"root": root, "reads_content": policy.judges_content}
 
 
-def _preflight(session: CalledSession, arguments: Arguments) -> Any:
+def _preflight(session: SessionContext, arguments: Arguments) -> Any:
     """Grant the refused paths among `files` ([path, mode, blob id, size, first bytes]) that are published; its number.
 
     0 where the mount refuses none of them. Refused where it refuses one that is not published. The grant also ends
@@ -104,14 +104,14 @@ def _preflight(session: CalledSession, arguments: Arguments) -> Any:
     finally:
         os.close(stage)
     command = [arguments["subcommand"], *arguments["arguments"]][:_MOST_SHOWN]
-    commands.open[number] = Taken(arguments["commit"], head, command, answer["before"])
+    commands.open[number] = GrantedCheckout(arguments["commit"], head, command, answer["before"])
     for descriptor in descriptors[:1]:
         watch = threading.Thread(target=_watch, args=(session, number, os.dup(descriptor)), daemon=True)
         watch.start()
     return {"grant": number}
 
 
-def _watch(session: CalledSession, number: int, descriptor: int) -> None:
+def _watch(session: SessionContext, number: int, descriptor: int) -> None:
     """End the grant when the caller is gone."""
     poll = select.poll()
     poll.register(descriptor, 0)
@@ -132,7 +132,7 @@ def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
     return {path: (mode, oid, size, head) for path, mode, oid, size, head in plain}
 
 
-def _refusals(session: CalledSession, files: dict[str, tuple[int, str, int, str]]) -> dict[str, tuple[Denied, bool]]:
+def _refusals(session: SessionContext, files: dict[str, tuple[int, str, int, str]]) -> dict[str, tuple[Denied, bool]]:
     """By path, what the mount refuses of the changes; True: already to make the file, not only to remove it."""
     questions: list[tuple[Request, Context]] = []
     for path, (mode, _, size, head) in files.items():
@@ -151,7 +151,7 @@ def _refusals(session: CalledSession, files: dict[str, tuple[int, str, int, str]
 
 
 def _explained(
-    session: CalledSession, denied: dict[str, tuple[Denied, bool]], refused: dict[str, str], caller: Caller
+    session: SessionContext, denied: dict[str, tuple[Denied, bool]], refused: dict[str, str], caller: Caller
 ) -> Exception:
     """The refusal of the first path, which names all."""
     first = next(iter(refused))
@@ -160,13 +160,13 @@ def _explained(
     return session.guard.refuse(denied[first][0]._replace(about=f"The command would change {shown}{more}."), caller)
 
 
-def _finish(session: CalledSession, arguments: Arguments) -> Any:
+def _finish(session: SessionContext, arguments: Arguments) -> Any:
     """End a grant, and enter what the command has taken in."""
     _check(arguments, grant=int)
     return {"taken": finish(session, arguments["grant"])}
 
 
-def finish(session: CalledSession, number: int) -> int:
+def finish(session: SessionContext, number: int) -> int:
     """End the grant of that number, if there is one; how many paths the command has taken in."""
     command = session.commands.open.pop(number, None)
     if command is None:
@@ -189,7 +189,7 @@ def _caller(arguments: Arguments) -> Caller:
     return Caller("git", details)
 
 
-GIT_COMMANDS: Final[dict[str, Callable[[CalledSession, Arguments], Any]]] = {
+GIT_COMMANDS: Final[dict[str, Callable[[SessionContext, Arguments], Any]]] = {
     "git.begin": _begin,
     "git.preflight": _preflight,
     "git.finish": _finish,

@@ -25,12 +25,11 @@ from time import monotonic
 from typing import Any, Final
 
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
-from bonobofs.companion.session_context import CalledSession
-from bonobofs.enforcement.enforcer import Admission
+from bonobofs.companion.session_context import SessionContext
+from bonobofs.enforcement.enforcer import Admission, Caller
 from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
-from bonobofs.ipc.decision_codec import decision, plain_decision
-from bonobofs.ipc.request_codec import caller, question
-from bonobofs.policy.decision import Denied, Refused
+from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
+from bonobofs.policy.decision import Refused
 from bonobofs.state.home import read_document, session_directory, write_document
 
 SECONDS: Final = 330.0
@@ -46,11 +45,11 @@ _FILE: Final = "git-worker.json"
 class GitWorker:
     """The worker, and what it asks. Used by the threads that answer calls, one call at a time."""
 
-    def __init__(self, session: CalledSession, told_leases: Callable[[], list[dict[str, Any]]]) -> None:
+    def __init__(self, session: SessionContext, leases: Callable[[], list[dict[str, Any]]]) -> None:
         """The working directory is the source. What an earlier companion left is removed by `recover`."""
         self._session: Final = session
         self._authorizer: Final[RemoteAuthorizer] = session.guard
-        self._told_leases: Final = told_leases
+        self._leases: Final = leases
         self._file: Final = session_directory(session.home, session.who.session) / _FILE
         self._turn: Final = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -126,9 +125,7 @@ class GitWorker:
             with suppress(OSError):  # it is recorded; that the mount may not show it yet changes nothing for git
                 admission.end(asked["error"])
         elif what == "refuse":
-            denied = decision(asked)
-            assert isinstance(denied, Denied)
-            self._authorizer.refuse(denied, caller(asked["caller"]), guard=asked["guard"])
+            self._authorizer.refuse(decode_denied(asked), Caller(*asked["caller"]), guard=asked["guard"])
         elif what == "find":
             agent, tip = self._published().find(asked["ref"])
             return {"agent": agent, "tip": tip}
@@ -137,21 +134,21 @@ class GitWorker:
         return {}
 
     def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
-        first = question(list(asked["question"]))
+        request, _ = decode_request(list(asked["question"]))
         try:
-            admission = self._authorizer.admit_judged(first.request, {**asked, "parts": []})
+            admission = self._authorizer.authorize_judged(request, {**asked, "related": []})
         except Refused as refused:
-            return plain_decision(refused.decision)
+            return encode_denied(refused.decision)
         if admission is None:
             return {"state": self._state()}
         self._open[admission.seq] = admission
-        return {**plain_decision(admission.permit), "number": admission.seq}
+        return {**encode_decision(admission.permit), "number": admission.seq}
 
     def _state(self) -> dict[str, Any]:
         """The policy and leases by which the server judges. What changes meanwhile changes the generation, too."""
         state = self._authorizer.generation()
-        told = self._told_leases()
-        leases = {"none": None, "known": told, "unknown": "unknown"}[state["leases"]]
+        known = self._leases()
+        leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]
         kept = session_directory(self._session.home, self._session.who.session) / "tracked.json"
         tracked = read_document(kept)["paths"] if kept.exists() else []
         policy = self._authorizer.plain_policy
@@ -305,15 +302,15 @@ def _read_head() -> str:
     return ""
 
 
-def _receive(session: CalledSession, arguments: dict[str, Any]) -> Any:
+def _receive(session: SessionContext, arguments: dict[str, Any]) -> Any:
     return session.git_worker.call("receive", _given(arguments))
 
 
-def _upload(session: CalledSession, arguments: dict[str, Any]) -> Any:
+def _upload(session: SessionContext, arguments: dict[str, Any]) -> Any:
     return session.git_worker.call("upload", _given(arguments))
 
 
-def _publish(session: CalledSession, arguments: dict[str, Any]) -> Any:
+def _publish(session: SessionContext, arguments: dict[str, Any]) -> Any:
     descriptors = _given(arguments, "head")
     head = _text(arguments, "head")
     if head.startswith("ref: refs/heads/"):
@@ -321,7 +318,7 @@ def _publish(session: CalledSession, arguments: dict[str, Any]) -> Any:
     return session.git_worker.call("head", head=head)
 
 
-def _head(session: CalledSession, arguments: dict[str, Any]) -> Any:
+def _head(session: SessionContext, arguments: dict[str, Any]) -> Any:
     """`check`: only ask whether HEAD could be moved so."""
     _given(arguments, "head", "check")
     return session.git_worker.call("head", head=_text(arguments, "head"), check=bool(arguments.get("check")))
@@ -342,7 +339,7 @@ def _text(arguments: dict[str, Any], name: str) -> str:
     return value
 
 
-PUBLISHING_CALLS: Final[dict[str, Callable[[CalledSession, dict[str, Any]], Any]]] = {
+PUBLISHING_CALLS: Final[dict[str, Callable[[SessionContext, dict[str, Any]], Any]]] = {
     "git.receive-pack": _receive,
     "git.upload-pack": _upload,
     "git.publish": _publish,

@@ -1,7 +1,7 @@
-"""The companion's life: `main`, with the number of the descriptor of its line to the server.
+"""Entry of the companion process, and its event loop.
 
-It ends with the server, whichever way that ends: the kernel kills it, and the line has an end. Where the mount is to
-cover the source itself, it stands in a mount namespace of its own, in which the source stays what it is.
+The companion ends with the server: the kernel kills it, and the channel closes. If the mount covers the source, the
+companion runs in a mount namespace of its own, in which the source stays visible.
 """
 
 from __future__ import annotations
@@ -14,192 +14,246 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from bonobofs.companion.calls import AT_ONCE, called
-from bonobofs.companion.change_attribution import Judging
-from bonobofs.companion.change_forwarder import Watching
+from bonobofs.companion.calls import CONCURRENCY, handle_call
+from bonobofs.companion.change_attribution import ChangeAttribution
+from bonobofs.companion.change_forwarder import ChangeForwarder
 from bonobofs.companion.git_worker import GitWorker
-from bonobofs.companion.lease_thread import Leases
-from bonobofs.companion.policy_reloader import PolicyFile
+from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
-from bonobofs.companion.session_context import CalledSession
-from bonobofs.companion.socket_server import Entrance
+from bonobofs.companion.session_context import SessionContext
+from bonobofs.companion.socket_server import SocketServer
 from bonobofs.errors import MountError
-from bonobofs.ipc.channel import Kind, Line
+from bonobofs.ipc.channel import Channel, Message
+from bonobofs.ipc.messages import CompanionStatus, MessageKind
+from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
 from bonobofs.system import mounts, syscalls
 
-_MOST_SECONDS: Final = 3600.0
+if TYPE_CHECKING:
+    from bonobofs.state.lease_follower import LeaseSnapshot
+
+_MAX_WAIT: Final = 3600.0
+_DETACH_SECONDS: Final = 0.5
+_APPLY_SECONDS: Final = 0.5
+_STOPPED: Final = 0
+
+
+class LeaseForwarder:
+    """Sends each lease snapshot to the server and acknowledges it once the server has applied it.
+
+    A thread of its own, because a database that does not answer must not delay the event loop.
+    """
+
+    def __init__(self, channel: Channel, config: SessionConfig) -> None:
+        self._channel: Final = channel
+        self._config: Final = config
+        self._applied: Final[queue.SimpleQueue[int]] = queue.SimpleQueue()
+        self._ended: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._run, name="bonobofs-leases", daemon=True)
+        self._number = 0
+        self._error = ""
+        self.leases: list[dict[str, Any]] = []
+        """The leases of the last snapshot that was sent."""
+        os.environ.update(config.database)
+        self._thread.start()
+
+    def on_applied(self, number: int) -> None:
+        """The server judges by that snapshot now."""
+        self._applied.put(number)
+
+    def stop(self) -> None:
+        """Record the end of the session, if the database answers within half a second."""
+        self._ended.set()
+        self._applied.put(_STOPPED)
+        self._thread.join(_DETACH_SECONDS)
+
+    def _run(self) -> None:
+        # Loading SQLAlchemy takes longer than the rest of the start.
+        from bonobofs.state.lease_follower import LeaseFollower  # noqa: PLC0415
+
+        config = self._config
+        home = Path(config.home)
+        LeaseFollower(home, config.session, config.holder, config.source, self._apply, self._ended).run(self._report)
+
+    def _apply(self, snapshot: LeaseSnapshot, _: Callable[[], None]) -> bool:
+        deadline = monotonic() + _APPLY_SECONDS
+        self._number += 1
+        if snapshot.leases is not None:
+            self.leases = snapshot.leases
+        document = {"number": self._number, "until": snapshot.expires_at, "leases": snapshot.leases}
+        self._channel.send(MessageKind.LEASES, document)
+        while not self._ended.is_set() and (left := deadline - monotonic()) > 0:
+            with suppress(queue.Empty):
+                if self._applied.get(timeout=left) == self._number:
+                    return True
+        return False
+
+    def _report(self, error: Exception) -> None:
+        """Log an error and send it to the server, once."""
+        text = " ".join(str(error).split())
+        if text != self._error:
+            self._error = text
+            self._channel.send(MessageKind.LEASES_ERROR, {"reason": text})
+            _log(f"the leases cannot be read: {text}")
 
 
 class Companion:
     """The services of one session, and the loop that runs them."""
 
-    def __init__(self, line: Line, config: dict[str, Any], watching: Watching | None, leases: Leases) -> None:
-        source = Path(config["source"])
-        self._line: Final = line
-        self._watching: Final = watching
-        self._judging: Final = Judging(line, Path(config["home"]), config["session"], source)
+    def __init__(
+        self, channel: Channel, config: CompanionConfig, forwarder: ChangeForwarder | None, leases: LeaseForwarder
+    ) -> None:
+        session = config.session
+        self._channel: Final = channel
+        self._forwarder: Final = forwarder
+        self._attribution: Final = ChangeAttribution(channel, Path(session.home), session.session, Path(session.source))
         self._leases: Final = leases
-        self._policy: Final = PolicyFile(line, config)
-        agent = Principal(config["agent"]["label"], config["agent"]["id"], config["role"])
-        self._authorizer: Final = RemoteAuthorizer(line, agent, config["policy"], self._tell_later)
-        self._session: Final = CalledSession(config, self._authorizer, self._judging.refresh.note_index)
-        self._git_worker: Final = GitWorker(self._session, lambda: leases.told)
+        self._reloader: Final = PolicyReloader(channel, config)
+        agent = Principal(session.agent, session.agent_id, session.role)
+        self._authorizer: Final = RemoteAuthorizer(channel, agent, session.policy, self._send_later)
+        self._session: Final = SessionContext(session, self._authorizer, self._attribution.index.update)
+        self._git_worker: Final = GitWorker(self._session, lambda: leases.leases)
         self._session.git_worker = self._git_worker
-        self._later: Final[queue.SimpleQueue[tuple[Kind, dict[str, Any]]]] = queue.SimpleQueue()
-        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._entrance = self._open(Path(config["session_dir"], INSIDE), config["user"])
+        self._deferred: Final[queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._server = self._open_socket(Path(session.session_dir, INSIDE), session.user)
 
-    def _open(self, directory: Path, guest: int | None) -> Entrance | None:
+    def _open_socket(self, directory: Path, guest: int | None) -> SocketServer | None:
         try:
-            return Entrance(
+            return SocketServer(
                 directory,
-                lambda maker, name, arguments, lent: called(self._session, name, arguments, maker, lent),
-                AT_ONCE,
+                lambda maker, name, arguments, fds: handle_call(self._session, name, arguments, maker, fds),
+                CONCURRENCY,
                 guest,
             )
         except OSError as error:
-            sys.stderr.write(f"bonobofs: the guard socket cannot be opened: {error.strerror}\n")
-            sys.stderr.flush()
+            _log(f"the guard socket cannot be opened: {error.strerror}")
             return None
 
-    def close(self) -> None:
-        """Take no more calls."""
-        if self._entrance is not None:
-            self._entrance.close()
+    def close_socket(self) -> None:
+        """Accept no more calls."""
+        if self._server is not None:
+            self._server.close()
 
-    def end(self) -> None:
-        """Take no more calls, and end the git worker."""
-        self.close()
+    def close(self) -> None:
+        """Accept no more calls, and end the git worker."""
+        self.close_socket()
         self._git_worker.close()
 
-    def _tell_later(self, kind: Kind, document: dict[str, Any]) -> None:
-        """Tell the server this once it knows all that has changed by now. From a thread that answers a call."""
-        self._later.put((kind, document))
+    def _send_later(self, kind: MessageKind, document: dict[str, Any]) -> None:
+        """Send a message after every change that the watcher has seen by then. From the threads that answer calls."""
+        self._deferred.put((kind, document))
         with suppress(BlockingIOError):
-            os.write(self._waker, b"\0")
+            os.write(self._wake_write, b"\0")
 
-    def _tell_after_changes(self, now: float) -> None:
-        """Tell the server what waits for that, but first all that has changed."""
+    def _send_deferred(self, now: float) -> None:
         with suppress(BlockingIOError):
-            os.read(self._wake, 4096)
-        waiting = []
+            os.read(self._wake_read, 4096)
+        deferred = []
         with suppress(queue.Empty):
             while True:
-                waiting.append(self._later.get_nowait())
-        if waiting and self._watching is not None:
-            self._watching.read_rest(now)
-        for kind, document in waiting:
-            self._line.tell(kind, document)
+                deferred.append(self._deferred.get_nowait())
+        if deferred and self._forwarder is not None:
+            self._forwarder.read_all(now)
+        for kind, document in deferred:
+            self._channel.send(kind, document)
 
-    def run(self, messages: list[tuple[Kind, bytes]]) -> None:
-        """Serve until the server is gone; `messages` it has sent already."""
+    def run(self, messages: list[Message]) -> None:
+        """Serve until the server closes the channel; `messages` were received with the configuration."""
         threading.Thread(target=self._git_worker.recover, name="bonobofs-recovery", daemon=True).start()
         for kind, body in messages:
-            self._act(kind, body, monotonic())
+            self._handle(kind, body, monotonic())
         while True:
+            ready = self._poll(monotonic())
             now = monotonic()
-            ready = self._wait(now)
-            now = monotonic()
-            if self._line.fileno() in ready:
+            if self._channel.fileno() in ready:
                 try:
-                    messages = self._line.receive()
+                    messages = self._channel.receive()
                 except EOFError:
                     return
                 for kind, body in messages:
-                    self._act(kind, body, now)
-            if self._wake in ready:
-                self._tell_after_changes(now)
-            if self._watching is not None and self._watching.fileno() in ready:
-                self._watching.read(now)
-            if self._watching is not None and self._watching.due(now) <= 0:
-                self._watching.act(now)
-            if self._judging.due(now) <= 0:
-                self._judging.judge()
-            if self._policy.due(now) <= 0:
-                self._policy.look(now)
+                    self._handle(kind, body, now)
+            if self._wake_read in ready:
+                self._send_deferred(now)
+            if self._forwarder is not None and self._forwarder.fileno() in ready:
+                self._forwarder.read(now)
+            if self._forwarder is not None and self._forwarder.due(now) <= 0:
+                self._forwarder.run_due(now)
+            if self._attribution.due(now) <= 0:
+                self._attribution.report()
+            if self._reloader.due(now) <= 0:
+                self._reloader.check(now)
 
-    def _wait(self, now: float) -> set[int]:
-        """The descriptors that can be read, or none when a service is due."""
+    def _poll(self, now: float) -> set[int]:
+        """Wait until a descriptor is readable or a service is due; the readable descriptors."""
         poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        seconds = min(self._judging.due(now), self._policy.due(now), _MOST_SECONDS)
-        watching = self._watching
-        if watching is not None:
-            seconds = min(seconds, watching.due(now))
-        if watching is not None and watching.fileno() >= 0:
-            wait = watching.may_read(now)
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        seconds = min(self._attribution.due(now), self._reloader.due(now), _MAX_WAIT)
+        forwarder = self._forwarder
+        if forwarder is not None:
+            seconds = min(seconds, forwarder.due(now))
+        if forwarder is not None and forwarder.fileno() >= 0:
+            wait = forwarder.seconds_until_read(now)
             if wait <= 0:
-                poll.register(watching.fileno(), select.POLLIN)
+                poll.register(forwarder.fileno(), select.POLLIN)
             else:
                 seconds = min(seconds, wait)
         return {fd for fd, _ in poll.poll(seconds * 1000)}
 
-    def _act(self, kind: Kind, body: bytes, now: float) -> None:
-        if kind is Kind.SUSPECTS:
-            self._judging.suspect(json.loads(body), now)
-        elif kind is Kind.RELOAD:
-            self._policy.load()
-        elif kind is Kind.BOUND:
-            self._leases.bound(json.loads(body)["number"])
-        elif kind is Kind.ANSWER:
-            self._authorizer.answered(body)
-        elif kind is Kind.IN_FORCE:
+    def _handle(self, kind: MessageKind, body: bytes, now: float) -> None:
+        if kind is MessageKind.SUSPECTS:
+            self._attribution.add_suspects(json.loads(body), now)
+        elif kind is MessageKind.RELOAD:
+            self._reloader.load()
+        elif kind is MessageKind.LEASES_APPLIED:
+            self._leases.on_applied(json.loads(body)["number"])
+        elif kind is MessageKind.REPLY:
+            self._authorizer.on_reply(body)
+        elif kind is MessageKind.POLICY_APPLIED:
             self._authorizer.change_policy(**json.loads(body))
-        elif kind is Kind.CLOSING:
-            self.close()
-        elif kind is Kind.SETTLE:
-            self._settle(now)
+        elif kind is MessageKind.CLOSE_SOCKET:
+            self.close_socket()
+        elif kind is MessageKind.FLUSH:
+            self._flush(now)
 
-    def _settle(self, now: float) -> None:
-        if self._watching is not None:
-            self._watching.read_rest(now)
-        self._judging.judge()
-        self._line.tell(Kind.SETTLE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    watch: str
-    refused: str = ""
-    layer: bool = False
-    part: bool = False
+    def _flush(self, now: float) -> None:
+        if self._forwarder is not None:
+            self._forwarder.read_all(now)
+        self._attribution.report()
+        self._channel.send(MessageKind.FLUSH)
 
 
-def _stand_apart(config: dict[str, Any]) -> _Standing:
-    """Where the mount covers the source, go where it does not: where the first companion went, or else anywhere."""
-    if config["mountpoint"] != config["source"]:
-        return _Standing("")
+def _log(text: str) -> None:
+    sys.stderr.write(f"bonobofs: {text}\n")
+    sys.stderr.flush()
+
+
+def _leave_mount(config: CompanionConfig) -> CompanionStatus:
+    """If the mount covers the source, enter the namespaces of the first companion, or new ones."""
+    if config.session.mountpoint != config.session.source:
+        return CompanionStatus("")
     try:
-        for descriptor in config["namespaces"] or _new_namespaces():
-            syscalls.enter_namespace(descriptor)
+        for fd in config.namespaces or _new_namespaces():
+            syscalls.enter_namespace(fd)
     except OSError as error:
-        return _Standing(
+        return CompanionStatus(
             "",
-            f"mounting over the source itself needs a mount namespace for what works beside the mount, and there is no "
-            f"right to one ({error.strerror}); mount on another directory, or as root",
+            f"mounting over the source itself needs a mount namespace for the process beside the mount, and the kernel "
+            f"refuses one ({error.strerror}); mount on another directory, or as root",
         )
-    return _Standing("", layer=True)
-
-
-def _drop_copies() -> None:
-    """Detach the copies that the new namespace has of other mounts: each would keep its server from ending."""
-    if os.geteuid() == 0:  # the kernel locks them in the namespace of an ordinary user
-        for mount in mounts.bonobofs_mounts():
-            with suppress(OSError, MountError):
-                mounts.detach(mount.mountpoint, lazy=True)
+    return CompanionStatus("", has_namespace=True)
 
 
 def _new_namespaces() -> list[int]:
-    """Make the namespaces in a child process, and return their descriptors in the order of entry. OSError.
+    """Create the namespaces in a child process, and return their descriptors in the order of entry. OSError.
 
     The kernel lets an ordinary user write the uid map of a traceable process only. The companion must never be
     traceable, so a child without the channel to the server is.
@@ -213,88 +267,96 @@ def _new_namespaces() -> list[int]:
                 syscalls.close_all_but({0, 1, 2, theirs.fileno()})
                 syscalls.allow_tracing()
                 syscalls.unshare_mounts()
-                _drop_copies()
-                socket.send_fds(theirs, [b"\0"], _namespaces())
+                _detach_copies()
+                socket.send_fds(theirs, [b"\0"], _open_namespaces())
                 status = 0
             except OSError as error:
                 status = error.errno or errno.EIO
             finally:
                 os._exit(status)
         theirs.close()
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 2)
+        _, fds, _, _ = socket.recv_fds(ours, 1, 2)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status != 0:
         raise OSError(status, os.strerror(status))
-    return descriptors
+    return fds
 
 
-def _namespaces() -> list[int]:
-    """Those in which this process stands, by descriptors, in the order in which they can be entered."""
+def _detach_copies() -> None:
+    """Detach the new namespace's copies of other mounts: each would keep its server from ending."""
+    if os.geteuid() == 0:  # the kernel locks them in the namespace of an ordinary user
+        for mount in mounts.bonobofs_mounts():
+            with suppress(OSError, MountError):
+                mounts.detach(mount.mountpoint, lazy=True)
+
+
+def _open_namespaces() -> list[int]:
+    """Descriptors of the namespaces of this process, in the order of entry."""
     names = ("mnt",) if os.geteuid() == 0 else ("user", "mnt")
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
 
 
-def _go_to_source(config: dict[str, Any], standing: _Standing) -> None:
-    # Apart, the path leads to the source; elsewhere a mount may lie on the way by now.
-    if standing.layer:
-        os.chdir(config["source"])
-        if not os.path.samestat(os.stat("."), os.fstat(config["root"])):
-            raise OSError(errno.ESTALE, f"the source {config['source']} was replaced")
+def _enter_source(config: CompanionConfig, status: CompanionStatus) -> None:
+    """Make the source the working directory. OSError."""
+    if status.has_namespace:
+        # The descriptor leads to the source in the server's namespace, where the mount covers it.
+        os.chdir(config.session.source)
+        if not os.path.samestat(os.stat("."), os.fstat(config.root)):
+            raise OSError(errno.ESTALE, f"the source {config.session.source} was replaced")
     else:
-        os.fchdir(config["root"])
+        os.fchdir(config.root)
 
 
-def _stand(line: Line, standing: _Standing) -> None:
-    descriptors = _namespaces() if standing.layer else []
-    if descriptors:
-        line.hand_over(Kind.STANDING, asdict(standing), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+def _send_status(channel: Channel, status: CompanionStatus) -> None:
+    fds = _open_namespaces() if status.has_namespace else []
+    if fds:
+        channel.send_fds(MessageKind.STATUS, status._asdict(), fds)
+        for fd in fds:
+            os.close(fd)
     else:
-        line.tell(Kind.STANDING, asdict(standing))
+        channel.send(MessageKind.STATUS, status._asdict())
 
 
-def _first(line: Line) -> tuple[dict[str, Any], list[tuple[Kind, bytes]]]:
-    """The configuration, which is the first that the server says, and what it has said since."""
+def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
+    """The configuration, and the messages that came with it. EOFError."""
     poll = select.poll()
-    poll.register(line.fileno(), select.POLLIN)
-    messages: list[tuple[Kind, bytes]] = []
+    poll.register(channel.fileno(), select.POLLIN)
+    messages: list[Message] = []
     while not messages:
         poll.poll()
-        messages = line.receive()
-    config: dict[str, Any] = json.loads(messages[0][1])
-    return config, messages[1:]
+        messages = channel.receive()
+    return CompanionConfig.from_document(json.loads(messages[0][1])), messages[1:]
 
 
-def main(channel: int) -> int:
-    """Serve beside the server at the other end of the socket `channel` until the server ends; the exit code.
+def main(fd: int) -> int:
+    """Serve beside the server at the other end of the socket `fd` until the server ends; the exit code.
 
     The server has forked this process, so the kernel has never allowed another process of the user to trace it.
     """
     syscalls.die_with_parent()
-    line = Line(socket.socket(fileno=channel), waits=True)
+    channel = Channel(socket.socket(fileno=fd), blocking=True)
     os.umask(0o077)
     try:
-        config, more = _first(line)
+        config, messages = _receive_config(channel)
     except EOFError:
         return 0
-    standing = _stand_apart(config)
-    leases = Leases(line, config)
-    watching: Watching | None = None
-    if not standing.refused:
+    status = _leave_mount(config)
+    leases = LeaseForwarder(channel, config.session)
+    forwarder: ChangeForwarder | None = None
+    if not status.refused:
         try:
-            _go_to_source(config, standing)
-            watching = Watching(line)
-            standing = replace(standing, watch=watching.reason, part=watching.is_partial)
+            _enter_source(config, status)
+            forwarder = ChangeForwarder(channel)
+            status = status._replace(watch=forwarder.gap, part=forwarder.is_partial)
         except OSError as error:
-            standing = replace(standing, watch=str(error))
-    if standing.refused:
-        line.tell(Kind.STANDING, asdict(standing))
+            status = status._replace(watch=str(error))
+    if status.refused:
+        channel.send(MessageKind.STATUS, status._asdict())
         return 0
-    companion = Companion(line, config, watching, leases)
-    os.umask(config["umask"])
-    _stand(line, standing)
-    companion.run(more)
-    companion.end()
-    leases.end()
+    companion = Companion(channel, config, forwarder, leases)
+    os.umask(config.session.umask)
+    _send_status(channel, status)
+    companion.run(messages)
+    companion.close()
+    leases.stop()
     return 0

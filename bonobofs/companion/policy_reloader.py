@@ -1,4 +1,4 @@
-"""The policy file of a session: loaded anew when what is found under its name has changed."""
+"""Reload policy.toml of a session when the file changes."""
 
 from __future__ import annotations
 
@@ -9,79 +9,77 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError
-from bonobofs.ipc.channel import Kind, Line
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.session_config import CompanionConfig
 from bonobofs.state.home import write_document
 
-_EVERY: Final = 0.15
-"""Seconds between two looks. A change is loaded once two looks have found the same: it may be in the making."""
+_INTERVAL: Final = 0.15
+"""Seconds between two checks. A change is loaded once two checks see the same file: an editor may still write it."""
 _LOADER: Final = "bonobofs.session.registration"
 
-Mark = tuple[int, int, int, int, int] | None
-"""Device, inode number, both times and size of what the name leads to; None: it leads to nothing."""
+Fingerprint = tuple[int, int, int, int, int] | None
+"""Device, inode number, mtime, ctime and size of the file; None: there is no file."""
 
 
-class PolicyFile:
-    """One service of the companion.
+class PolicyReloader:
+    """Checks the policy file by its name, so that a write, a rename and a changed symlink are all seen."""
 
-    The name is followed anew each time, so it does not matter how a change comes about: in place, by rename, by another
-    directory, by a symlink that leads elsewhere.
-    """
-
-    def __init__(self, line: Line, config: dict[str, Any]) -> None:
-        """Without a file nothing is ever loaded. What has changed since the policy in force was is loaded soon."""
-        file, directory = config["policy_file"], Path(config["session_dir"])
-        self._line: Final = line
-        self._file: Final = file and Path(file)
-        self._home: Final = Path(config["home"])
-        self._session: Final[str] = config["session"]
-        self._source: Final = Path(config["source"])
-        self._in_force: dict[str, Any] = config["policy"]
-        self._kept: Final = directory / "policy.json"
-        self._loaded: Mark = self._look() if config["first"] else None
-        self._seen: Mark = self._loaded
-        self._broken = False
-        self._next = 0.0
+    def __init__(self, channel: Channel, config: CompanionConfig) -> None:
+        """After a restart of the companion, the first check loads the file in case it changed meanwhile."""
+        session = config.session
+        self._channel: Final = channel
+        self._file: Final = Path(session.policy_file) if session.policy_file else None
+        self._home: Final = Path(session.home)
+        self._session: Final = session.session
+        self._source: Final = Path(session.source)
+        self._in_force = session.policy
+        self._copy: Final = Path(session.session_dir, "policy.json")
+        self._loaded = self._fingerprint() if config.is_first else None
+        self._seen = self._loaded
+        self._is_broken = False
+        self._next_check = 0.0
 
     def due(self, now: float) -> float:
-        """Seconds until the next look."""
-        return max(0.0, self._next - now)
+        """Seconds until the next check."""
+        return max(0.0, self._next_check - now)
 
-    def look(self, now: float) -> None:
-        """Load the policy if it has changed."""
-        self._next = now + _EVERY
-        mark = self._look()
-        if mark == self._loaded:
-            self._seen = mark
-        elif mark != self._seen:
-            self._seen = mark
-            import_module(_LOADER)  # takes as long as the wait for a change to be complete
+    def check(self, now: float) -> None:
+        """Load the policy if the file has changed."""
+        self._next_check = now + _INTERVAL
+        fingerprint = self._fingerprint()
+        if fingerprint == self._loaded:
+            self._seen = fingerprint
+        elif fingerprint != self._seen:
+            self._seen = fingerprint
+            import_module(_LOADER)  # the import takes about as long as the wait for the second check
         else:
             self.load(always=False)
 
     def load(self, *, always: bool = True) -> None:
-        """Load the policy and give it to the server; unless `always`, only one that says something else."""
+        """Load the policy and send it to the server; with `always`, also if it says the same as before."""
         if self._file is None:
             return
-        self._loaded = self._seen = self._look()
+        self._loaded = self._seen = self._fingerprint()
         try:
             chosen = import_module(_LOADER).load_policy(self._file, self._source)
-            # The new [[scratch]] may match files that git tracks and the earlier one did not.
+            # The new [[scratch]] may match other files that git tracks.
             tracked = import_module(_LOADER).find_tracked(self._home, self._source, chosen.compiled).paths
         except BonobofsError as error:
-            self._broken = True
-            self._line.tell(Kind.BROKEN, {"origin": str(self._file), "error": str(error)})
+            self._is_broken = True
+            self._channel.send(MessageKind.POLICY_ERROR, {"origin": str(self._file), "error": str(error)})
             return
-        plain: dict[str, Any] = chosen.plain
-        if always or self._broken or plain != self._in_force:
-            self._in_force = plain
-            write_document(self._kept, plain)
+        policy: dict[str, Any] = chosen.plain
+        if always or self._is_broken or policy != self._in_force:
+            self._in_force = policy
+            write_document(self._copy, policy)
             import_module(_LOADER).keep(self._home, self._session, tracked)
-            evidence = _evidence(Path(os.path.realpath(self._file)))
-            told = {"origin": chosen.origin, "policy": plain, "tracked": tracked, "file": evidence}
-            self._line.tell(Kind.POLICY, told)
-        self._broken = False
+            file = _owner_and_time(Path(os.path.realpath(self._file)))
+            document = {"origin": chosen.origin, "policy": policy, "tracked": tracked, "file": file}
+            self._channel.send(MessageKind.POLICY, document)
+        self._is_broken = False
 
-    def _look(self) -> Mark:
+    def _fingerprint(self) -> Fingerprint:
         if self._file is None:
             return None
         try:
@@ -91,10 +89,10 @@ class PolicyFile:
         return st.st_dev, st.st_ino, st.st_mtime_ns, st.st_ctime_ns, st.st_size
 
 
-def _evidence(file: Path) -> dict[str, Any]:
-    """The owner and the modification time of the policy file; {} if it is gone.
+def _owner_and_time(file: Path) -> dict[str, Any]:
+    """{"owner", "modified"} of the policy file; {} if it is gone.
 
-    Linux does not tell which process wrote a file. The owner is all that is known of the author of a change.
+    Linux does not record which process wrote a file. The owner is the best evidence of the author.
     """
     try:
         st = os.stat(file)

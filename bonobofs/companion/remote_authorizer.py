@@ -1,7 +1,7 @@
-"""The door of the process that serves the mount, as the entrances of the companion ask of it: over their line.
+"""The server's enforcer, for the companion: each method sends a request over the channel and waits for the reply.
 
-One session has one trail, one count of denials and one view of the leases, and they are the server's. A thread that
-asks waits for the answer; the loop of the companion hands it over.
+The server alone keeps the session's trail, its count of denials and its lease snapshot. The companion's event loop
+hands each reply to the thread that waits for it.
 """
 
 from __future__ import annotations
@@ -18,88 +18,88 @@ from typing import Any, Final
 from bonobofs.audit.entry import shortened
 from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import ProtocolError, TrailError, UsageError
-from bonobofs.ipc.channel import Kind, Line
-from bonobofs.ipc.decision_codec import decision, plain_decision
-from bonobofs.ipc.request_codec import plain_question
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, encode_request
+from bonobofs.ipc.messages import MessageKind
 from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
 
-_AT_A_TIME: Final = 128
-"""Questions that the server answers before it serves another request."""
-_OF_OUTCOME: Final = 1000, 1000
-"""Items of a list, and characters of a text, that the server is sent of an outcome."""
+_BATCH: Final = 128
+"""Questions in one message: the server answers them before it serves another request."""
+_OUTCOME_LIMITS: Final = 1000, 1000
+"""Items of a list, and characters of a text, that an outcome sends to the server."""
 
-TellLater = Callable[[Kind, dict[str, Any]], None]
+Reply = dict[str, Any]
+SendLater = Callable[[MessageKind, dict[str, Any]], None]
 
 
 class RemoteAuthorizer:
-    """A `Authorizer`. Used by many threads; `answered` and `change_policy` by the one that listens to the line."""
+    """An `Authorizer`. Used by many threads; `on_reply` and `change_policy` by the event loop."""
 
-    def __init__(self, line: Line, agent: Principal, policy: dict[str, Any], tell_later: TellLater) -> None:
-        """`tell_later` tells the server what is to be told once it knows all that has changed by now."""
+    def __init__(self, channel: Channel, agent: Principal, policy: dict[str, Any], send_later: SendLater) -> None:
+        """`send_later` sends a message after every change that the watcher has seen by then."""
         self.agent: Final = agent
         self.policy: Policy = compile_policy(policy)
         self.plain_policy = policy
-        self._line: Final = line
-        self._tell_later: Final = tell_later
-        self._numbers: Final = itertools.count(1)
-        self._waiting: Final[dict[int, queue.SimpleQueue[dict[str, Any]]]] = {}
-        self._granting: Final = threading.Lock()
+        self._channel: Final = channel
+        self._send_later: Final = send_later
+        self._ids: Final = itertools.count(1)
+        self._pending: Final[dict[int, queue.SimpleQueue[Reply]]] = {}
+        self._grant_lock: Final = threading.Lock()
 
     def change_policy(self, policy: dict[str, Any], generation: int) -> None:
-        """The server judges by this policy now."""
+        """Use the policy by which the server judges from now on."""
         self.policy = compile_policy(policy, generation)
         self.plain_policy = policy
 
-    def answered(self, body: bytes) -> None:
-        """Hand over an answer to the thread that waits for it."""
-        answer = json.loads(body)
-        waiting = self._waiting.pop(answer.pop("ask"), None)
-        if waiting is not None:
-            waiting.put(answer)
+    def on_reply(self, body: bytes) -> None:
+        """Hand a reply to the thread that waits for it."""
+        reply = json.loads(body)
+        pending = self._pending.pop(reply.pop("id"), None)
+        if pending is not None:
+            pending.put(reply)
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
         """As `Authorizer.decide`."""
-        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, context)})[1])
+        return decode_decision(self._ask(MessageKind.DECIDE, {"question": encode_request(request, context)})[1])
 
     def decide_in_mount(self, request: Request, context: Context) -> Permit | Denied:
-        """What the mount would say of it, which can hold apart what a gate cannot."""
-        return decision(self._ask(Kind.DECIDE, {"question": plain_question(request, context), "in_mount": True})[1])
+        """As the mount decides, which also has layers other than the source."""
+        document = {"question": encode_request(request, context), "in_mount": True}
+        return decode_decision(self._ask(MessageKind.DECIDE, document)[1])
 
     def decide_each(self, questions: list[tuple[Request, Context]]) -> dict[int, Denied]:
-        """By number, what the mount refuses of these."""
-        refused = {}
-        for at in range(0, len(questions), _AT_A_TIME):
-            plain = [plain_question(*each) for each in questions[at : at + _AT_A_TIME]]
-            for number, answer in self._ask(Kind.DECIDE_EACH, {"questions": plain})[1]["denied"]:
-                denied = decision(answer)
-                assert isinstance(denied, Denied)
-                refused[at + number] = denied
-        return refused
+        """The denials of the mount, by the index of the question."""
+        denied = {}
+        for offset in range(0, len(questions), _BATCH):
+            encoded = [encode_request(*question) for question in questions[offset : offset + _BATCH]]
+            for number, document in self._ask(MessageKind.DECIDE_EACH, {"questions": encoded})[1]["denied"]:
+                denied[offset + number] = decode_denied(document)
+        return denied
 
     def grant(self, stage: int, at: int, size: int) -> int:
         """Let a git command take in published files; the number for `withdraw`. OSError.
 
-        `stage` is a file with their content and, `size` bytes at `at`, their list (`fuse.grants`).
+        `stage` is a file with their content and, `size` bytes at `at`, their list (`fuse.git_grants`).
         """
-        with self._granting:  # the server takes one descriptor at a time
-            number, waiting = self._wait()
-            document = {"ask": number, "grant": number, "stage": os.fstat(stage).st_ino, "at": at, "size": size}
-            self._line.hand_over(Kind.GRANT, document, [stage])
-            self._said(waiting.get())
+        with self._grant_lock:  # the server takes one descriptor at a time
+            number, pending = self._register()
+            document = {"id": number, "grant": number, "stage": os.fstat(stage).st_ino, "at": at, "size": size}
+            self._channel.send_fds(MessageKind.GRANT, document, [stage])
+            _check_error(pending.get())
         return number
 
     def withdraw(self, number: int) -> list[str]:
-        """End what `grant` gave; the paths that were taken in."""
-        taken: list[str] = self._ask(Kind.WITHDRAW, {"grant": number})[1]["taken"]
+        """End a grant; the paths that the command has taken in."""
+        taken: list[str] = self._ask(MessageKind.REVOKE, {"grant": number})[1]["taken"]
         return taken
 
     def authorize(
         self,
         request: Request,
         context: Context = NO_FACTS,
-        *parts: RelatedChange,
+        *related: RelatedChange,
         caller: Caller = NOBODY,
         details: dict[str, Any] | None = None,
         size: int = 0,
@@ -108,34 +108,34 @@ class RemoteAuthorizer:
     ) -> Admission:
         """As `Authorizer.authorize`. Leaving the admission returns when the mount shows what was changed.
 
-        Leaving it raises OSError, ETIMEDOUT, where the change is made and recorded and the mount may not show it.
+        Leaving it raises OSError, ETIMEDOUT, if the change is made and recorded but the mount may not show it.
         """
         document = {
-            "question": plain_question(request, context),
-            "parts": [plain_question(part.request, part.context) for part in parts],
+            "question": encode_request(request, context),
+            "related": [encode_request(change.request, change.context) for change in related],
             "caller": list(caller),
             "details": details,
             "size": size,
             "action": action,
             "guard": guard,
         }
-        admission = self.admit_judged(request, document)
+        admission = self.authorize_judged(request, document)
         assert admission is not None
         return admission
 
-    def admit_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
-        """`authorize` in the form of `Kind.ADMIT`. None: the parts were judged by a `generation` that is over."""
-        number, answer = self._ask(Kind.ADMIT, document)
-        if "stale" in answer:
+    def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
+        """`authorize` with the fields of AUTHORIZE. None: the `generation` that judged the related changes is over."""
+        number, reply = self._ask(MessageKind.AUTHORIZE, document)
+        if "stale" in reply:
             return None
-        permit = decision(answer)
-        if isinstance(permit, Denied):
-            raise Refused(permit)
-        return Admission(self._ended, request, permit, number, document["action"], document["guard"])
+        decision = decode_decision(reply)
+        if isinstance(decision, Denied):
+            raise Refused(decision)
+        return Admission(self._end_change, request, decision, number, document["action"], document["guard"])
 
     def generation(self) -> dict[str, Any]:
         """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
-        return self._ask(Kind.DECIDE, {})[1]
+        return self._ask(MessageKind.DECIDE, {})[1]
 
     def note(  # noqa: PLR0913 - as for `Authorizer.note`
         self,
@@ -151,7 +151,7 @@ class RemoteAuthorizer:
     ) -> None:
         """As `Authorizer.note`."""
         document = {
-            "question": plain_question(request, context),
+            "question": encode_request(request, context),
             "caller": list(caller),
             "details": details,
             "size": size,
@@ -159,68 +159,68 @@ class RemoteAuthorizer:
             "reason": reason,
             "guard": guard,
         }
-        _, answer = self._ask(Kind.NOTE, document)
-        if "denied" in answer:
-            denied = decision(answer)
-            assert isinstance(denied, Denied)
-            raise Refused(denied)
+        _, reply = self._ask(MessageKind.RECORD_CALL, document)
+        if "code" in reply:
+            raise Refused(decode_denied(reply))
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """As `Authorizer.refuse`."""
-        self._ask(Kind.REFUSE, {**plain_decision(denied), "caller": list(caller), "guard": guard})
+        self._ask(MessageKind.DENY, {**encode_denied(denied), "caller": list(caller), "guard": guard})
         return Refused(denied)
 
     def event(self, operation: str, details: dict[str, Any]) -> None:
-        """Enter what happened to the session. TrailError."""
-        self._check(self._ask(Kind.EVENT, {"operation": operation, "details": details})[1])
+        """Record an event of the session. TrailError."""
+        _check_trail(self._ask(MessageKind.EVENT, {"operation": operation, "details": details})[1])
 
     def sync(self) -> None:
         """As `Authorizer.sync`."""
-        self._check(self._ask(Kind.SYNC, {})[1])
+        _check_trail(self._ask(MessageKind.SYNC, {})[1])
 
     def show(self) -> None:
-        """Return when the mount shows all that was changed by now, by whomever. OSError: as for `authorize`."""
-        self._ask_later(Kind.SHOW, {})
+        """Return when the mount shows every earlier change, whatever process made it. OSError as for `authorize`."""
+        self._ask_later(MessageKind.BARRIER, {})
 
-    def _check(self, answer: dict[str, Any]) -> None:
-        if "failed" in answer:
-            raise TrailError(answer["failed"])
-
-    def _ended(self, outcome: Outcome) -> None:
+    def _end_change(self, outcome: Outcome) -> None:
         document = {
             "admission": outcome.seq,
             "error": outcome.error,
-            "reason": shortened(outcome.reason, *_OF_OUTCOME),
+            "reason": shortened(outcome.reason, *_OUTCOME_LIMITS),
             "written": outcome.written,
-            "details": shortened(outcome.details, *_OF_OUTCOME),
+            "details": shortened(outcome.details, *_OUTCOME_LIMITS),
         }
-        self._ask_later(Kind.ENDED, document)
+        self._ask_later(MessageKind.ENDED, document)
 
-    def _ask_later(self, kind: Kind, document: dict[str, Any]) -> None:
-        number, waiting = self._wait()
-        self._tell_later(kind, {**document, "ask": number})
-        stale = waiting.get().get("stale")
+    def _ask_later(self, kind: MessageKind, document: dict[str, Any]) -> None:
+        number, pending = self._register()
+        self._send_later(kind, {**document, "id": number})
+        stale = pending.get().get("stale")
         if stale is not None:
             raise OSError(errno.ETIMEDOUT, stale)
 
-    def _ask(self, kind: Kind, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The number of what is asked, and the answer. OSError: the server is gone, or has failed at it."""
-        number, waiting = self._wait()
+    def _ask(self, kind: MessageKind, document: dict[str, Any]) -> tuple[int, Reply]:
+        """The number of the request, and the reply. OSError: the server is gone, or failed."""
+        number, pending = self._register()
         try:
-            sent = self._line.tell(kind, {**document, "ask": number})
+            sent = self._channel.send(kind, {**document, "id": number})
         except ProtocolError as error:
-            self._waiting.pop(number)
+            self._pending.pop(number)
             raise UsageError("the call names too many paths, or too long ones; send less in one call") from error
         if not sent:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        return number, self._said(waiting.get())
+        return number, _check_error(pending.get())
 
-    def _said(self, answer: dict[str, Any]) -> dict[str, Any]:
-        if "error" in answer:
-            raise OSError(errno.EPROTO, answer["error"])
-        return answer
+    def _register(self) -> tuple[int, queue.SimpleQueue[Reply]]:
+        number = next(self._ids)
+        pending = self._pending[number] = queue.SimpleQueue()
+        return number, pending
 
-    def _wait(self) -> tuple[int, queue.SimpleQueue[dict[str, Any]]]:
-        number = next(self._numbers)
-        waiting = self._waiting[number] = queue.SimpleQueue()
-        return number, waiting
+
+def _check_error(reply: Reply) -> Reply:
+    if "error" in reply:
+        raise OSError(errno.EPROTO, reply["error"])
+    return reply
+
+
+def _check_trail(reply: Reply) -> None:
+    if "failed" in reply:
+        raise TrailError(reply["failed"])

@@ -1,4 +1,4 @@
-"""The session as it is called through the guard socket: whose it is, its door, its files."""
+"""The session as the calls of the guard socket use it: its identity, authorizer, trail and files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from bonobofs.audit.reader import Record
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.files.file_guard import FileGuard
 from bonobofs.files.file_tools import FileTools
+from bonobofs.ipc.session_config import SessionConfig
 
 if TYPE_CHECKING:
     from bonobofs.companion.git_worker import GitWorker
 
 
-_SECONDS_TO_SHOW: Final = 5.0
-
-
-class Who(NamedTuple):
-    """Whose session it is. The field names are those of whoami.json."""
+class SessionIdentity(NamedTuple):
+    """The session and its agent. The field names are those of whoami.json."""
 
     agent: str
     agent_id: str
@@ -34,69 +32,69 @@ class Who(NamedTuple):
     issue: str | None
 
     def plain(self) -> dict[str, Any]:
-        """As whoami.json has it, but for the policy."""
+        """The fields of whoami.json that do not depend on the policy."""
         return {name: value for name, value in self._asdict().items() if name not in ("mountpoint", "issue")}
 
 
-class Taken(NamedTuple):
-    """What a command takes in."""
+class GrantedCheckout(NamedTuple):
+    """A git command that takes published files into the mount."""
 
     commit: str
-    """Where it leads."""
+    """The commit that the command checks out."""
     head: str
-    """Where HEAD was before."""
+    """HEAD before the command."""
     command: list[str]
     before: dict[str, tuple[int, str]]
-    """By path, mode and blob id of what the source had there."""
+    """Mode and blob id of each path in the source before the command."""
 
 
-class Commands:
+class GrantedCheckouts:
     """The commands of one session that take in published files. Used by the threads that answer calls."""
 
     def __init__(self) -> None:
-        self.open: Final[dict[int, Taken]] = {}
+        self.open: Final[dict[int, GrantedCheckout]] = {}
         """By the number of the grant."""
         self.replaced: Final[dict[str, tuple[str, list[Any]]]] = {}
-        """By path, what the last command replaced there (mode, blob id), and at which HEAD."""
+        """By path, the HEAD before the last command that replaced it, and mode and blob id of the old content."""
 
 
-class CalledSession:
+class SessionContext:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: dict[str, Any], authorizer: RemoteAuthorizer, note_index: Callable[[], None]) -> None:
-        """The working directory is the source, whatever its path leads to now.
+    def __init__(self, config: SessionConfig, authorizer: RemoteAuthorizer, note_index: Callable[[], None]) -> None:
+        """The working directory is the source, even if its path has been replaced.
 
         `note_index` is called when a publication may have written the index of the source.
         """
         self.note_index: Final = note_index
-        self.home: Final = Path(config["home"])
-        self.who: Final = Who(
-            config["agent"]["label"],
-            config["agent"]["id"],
-            config["team"],
-            config["role"],
-            config["chain"],
-            config["session"],
-            config["source"],
-            config["mountpoint"],
-            config["issue"],
+        self.home: Final = Path(config.home)
+        self.who: Final = SessionIdentity(
+            config.agent,
+            config.agent_id,
+            config.team,
+            config.role,
+            config.chain,
+            config.session,
+            config.source,
+            config.mountpoint,
+            config.issue,
         )
         self.guard: Final = authorizer
-        self.log: Final = Record(Path(config["trail"]).parent, {self.who.agent: self.who.agent_id}.get)
+        self.log: Final = Record(Path(config.trail).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
-        self.commands: Final = Commands()
+        self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""
         self.place: Final = "."
 
     @property
-    def session(self) -> Who:
-        """What a guard needs to know of it."""
+    def session(self) -> SessionIdentity:
+        """As `GuardedSession.session`."""
         return self.who
 
     @cached_property
     def tools(self) -> FileTools:
-        """Those of its tools that its role has."""
+        """The file tools of its role."""
         return FileTools(self)
 
     @cached_property

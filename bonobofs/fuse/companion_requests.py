@@ -1,154 +1,424 @@
-"""What the server does with what its companion says: changes behind the mount, policies, leases, and what is asked."""
+"""Handle the companion's messages: external changes, policies, leases, and changes to authorize.
+
+A change that was authorized for the companion is in flight until ENDED. Until then, no new lease snapshot is
+acknowledged, and the paths of the change are no suspects. If the companion dies, the outcomes of its changes are
+unknown: the server records that, removes temporary files of theirs, and invalidates what the kernel caches.
+
+Nothing here waits for the companion.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
+import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bonobofs.audit import recovery
+from bonobofs.audit import recovery, temp_cleanup
+from bonobofs.audit.entry import INODE, TOUCHES
 from bonobofs.audit.recovery import Difference
+from bonobofs.audit.temp_cleanup import Stray, by_way_of
 from bonobofs.audit.writer import Trail
-from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.enforcement.enforcer import Admission, Caller, Enforcer, RelatedChange
 from bonobofs.errors import PolicyError, TrailError
-from bonobofs.fuse.companion_supervisor import Companion, Standing
+from bonobofs.fuse.companion_supervisor import Companion
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dispatch import Operations
-from bonobofs.fuse.external_changes import Suspect
-from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS
-from bonobofs.fuse.remote_authorization import Admissions
-from bonobofs.ipc.channel import Kind
+from bonobofs.fuse.external_changes import ExternalChanges, Suspect
+from bonobofs.fuse.git_grants import GitGrants
+from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, Notifications
+from bonobofs.ipc.channel import Message
+from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
+from bonobofs.ipc.messages import CompanionStatus, MessageKind
+from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.engine import compile_policy
+from bonobofs.policy.decision import Decision, Denied, Refused
+from bonobofs.policy.engine import compile_policy, in_source
 from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.state.sessions import PARTLY, WATCHING, Live, PolicyMark, write_live
 
-_NOBODY: Final = "no process watches it"
+_NO_COMPANION: Final = "no process watches it"
 _KEEPS_ENDING: Final = (
     "the process that watches has ended {} times in a row and is started again in {:.0f} s; look at server.log in the "
     "session's directory"
 )
-_NOBODY_FOLLOWS: Final = "the process that follows them has ended"
-_SECONDS_TO_FINISH: Final = 1.0
-_BLOCKED: Final = (
+_LEASES_NO_COMPANION: Final = "the process that follows them has ended"
+_LEASES_NO_REASON: Final = "the process that follows them does not say"
+_CLOSE_SECONDS: Final = 1.0
+_CACHES_BLOCKED: Final = (
     "the kernel does not take an invalidation, because a program holds a directory of the mount; nothing is cached, "
     "names that were cached before may be stale, and calls that wait for an invalidation fail; abort the FUSE "
     "connection that the program serves"
 )
-_UNTOLD: Final = "the process that follows them does not say"
+_STALE: Final = (
+    "the change is recorded, but the mount may not show it: the kernel does not take an invalidation, because some "
+    "program holds a directory; look at bonobofs status"
+)
+
+Send = Callable[[MessageKind, Any], None]
+Document = dict[str, Any]
 
 
-def _watch_of(standing: Standing) -> str:
-    return f"{PARTLY}{standing.watch}" if standing.part and standing.watch else standing.watch or standing.refused
+class _InFlight(NamedTuple):
+    """A change of the companion without outcome."""
+
+    admission: Admission
+    paths: frozenset[str]
+    trees: tuple[str, ...]
+    """Directories, each with a slash at its end, below which any path may be touched."""
+    stray: Stray | None
+    """The temporary file that the change leaves if it is interrupted."""
 
 
-class Hearing:
-    """The server's ear. Used by the thread that serves."""
+class RemoteAuthorization:
+    """Answers the requests of the companion. Used by the serving thread."""
+
+    def __init__(
+        self,
+        enforcer: Enforcer,
+        external: ExternalChanges,
+        notifications: Notifications,
+        grants: GitGrants,
+        root: int,
+        session: str,
+    ) -> None:
+        """`root` is a descriptor of the source, `session` the UUID."""
+        self._enforcer: Final = enforcer
+        self._grants: Final = grants
+        self.fds: list[int] = []
+        """Descriptors that the companion has sent."""
+        self._external: Final = external
+        self._notifications: Final = notifications
+        self._root: Final = root
+        self._session: Final = session
+        self._in_flight: Final[dict[int, _InFlight]] = {}
+        self._last_own = 0
+        self._in_threads: Final[set[int]] = set()
+        """Changes of the mount's own threads, by negative numbers."""
+        self._snapshots: list[tuple[int, set[int], Send]] = []
+        """Lease snapshots to acknowledge, each with the changes in flight that were judged by an earlier one."""
+        self._handlers: Final[dict[MessageKind, Callable[[Document], Document]]] = {
+            MessageKind.DECIDE: self._decide,
+            MessageKind.DECIDE_EACH: self._decide_each,
+            MessageKind.GRANT: self._grant,
+            MessageKind.REVOKE: self._revoke,
+            MessageKind.AUTHORIZE: self._authorize,
+            MessageKind.DENY: self._deny,
+            MessageKind.RECORD_CALL: self._record_call,
+            MessageKind.EVENT: self._event,
+            MessageKind.SYNC: self._sync,
+        }
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def touches(self, path: str) -> bool:
+        """Whether a change in flight may touch this path."""
+        return any(path in change.paths or f"{path}/".startswith(change.trees) for change in self._in_flight.values())
+
+    def needs(self, directory: str) -> bool:
+        """Whether a change in flight needs this directory, or one below it, to stay in its place."""
+        above = f"{directory}/"
+        return self.touches(directory) or any(
+            path.startswith(above) for change in self._in_flight.values() for path in (*change.paths, *change.trees)
+        )
+
+    def handle(self, kind: MessageKind, body: bytes, send: Send) -> bool:
+        """Handle and answer a request; False: the message is none."""
+        if kind is MessageKind.ENDED:
+            self._end(json.loads(body), send)
+        elif kind is MessageKind.BARRIER:
+            self._reply_when_shown(json.loads(body)["id"], send)
+        elif kind in self._handlers:
+            request = json.loads(body)
+            number = request["id"]
+            try:
+                reply = self._handlers[kind](request)
+            except Refused as refused:
+                reply = encode_denied(refused.decision)
+            except TrailError as error:
+                reply = {"failed": str(error)}
+            except Exception as error:
+                send(MessageKind.REPLY, {"id": number, "error": repr(error)})
+                raise
+            send(MessageKind.REPLY, {"id": number, **reply})
+        else:
+            return False
+        return True
+
+    def acknowledge(self, number: int, send: Send) -> None:
+        """Acknowledge lease snapshot `number` once all changes authorized before it have ended."""
+        if self._in_flight or self._in_threads:
+            self._snapshots.append((number, {*self._in_flight, *self._in_threads}, send))
+        else:
+            send(MessageKind.LEASES_APPLIED, {"number": number})
+
+    @contextmanager
+    def own_change(self) -> Iterator[None]:
+        """A thread of the mount changes a file: a new lease snapshot is acknowledged after that."""
+        self._last_own -= 1
+        number = self._last_own
+        self._in_threads.add(number)
+        try:
+            yield
+        finally:
+            self._in_threads.remove(number)
+            self._acknowledge_after(number)
+
+    def abort_all(self) -> None:
+        """The companion is dead: record that the outcomes of its changes are unknown. Never raises."""
+        self._snapshots.clear()
+        if taken := self._grants.end_all():
+            with suppress(TrailError):
+                self._enforcer.trail.event("checkout", {"files": len(taken), "paths": taken[:20], "end": "unknown"})
+        for number in list(self._in_flight):
+            change = self._in_flight.pop(number)
+            change.admission.details = {"end": "unknown"}
+            change.admission.end(errno.EOWNERDEAD)
+            # If the trail cannot be written now, the next session records the outcome and removes the file.
+            with suppress(TrailError):
+                self._enforcer.enter_outcomes()
+                self._enforcer.trail.flush()
+                if change.stray is not None:
+                    temp_cleanup.remove(self._root, self._enforcer.trail, [change.stray])
+            self._invalidate(change)
+
+    def _decide_in_source(self, change: RelatedChange) -> Decision:
+        return in_source(self._enforcer.decide(change.request, change.context), change.request)
+
+    def _decide(self, request: Document) -> Document:
+        if "question" not in request:
+            leases = self._enforcer.policy.leases
+            known = "none" if leases is None else "known" if leases.known else "unknown"
+            return {"generation": self._enforcer.state[0], "leases": known}
+        change = _change(request["question"])
+        if request.get("in_mount", False):
+            return encode_decision(self._enforcer.explain(change.request, change.context))
+        return encode_decision(self._decide_in_source(change))
+
+    def _decide_each(self, request: Document) -> Document:
+        denied = []
+        for number, question in enumerate(request["questions"]):
+            change = _change(question)
+            decision = self._enforcer.decide(change.request, change.context)
+            if isinstance(decision, Denied):
+                published = self._enforcer.decide_published(change.request)
+                denied.append([number, encode_denied(published if isinstance(published, Denied) else decision)])
+        return {"denied": denied}
+
+    def _grant(self, request: Document) -> Document:
+        stage = self.fds.pop()
+        assert os.fstat(stage).st_ino == request["stage"]
+        self._grants.begin(request["grant"], stage, request["at"], request["size"])
+        return {}
+
+    def _revoke(self, request: Document) -> Document:
+        return {"taken": self._grants.end(request["grant"])}
+
+    def _authorize(self, request: Document) -> Document:
+        details, guard = request["details"], request["guard"]
+        self._enforcer.forget_in_time()
+        if request.get("generation", self._enforcer.state[0]) != self._enforcer.state[0]:
+            return {"stale": True}
+        first, *related = changes = [_change(question) for question in (request["question"], *request["related"])]
+        caller = Caller(*request["caller"])
+        for change in changes:
+            decision = self._decide_in_source(change)
+            if isinstance(decision, Denied):
+                raise self._enforcer.refuse(decision, caller, guard=guard)
+        admission = self._enforcer.authorize(
+            first.request,
+            first.context,
+            *related,
+            caller=caller,
+            details=details,
+            size=request["size"],
+            action=request["action"],
+            guard=guard,
+        )
+        self._enforcer.beside += 1
+        self._in_flight[request["id"]] = self._track(admission, changes, {**caller.details, **(details or {})})
+        return encode_decision(admission.permit)
+
+    def _track(self, admission: Admission, changes: list[RelatedChange], details: Document) -> _InFlight:
+        paths = [*(change.request.path for change in changes), *details.get(TOUCHES, ())]
+        temporary, stray = by_way_of(changes[0].request.path, details), None
+        if temporary is not None:
+            paths.append(temporary)
+            stray = Stray(temporary, self._session, admission.seq, details.get(INODE))
+        exact = frozenset(path for path in paths if not path.endswith("/"))
+        return _InFlight(admission, exact, tuple(path for path in paths if path.endswith("/")), stray)
+
+    def _deny(self, request: Document) -> Document:
+        refused = self._enforcer.refuse(decode_denied(request), Caller(*request["caller"]), guard=request["guard"])
+        return encode_denied(refused.decision)
+
+    def _record_call(self, request: Document) -> Document:
+        del request["id"]
+        change, caller = _change(request.pop("question")), Caller(*request.pop("caller"))
+        self._enforcer.note(change.request, change.context, caller=caller, **request)
+        return {}
+
+    def _event(self, request: Document) -> Document:
+        self._enforcer.trail.event(request["operation"], request["details"])
+        return {}
+
+    def _sync(self, _: Document) -> Document:
+        self._enforcer.sync()
+        return {}
+
+    def _end(self, request: Document, send: Send) -> None:
+        change = self._in_flight.pop(request["admission"])
+        change.admission.written, change.admission.details = request["written"], request["details"]
+        change.admission.reason = request["reason"]
+        change.admission.end(request["error"])
+        with suppress(TrailError):  # the outcome stays queued; the next change is refused if the trail still fails
+            self._enforcer.enter_outcomes()
+            self._enforcer.trail.flush()
+        try:
+            self._invalidate(change)
+        finally:
+            self._reply_when_shown(request["id"], send)
+            self._acknowledge_after(request["admission"])
+
+    def _invalidate(self, change: _InFlight) -> None:
+        for path in change.paths:
+            self._external.accept_own_change(path)
+        if change.trees and not self._external.watched:
+            self._external.compare_all(at_once=True)
+
+    def _reply_when_shown(self, number: int, send: Send) -> None:
+        """Reply once the kernel has taken the notifications that are queued by now."""
+        self._notifications.after_pending(
+            lambda shown: send(MessageKind.REPLY, {"id": number} if shown else {"id": number, "stale": _STALE})
+        )
+
+    def _acknowledge_after(self, number: int) -> None:
+        for _, changes, _ in self._snapshots:
+            changes.discard(number)
+        while self._snapshots and not self._snapshots[0][1]:
+            snapshot, _, send = self._snapshots.pop(0)
+            send(MessageKind.LEASES_APPLIED, {"number": snapshot})
+
+
+def _change(question: list[Any]) -> RelatedChange:
+    return RelatedChange(*decode_request(question))
+
+
+def _watch_state(status: CompanionStatus) -> str:
+    """Why the source is not watched, as `status` shows it; "" if it is."""
+    return f"{PARTLY}{status.watch}" if status.part and status.watch else status.watch or status.refused
+
+
+class CompanionRequests:
+    """Receives the messages of the present companion. Used by the serving thread."""
 
     def __init__(
         self,
         companion: Companion | None,
-        standing: Standing,
+        status: CompanionStatus,
         operations: Operations,
-        admissions: Admissions,
-        guard: Enforcer,
-        config: dict[str, Any],
+        authorization: RemoteAuthorization,
+        enforcer: Enforcer,
+        config: SessionConfig,
         diagnostics: Diagnostics,
     ) -> None:
-        """`standing` is how the companion stands when the mount is made."""
+        """`status` is that of `companion` when the mount is made."""
         self._companion = companion
-        self._watch = _watch_of(standing)
-        self._admissions: Final = admissions
-        self._plain: dict[str, Any] = config["policy"]
-        self._unknown = ""
-        """Why the leases cannot be known, as the companion has it."""
-        self._told_leases: str | None = None
-        self._is_restarted: bool = config.get("companion") is not None
-        """Where there is no companion, another is about to be started."""
-        self._reload_asked = False
+        self._watch = _watch_state(status)
+        self._authorization: Final = authorization
+        self._policy = config.policy
+        self._leases_error = ""
+        """Why the companion cannot read the leases."""
+        self._saved_leases_state: str | None = None
+        self._is_restarted: Final = config.companion is not None
+        self._reload_pending = False
         self._operations: Final = operations
-        self._noticing: Final = operations.external_changes
-        self._enforcer: Final = guard
-        self._trail: Final[Trail] = guard.trail
+        self._external: Final = operations.external_changes
+        self._enforcer: Final = enforcer
+        self._trail: Final[Trail] = enforcer.trail
         self._diagnostics: Final = diagnostics
-        self._directory: Final = Path(config["session_dir"])
-        self._origin: str = config["policy_origin"]
+        self._directory: Final = Path(config.session_dir)
+        self._origin = config.policy_origin
         self._policy_error: str | None = None
-        self._unentered: list[Difference] = []
+        self._unrecorded: list[Difference] = []
         self._protected: set[str] = set()
-        """Those of them that lie under protection."""
-        self._noticing.watched = standing.part or not standing.watch
+        """The protected paths among `_unrecorded`."""
+        self._external.watched = status.part or not status.watch
         self._caches: str | None = None
-        if standing.watch:
+        """Why the kernel caches nothing; None: it may cache."""
+        if status.watch:
             operations.set_cache_timeout(UNWATCHED_SECONDS)
-        self._keep()
+        self._save()
 
-    def heard(self) -> bool:
-        """Take in what the companion has said; False: it has ended, and there is nothing to listen to any more."""
+    def on_readable(self) -> bool:
+        """Handle the messages that have come; False: the companion has ended."""
         if self._companion is None:
             return False
         try:
-            messages = self._companion.heard()
+            messages = self._companion.receive()
         except EOFError as error:
             self._companion = None
-            self._lose(str(error))
+            self._on_end(str(error))
             return False
-        self._take(messages)
+        self._handle_all(messages)
         return True
 
     @property
     def policy(self) -> dict[str, Any]:
         """The policy in force, as plain data."""
-        return self._plain
+        return self._policy
 
     @property
     def policy_origin(self) -> str:
         """`preset:NAME` or the file of the policy in force."""
         return self._origin
 
-    def report_deaths(self, deaths: int, seconds: float, *, alert: bool) -> None:
-        """Say in `status` that the companion keeps ending and is started in `seconds`. TrailError from the alert."""
-        self._end_watch(_KEEPS_ENDING.format(deaths, seconds))
+    def report_deaths(self, deaths: int, delay: float, *, alert: bool) -> None:
+        """Show in `status` that the companion keeps ending and is started in `delay` seconds. TrailError: the alert."""
+        self._end_watch(_KEEPS_ENDING.format(deaths, delay))
         if alert:
             reason = "The process beside the mount keeps ending; it is started again every 30 seconds."
             self._trail.alert(reason, operation="companion", details={"deaths": deaths})
 
-    def buried(self) -> None:
-        """The companion is dead, and nothing that it did goes on."""
-        self._admissions.abandon()
+    def on_death(self) -> None:
+        """The companion's process has ended, so that its changes go no further."""
+        self._authorization.abort_all()
 
-    def begin(self, companion: Companion) -> None:
-        """Listen to another one. It will say how it stands."""
+    def attach(self, companion: Companion) -> None:
+        """Receive from a new companion, which sends its status later."""
         self._companion = companion
-        if self._reload_asked:
-            self._reload_asked = False
-            companion.tell(Kind.RELOAD)
+        if self._reload_pending:
+            self._reload_pending = False
+            companion.send(MessageKind.RELOAD)
 
     def tidy(self) -> bool:
-        """Do what waits; True: there is more of it."""
+        """Do pending work; True: there is more."""
         if self._companion is not None:
             self._companion.flush()
-        if self._leases() != self._told_leases:
-            self._keep()
-        self._noticing.compare_slice()
-        self._give_suspects()
-        self._enter()
-        return self._noticing.has_more
+        if self._leases_state() != self._saved_leases_state:
+            self._save()
+        self._external.compare_slice()
+        self._send_suspects()
+        self._record_differences()
+        return self._external.has_more
 
     def reload(self) -> None:
-        """Have the policy loaded anew, changed or not."""
+        """Have the companion load the policy, even if it is unchanged."""
         if self._companion is not None:
-            self._companion.tell(Kind.RELOAD)
+            self._companion.send(MessageKind.RELOAD)
         elif self._is_restarted:
-            self._reload_asked = True
+            self._reload_pending = True
         else:
-            self._refuse_policy(self._origin, f"{_NOBODY}: mount again to change the policy")
+            self._reject_policy(self._origin, f"{_NO_COMPANION}: mount again to change the policy")
 
     def end(self) -> None:
-        """Take in the last that the companion has to say, and let it go."""
+        """Handle the last messages of the companion, and end it."""
         try:
             self._end()
         finally:
@@ -156,96 +426,97 @@ class Hearing:
 
     def _end(self) -> None:
         if self._companion is None:
-            self._admissions.abandon()
+            self._authorization.abort_all()
             return
-        self._finish()
-        # First what has changed, then what it makes of that.
+        self._await_changes()
+        # The first flush brings changes of the source, the second what the companion makes of the suspects among them.
         for _ in range(2):
-            self._take(self._companion.settle())
+            self._handle_all(self._companion.flush_messages())
         self._companion.end()
         self._companion = None
-        self._admissions.abandon()
+        self._authorization.abort_all()
 
-    def _finish(self) -> None:
-        """Let the companion end what it is in the middle of, for as long as may be."""
+    def _await_changes(self) -> None:
+        """Close the guard socket, and wait a second at most for changes in flight."""
         companion = self._companion
         assert companion is not None
-        companion.tell(Kind.CLOSING)
-        deadline = time.monotonic() + _SECONDS_TO_FINISH
-        with contextlib.suppress(EOFError):
-            while self._admissions and (left := deadline - time.monotonic()) > 0:
-                self._take(companion.next_heard(left))
+        companion.send(MessageKind.CLOSE_SOCKET)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        with suppress(EOFError):
+            while self._authorization and (left := deadline - time.monotonic()) > 0:
+                self._handle_all(companion.receive_within(left))
 
-    def _take(self, messages: list[tuple[Kind, bytes]]) -> None:
+    def _handle_all(self, messages: list[Message]) -> None:
         for kind, body in messages:
             try:
-                if not self._is_of_the_door(kind, body):
-                    self._act(kind, body)
+                if not self._handle_request(kind, body):
+                    self._handle_report(kind, body)
             except TrailError as error:
                 self._diagnostics.say(str(error))
             except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
-                self._diagnostics.failed(f"what the companion said ({kind.name})", error)
-        self._give_suspects()
+                self._diagnostics.failed(f"a message of the companion ({kind.name})", error)
+        self._send_suspects()
 
-    def _is_of_the_door(self, kind: Kind, body: bytes) -> bool:
-        if kind is Kind.ADMIT or kind is Kind.ENDED:
-            self._give_suspects()  # by what is under way at this moment
+    def _handle_request(self, kind: MessageKind, body: bytes) -> bool:
+        if kind is MessageKind.AUTHORIZE or kind is MessageKind.ENDED:
+            self._send_suspects()  # as long as the same changes are in flight
         companion = self._companion
-        if kind is Kind.GRANT and companion is not None:
-            self._admissions.descriptors.append(companion.take_descriptor())
-        # What it is answered later goes to this one, and not to one that comes after it.
-        return companion is not None and self._admissions.act(kind, body, companion.tell)
+        if kind is MessageKind.GRANT and companion is not None:
+            self._authorization.fds.append(companion.take_fd())
+        # A later reply goes to this companion, even if another one has replaced it.
+        return companion is not None and self._authorization.handle(kind, body, companion.send)
 
-    def _act(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.CHANGED:
-            self._noticing.compare_changes(body)
-        elif kind is Kind.LOST:
-            self._noticing.compare_all()
-        elif kind is Kind.OUT_OF_BAND:
-            found = json.loads(body)
-            self._protected |= {each["path"] for each in found if each.pop("protected")}
-            self._unentered += [Difference(each.pop("path"), each.pop("what"), each) for each in found]
-            self._enter()
-        elif kind is Kind.UNWATCHED:
+    def _handle_report(self, kind: MessageKind, body: bytes) -> None:
+        if kind is MessageKind.CHANGED:
+            self._external.compare_changes(body)
+        elif kind is MessageKind.CHANGES_LOST:
+            self._external.compare_all()
+        elif kind is MessageKind.OUT_OF_BAND:
+            differences = json.loads(body)
+            self._protected |= {each["path"] for each in differences if each.pop("protected")}
+            self._unrecorded += [Difference(each.pop("path"), each.pop("what"), each) for each in differences]
+            self._record_differences()
+        elif kind is MessageKind.WATCH:
             self._change_watch(**json.loads(body))
-        elif kind is Kind.POLICY:
+        elif kind is MessageKind.POLICY:
             self._change_policy(**json.loads(body))
-        elif kind is Kind.BROKEN:
-            self._refuse_policy(**json.loads(body))
-        elif kind is Kind.LEASES:
-            self._follow(**json.loads(body))
-        elif kind is Kind.UNKNOWN:
-            self._unknown = json.loads(body)["reason"]
-        elif kind is Kind.STANDING:
-            self._stand(Standing(**json.loads(body)))
+        elif kind is MessageKind.POLICY_ERROR:
+            self._reject_policy(**json.loads(body))
+        elif kind is MessageKind.LEASES:
+            self._apply_leases(**json.loads(body))
+        elif kind is MessageKind.LEASES_ERROR:
+            self._leases_error = json.loads(body)["reason"]
+        elif kind is MessageKind.STATUS:
+            self._on_status(CompanionStatus(**json.loads(body)))
 
-    def _give_suspects(self) -> None:
+    def _send_suspects(self) -> None:
         if self._companion is not None:
-            self._noticing.report_suspects(self._send_suspects, self._admissions.touches)
+            self._external.report_suspects(self._send_to_companion, self._authorization.touches)
 
-    def _send_suspects(self, found: list[Suspect]) -> None:
-        """Have the companion judge them; those that it does not take are entered by their number. TrailError."""
+    def _send_to_companion(self, suspects: list[Suspect]) -> None:
+        """Have the companion attribute the suspects; record the number of those that cannot be sent. TrailError."""
         companion = self._companion
         assert companion is not None
-        unsent = companion.tell_list(Kind.SUSPECTS, ([*one, self._is_protected(one.path)] for one in found))
+        items = ([*suspect, self._is_protected(suspect.path)] for suspect in suspects)
+        unsent = companion.send_list(MessageKind.SUSPECTS, items)
         if unsent:
             self._trail.event(recovery.OUT_OF_BAND, {"more": unsent})
 
-    def _enter(self) -> None:
-        """Enter what was found behind the mount. TrailError: it waits until it can be."""
-        if self._unentered:
-            found, self._unentered = self._unentered, []
+    def _record_differences(self) -> None:
+        """Record out-of-band changes. TrailError: they stay pending."""
+        if self._unrecorded:
+            differences, self._unrecorded = self._unrecorded, []
             try:
-                recovery.enter(self._trail, found, self._protected.__contains__)
+                recovery.enter(self._trail, differences, self._protected.__contains__)
             except TrailError:
-                self._unentered = found
+                self._unrecorded = differences
                 raise
             self._protected.clear()
 
     def _is_protected(self, path: str) -> bool:
         return bool(self._enforcer.policy.protect.find(path.split("/")))
 
-    def _lose(self, reason: str) -> None:
+    def _on_end(self, reason: str) -> None:
         self._end_watch(reason)
         try:
             self._trail.alert("The process beside the mount has ended.", operation="companion")
@@ -257,52 +528,52 @@ class Hearing:
             self._end_watch(reason)
             self._trail.alert("The source is not watched any more.", operation="watch", details={"reason": reason})
             return
-        was = self._watch
-        self._resume_watch(Standing(reason, part=part))
+        was_partial = self._watch.startswith(PARTLY)
+        self._resume_watch(CompanionStatus(reason, part=part))
         if not reason:
             self._trail.event("watch", {"watch": WATCHING})
-        elif not was.startswith(PARTLY):
+        elif not was_partial:
             self._trail.alert("A part of the source is not watched.", operation="watch", details={"reason": reason})
 
-    def _resume_watch(self, standing: Standing) -> None:
-        self._watch = _watch_of(standing)
-        self._noticing.watched = standing.part or not self._watch
-        self._believe()
-        # What changed while nothing watched it is among what the kernel knows, or it is looked up from now on.
-        self._noticing.compare_all()
-        self._keep()
+    def _resume_watch(self, status: CompanionStatus) -> None:
+        self._watch = _watch_state(status)
+        self._external.watched = status.part or not self._watch
+        self._set_cache_timeout()
+        # The kernel may cache what changed while nothing watched it.
+        self._external.compare_all()
+        self._save()
 
     def _end_watch(self, reason: str) -> None:
-        if self._noticing.watched:
-            self._noticing.watched = False
+        if self._external.watched:
+            self._external.watched = False
             self._watch = reason
-            self._believe()
-            self._noticing.compare_all()
+            self._set_cache_timeout()
+            self._external.compare_all()
         self._watch = reason
-        self._keep()
+        self._save()
 
-    def _believe(self) -> None:
+    def _set_cache_timeout(self) -> None:
         self._operations.set_cache_timeout(
             UNCACHED_SECONDS if self._caches else UNWATCHED_SECONDS if self._watch else WATCHED_SECONDS
         )
 
-    def trust_caches(self, blocked: int) -> None:
-        """Let the kernel cache nothing while `blocked` notifications have not returned. TrailError: not entered."""
+    def update_caching(self, blocked: int) -> None:
+        """Let the kernel cache nothing while `blocked` notifications have not returned. TrailError: not recorded."""
         if (self._caches is None) == (blocked == 0):
             return
-        self._caches = _BLOCKED if blocked else None
-        self._believe()
-        # Notifications that were left out, or wait behind a blocked one, come by another thread.
-        self._noticing.compare_all()
-        self._keep()
+        self._caches = _CACHES_BLOCKED if blocked else None
+        self._set_cache_timeout()
+        # Queue the notifications again that were dropped or wait behind a blocked one.
+        self._external.compare_all()
+        self._save()
         if blocked:
             self._trail.alert("The kernel does not take an invalidation; nothing is cached.", operation="caches")
         else:
             self._trail.event("caches")
 
-    def _stand(self, standing: Standing) -> None:
-        """Another companion stands: everything is looked at anew."""
-        self._resume_watch(standing)
+    def _on_status(self, status: CompanionStatus) -> None:
+        """A new companion watches the source: compare everything with what the kernel caches."""
+        self._resume_watch(status)
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
     def _change_policy(self, origin: str, policy: dict[str, Any], tracked: list[str], file: dict[str, Any]) -> None:
@@ -310,47 +581,47 @@ class Hearing:
         try:
             compiled = compile_policy(policy, self._enforcer.policy.generation + 1)
         except PolicyError as error:
-            self._refuse_policy(origin, str(error))
+            self._reject_policy(origin, str(error))
             return
         compiled = compiled.with_tracked(Tracked(tracked) if tracked else None)
         self._enforcer.change_policy(compiled if self._operations.repository is None else compiled.with_repository())
-        self._plain = policy
+        self._policy = policy
         if self._companion is not None:
-            self._companion.tell(Kind.IN_FORCE, {"policy": policy, "generation": compiled.generation})
+            document = {"policy": policy, "generation": compiled.generation}
+            self._companion.send(MessageKind.POLICY_APPLIED, document)
         self._origin = origin
         self._policy_error = None
-        self._keep()
+        self._save()
         digests = {"policy": compiled.digest, "previous": previous, "generation": compiled.generation}
         self._trail.event("policy", {"origin": origin, "file": file, **digests})
 
-    def _follow(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
-        # Between two requests: nothing is under way that was admitted before.
+    def _apply_leases(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
+        # Between two requests of the kernel, only changes of the companion are in flight.
         self._enforcer.follow(until, None if leases is None else compile_leases(leases))
-        self._unknown = ""
+        self._leases_error = ""
         if self._companion is not None:
-            self._admissions.bind(number, self._companion.tell)
+            self._authorization.acknowledge(number, self._companion.send)
 
-    def _refuse_policy(self, origin: str, error: str) -> None:
+    def _reject_policy(self, origin: str, error: str) -> None:
         self._policy_error = error
-        self._keep()
+        self._save()
         reason = "The policy could not be loaded; the last good one stays in force."
         self._trail.alert(reason, operation="policy", details={"origin": origin, "error": error})
 
-    def _leases(self) -> str | None:
-        """Why it is not known what is leased; None where it is."""
+    def _leases_state(self) -> str | None:
+        """Why the leases are unknown; None: they are known."""
         leases = self._enforcer.policy.leases
         if leases is None or (leases.known and not self._enforcer.is_forgetting()):
             return None
-        return self._unknown or (_UNTOLD if self._companion is not None else _NOBODY_FOLLOWS)
+        return self._leases_error or (_LEASES_NO_REASON if self._companion is not None else _LEASES_NO_COMPANION)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
+        """Write live.json for `status`."""
         policy = self._enforcer.policy
         mark = PolicyMark(self._origin, policy.digest, policy.generation)
-        self._told_leases = self._leases()
+        self._saved_leases_state = self._leases_state()
+        live = Live(self._watch or WATCHING, mark, self._policy_error, self._saved_leases_state, self._caches)
         try:
-            write_live(
-                self._directory,
-                Live(self._watch or WATCHING, mark, self._policy_error, self._told_leases, self._caches),
-            )
+            write_live(self._directory, live)
         except OSError as error:
             self._diagnostics.say(f"live.json cannot be written: {error}")

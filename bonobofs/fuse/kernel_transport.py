@@ -213,7 +213,7 @@ class Connection:
         self.flags = p.Init(0)
         self._minor = 0
         self._slices: Final = Slices()
-        self.listen(self._slices.bell, self._slices.collect)
+        self.add_reader(self._slices.bell, self._slices.collect)
         os.set_blocking(fd, False)
 
     @property
@@ -233,13 +233,13 @@ class Connection:
         """How many notifications the kernel has not taken in time."""
         return self._notices.blocked
 
-    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
         self._listened[fd] = callback
         self._listener.register(fd, select.POLLIN)
         self._poll.register(fd, select.POLLIN)
 
-    def deafen(self, fd: int) -> None:
+    def remove_reader(self, fd: int) -> None:
         """Listen to `fd` no more."""
         del self._listened[fd]
         self._listener.unregister(fd)

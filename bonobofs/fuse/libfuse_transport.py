@@ -517,12 +517,12 @@ class Portable:
     def blocked_notices(self) -> int:
         return 0
 
-    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
         self._listened[fd] = callback
         self._poll.register(fd, select.POLLIN)
 
-    def deafen(self, fd: int) -> None:
+    def remove_reader(self, fd: int) -> None:
         """Listen to `fd` no more."""
         del self._listened[fd]
         self._poll.unregister(fd)

@@ -1,29 +1,29 @@
-"""The process that serves one mount: `python -m bonobofs.fuse.main`, its configuration as JSON on standard input.
+"""Entry of the server process of one mount; standard input has its configuration as JSON.
 
-The companion is started before anything else is loaded: each has as much to load, and neither need wait for the other.
+The companion is started before the rest of the server is loaded, so that both load at the same time.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
-from bonobofs.fuse.companion_supervisor import begin
+from bonobofs.fuse.companion_supervisor import start_server
+from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.system import syscalls
 
 
 def main() -> int:
     """Serve the mount that standard input describes; the exit code."""
-    config = json.load(sys.stdin)
+    config = SessionConfig.from_json(sys.stdin.read())
     os.chdir("/")
     os.umask(0o077)
     syscalls.forbid_tracing()
     syscalls.raise_limit()
-    beginning = begin(config)
-    from bonobofs.fuse.server import serve  # noqa: PLC0415 - as said above
+    start = start_server(config)
+    from bonobofs.fuse.server import serve  # noqa: PLC0415 - after the start of the companion
 
-    return serve(config, beginning)
+    return serve(config, start)
 
 
 if __name__ == "__main__":

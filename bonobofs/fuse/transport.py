@@ -36,10 +36,10 @@ class Transport(Protocol):
     def blocked_notices(self) -> int:
         """How many notifications the kernel has not taken in time."""
 
-    def listen(self, fd: int, callback: Callable[[], None]) -> None:
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
 
-    def deafen(self, fd: int) -> None:
+    def remove_reader(self, fd: int) -> None:
         """Listen to `fd` no more."""
 
     def handshake(self, *, watched: bool) -> None:

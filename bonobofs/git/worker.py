@@ -31,8 +31,7 @@ from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publi
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
 from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_head, replace_head
-from bonobofs.ipc.decision_codec import decision, plain_decision
-from bonobofs.ipc.request_codec import plain_question
+from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Denied, Permit, Refused, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
@@ -171,7 +170,7 @@ class JudgingAuthorizer:
                     raise self.refuse(verdict, caller, guard=guard)
             answer = self._channel.ask(
                 "admit",
-                question=plain_question(request, context),
+                question=encode_request(request, context),
                 caller=list(caller),
                 details=details,
                 size=size,
@@ -182,7 +181,7 @@ class JudgingAuthorizer:
             if "state" not in answer:
                 break
             self.follow(answer["state"])
-        permit = decision(answer)
+        permit = decode_decision(answer)
         if isinstance(permit, Denied):
             raise Refused(permit)
         return Admission(self._ended, request, permit, answer["number"], action, guard)
@@ -204,7 +203,7 @@ class JudgingAuthorizer:
 
     def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
         """As `Authorizer.refuse`."""
-        self._channel.ask("refuse", **plain_decision(denied), caller=list(caller), guard=guard)
+        self._channel.ask("refuse", **encode_denied(denied), caller=list(caller), guard=guard)
         return Refused(denied)
 
     def sync(self) -> None:

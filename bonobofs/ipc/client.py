@@ -1,9 +1,9 @@
-"""Calling a session through its guard socket; needs nothing but the standard library.
+"""Client of a session's guard socket; loads the standard library alone.
 
     call(directory, "lease.acquire", patterns=["docs/**"])
-    call(None, "whoami")    # the session of the shell that this program runs in
+    call(None, "whoami")    # the session of the shell that runs this program
 
-Each call has a connection of its own. A companion that is just being started anew is waited for.
+Each call opens its own connection. It retries for 3 s while the companion restarts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs import errors
-from bonobofs.errors import BonobofsError, StateError
-from bonobofs.policy.decision import Code, Denied, Holding, Refused
-from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.errors import StateError
+from bonobofs.ipc.codec import decode_denied, decode_failure
+from bonobofs.policy.decision import Refused
 from bonobofs.state.home import GUARD_SOCKET
 
 SOCKET_VARIABLE: Final = "BONOBOFS_SOCKET"
 """Set in `bonobofs shell`: the path of the session's guard.sock."""
-_SECONDS_TO_BE_THERE: Final = 3.0
-_BETWEEN: Final = 0.05
+_CONNECT_SECONDS: Final = 3.0
+_RETRY_SECONDS: Final = 0.05
 _BLOCK: Final = 1 << 16
 _ABSENT: Final = (errno.ENOENT, errno.ECONNREFUSED)
 
@@ -36,99 +35,75 @@ def call(directory: Path | None, name: str, /, **arguments: Any) -> Any:
     """Call a session and return the result. `directory` holds its guard.sock; None: that of $BONOBOFS_SOCKET.
 
     The socket alone decides as which agent the caller acts.
-    Refused where it is denied; BonobofsError or OSError as they are told; StateError where nobody answers.
+    Raises Refused for a denial, the session's BonobofsError or OSError, StateError if the session does not answer.
     """
     if directory is None:
-        named = os.environ.get(SOCKET_VARIABLE)
-        if not named:
+        path = os.environ.get(SOCKET_VARIABLE)
+        if not path:
             raise StateError(f"{SOCKET_VARIABLE} is not set; run this in `bonobofs shell MOUNTPOINT`")
-        directory = Path(named).parent
+        directory = Path(path).parent
     return call_within(None, directory, name, **arguments)
 
 
 def call_with(descriptors: Sequence[int], directory: Path, name: str, /, **arguments: Any) -> Any:
-    """As `call`, with descriptors that are handed over."""
+    """As `call`, and send descriptors with the call."""
     return _call(None, directory, name, arguments, descriptors)
 
 
 def call_within(seconds: float | None, directory: Path, name: str, /, **arguments: Any) -> Any:
-    """As `call`, with a limit to each wait once there is a connection. TimeoutError: nothing was said for so long."""
+    """As `call`, with a timeout for each read and write once connected. TimeoutError."""
     return _call(seconds, directory, name, arguments, ())
 
 
 def _call(
     seconds: float | None, directory: Path, name: str, arguments: dict[str, Any], descriptors: Sequence[int]
 ) -> Any:
-    with _connected(directory) as end:
-        end.settimeout(seconds)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # why, is said in the answer
+    with _connect(directory) as connection:
+        connection.settimeout(seconds)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
             line = json.dumps({"call": name, **arguments}).encode() + b"\n"
             if descriptors:
-                line = line[socket.send_fds(end, [line], list(descriptors)) :]
-            end.sendall(line)
-        answer = _answer(end)
+                line = line[socket.send_fds(connection, [line], list(descriptors)) :]
+            connection.sendall(line)
+        answer = _read_answer(connection)
     if answer["ok"]:
         return answer["result"]
     if "denied" in answer:
-        raise Refused(_denied(answer["denied"]))
-    raise _failed(answer["error"])
+        raise Refused(decode_denied(answer["denied"]))
+    raise decode_failure(answer["error"])
 
 
-def _connected(directory: Path) -> socket.socket:
-    deadline = time.monotonic() + _SECONDS_TO_BE_THERE
+def _connect(directory: Path) -> socket.socket:
+    deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The path of a socket has at most 107 bytes, and that of the state directory may be longer.
+            # A socket address holds at most 107 bytes; the path of the state directory may be longer.
             handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                end.connect(f"/proc/self/fd/{handle}/{GUARD_SOCKET}")
+                connection.connect(f"/proc/self/fd/{handle}/{GUARD_SOCKET}")
             finally:
                 os.close(handle)
         except OSError as error:
-            end.close()
+            connection.close()
             if error.errno in _ABSENT and time.monotonic() < deadline and directory.exists():
-                time.sleep(_BETWEEN)
+                time.sleep(_RETRY_SECONDS)
                 continue
             raise StateError(
                 f"the session does not answer at {directory / GUARD_SOCKET} ({error.strerror}); look at bonobofs status"
             ) from error
-        return end
+        return connection
 
 
-def _answer(end: socket.socket) -> dict[str, Any]:
-    said = bytearray()
-    while not said.endswith(b"\n"):
+def _read_answer(connection: socket.socket) -> dict[str, Any]:
+    received = bytearray()
+    while not received.endswith(b"\n"):
         try:
-            data = end.recv(_BLOCK)
+            data = connection.recv(_BLOCK)
         except ConnectionResetError:
             data = b""
         if not data:
-            raise StateError("the session has let go of the call; try again, and look at bonobofs status")
-        said += data
-    answer: dict[str, Any] = json.loads(said)
+            raise StateError("the session closed the connection; retry, or run `bonobofs status`")
+        received += data
+    answer: dict[str, Any] = json.loads(received)
     return answer
-
-
-def _denied(told: dict[str, Any]) -> Denied:
-    holding = Holding(told["holder"], told["chain"], told["until"]) if "holder" in told else None
-    return Denied(
-        Code(told["code"]),
-        told["rule"],
-        told["reason"],
-        told["instead"],
-        WorkspacePath(told["path"]),
-        Operation(told["operation"]),
-        holding,
-        told.get("about", ""),
-    )
-
-
-def _failed(told: dict[str, Any]) -> Exception:
-    """The failure of that type, if it is one of ours or of the system's."""
-    if "errno" in told:
-        return OSError(told["errno"], told["message"])
-    kind = getattr(errors, told["type"], None)
-    if isinstance(kind, type) and issubclass(kind, BonobofsError):
-        return kind(told["message"])
-    return StateError(f"the session has failed at it: {told['type']}: {told['message']}")

@@ -89,7 +89,7 @@ ERRNO: Final[dict[Code, int]] = {
 class Permit(NamedTuple):
     """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it.
 
-    One that a process was given can be told to another of the same session (`ipc.decision_codec`).
+    One that a process was given can be told to another of the same session (`ipc.codec`).
     """
 
     rule: str

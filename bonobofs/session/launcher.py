@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
-import json
 import os
 import select
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
+from bonobofs.ipc.session_config import CompanionProgram, SessionConfig
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
 
@@ -71,12 +71,12 @@ class Starting:
         if self._config >= 0:
             os.close(self._config)
 
-    def serve(self, config: dict[str, Any]) -> str:
+    def serve(self, config: SessionConfig) -> str:
         """Hand over the configuration; "" when the mount is served, else what the server said, in one line."""
         handle, self._config = self._config, -1
         # A server that has ended reads nothing; what it said last is read below.
         with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb") as pipe:
-            pipe.write(json.dumps(config).encode())
+            pipe.write(config.to_json().encode())
         try:
             said = os.fsdecode(self._line()).strip()
         except TimeoutError:
@@ -105,20 +105,17 @@ class Starting:
         return line
 
 
-def beside(source: str, mountpoint: str) -> dict[str, Any]:
-    """The companion's program: its module, and the directories of the libraries that it needs beyond the standard one.
-
-    Returns: {"module": dotted name, "packages": paths to append to sys.path}.
-    """
+def companion_program(source: str, mountpoint: str) -> CompanionProgram:
+    """The companion's module, and the directories of the libraries that it needs beyond the standard one."""
     places = []
     for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg", "pygit2", "cffi"):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
             places.append(Path(found.origin).resolve().parent.parent)
-    # Nothing is loaded from where those who are guarded could change it.
-    closed = (Path(source), Path(mountpoint))
-    safe = {str(place): None for place in places if not any(is_within(place, one) for one in closed)}
-    return {"module": COMPANION, "packages": list(safe)}
+    # The agent must not be able to change a library, so none is loaded from the source or the mount.
+    writable = (Path(source), Path(mountpoint))
+    safe = {str(place): None for place in places if not any(is_within(place, one) for one in writable)}
+    return CompanionProgram(COMPANION, list(safe))
 
 
 def look(mountpoint: str) -> str:
@@ -145,9 +142,9 @@ def is_dead(mountpoint: str) -> bool:
     return look(mountpoint) == os.strerror(errno.ENOTCONN)
 
 
-def become(config: dict[str, Any], earlier: list[str]) -> NoReturn:
+def become(config: SessionConfig, earlier: list[str]) -> NoReturn:
     """Turn this process into the server. A small process, started before, looks into the mount once it is there."""
-    mountpoint = config["mountpoint"]
+    mountpoint = config.mountpoint
     ready, ready_end = os.pipe()
     subprocess.run(
         _command(
@@ -156,8 +153,8 @@ def become(config: dict[str, Any], earlier: list[str]) -> NoReturn:
             "bonobofs.session.mount_probe",
             mountpoint,
             str(ready),
-            config["home"],
-            config["session"],
+            config.home,
+            config.session,
             *earlier,
         ),
         stdin=subprocess.DEVNULL,
@@ -169,7 +166,7 @@ def become(config: dict[str, Any], earlier: list[str]) -> NoReturn:
     os.close(ready)
     os.set_inheritable(ready_end, True)
     stdin = os.memfd_create("bonobofs-config")
-    os.write(stdin, json.dumps({**config, "ready_fd": ready_end}).encode())
+    os.write(stdin, config._replace(ready_fd=ready_end).to_json().encode())
     os.lseek(stdin, 0, os.SEEK_SET)
     os.dup2(stdin, 0)
     os.chdir("/")

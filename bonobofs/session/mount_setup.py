@@ -20,6 +20,7 @@ from bonobofs.errors import BonobofsError, GitError, MountError
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.kept_repository import settle
 from bonobofs.git.session_repository import Author, Owner, build
+from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
 from bonobofs.session import agent_shell, launcher, mount_checks, transport_choice
@@ -75,14 +76,14 @@ def start(home: Path, order: MountRequest) -> MountedSession:
     """Mount in the background and return when the mount answers. On failure nothing is left of it; BonobofsError."""
     with _alone(home):
         drawn, config, earlier, notes = _prepare(home, order)
-        session, mountpoint = drawn.session, config["mountpoint"]
+        session, mountpoint = drawn.session, config.mountpoint
         covered = len(mounts.at(Path(mountpoint)))
         served = False
         try:
             with launcher.Starting(session_directory(home, session.session) / "server.log", mountpoint) as starting:
                 session = dataclasses.replace(session, pid=starting.pid, starttime=starting.starttime)
                 save(home, session)
-                failure = starting.serve({**config, "ready_fd": starting.ready_fd})
+                failure = starting.serve(config._replace(ready_fd=starting.ready_fd))
             if failure:
                 raise MountError(failure)
             served = True
@@ -112,7 +113,7 @@ def prepare_foreground(home: Path, order: MountRequest) -> tuple[MountedSession,
         return MountedSession(session, notes, drawn.policy.why), partial(launcher.become, config, earlier)
 
 
-def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, dict[str, Any], list[str], tuple[str, ...]]:
+def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
     """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
     transport = transport_choice.choose(order.transport)
     source, mountpoint = (
@@ -147,45 +148,45 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, dict[s
     notes += _cannot_hold(source, policy.compiled) + drawn.tracked.notes
     repository, more = _repository(home, drawn, guest)
     notes += more
-    config = {
-        "source": session.source,
-        "mountpoint": session.mountpoint,
-        "home": str(home),
-        "session": session.session,
-        "agent": {"label": session.agent, "id": session.agent_id},
-        "role": session.role,
-        "team": session.team,
-        "chain": session.chain,
-        "issue": session.issue,
-        "holder": Holder(session.agent, session.agent_id, session.chain).key,
-        "database": database_environment(),
-        "policy": policy.plain,
-        "tracked": drawn.tracked.paths,
-        "repository": repository,
-        "policy_origin": session.policy.origin,
-        "policy_file": str(policy.file),
-        "companion": launcher.beside(session.source, str(mountpoint)),
-        "transport": transport.name,
-        "packages": transport.packages,
-        "allow_other": order.allow_other or guest is not None,
-        "user": None if guest is None else guest.uid,
-        "source_identity": _identity(source),
-        "mountpoint_identity": _identity(mountpoint),
-        "keep_scratch": order.keep_scratch,
-        "session_dir": str(session_directory(home, session.session)),
-        "trail": str(trail_path(home, session.session)),
-        "head": str(head_path(home, session.session)),
-        "out_of_band": differences,
-        "strays": temp_cleanup.left_in(home, source),
-        "umask": _umask(),
-        "ready_fd": None,
-    }
+    config = SessionConfig(
+        source=session.source,
+        mountpoint=str(mountpoint),
+        home=str(home),
+        session=session.session,
+        session_dir=str(session_directory(home, session.session)),
+        trail=str(trail_path(home, session.session)),
+        head=str(head_path(home, session.session)),
+        agent=session.agent,
+        agent_id=session.agent_id,
+        role=session.role,
+        team=session.team,
+        chain=session.chain,
+        issue=session.issue,
+        holder=Holder(session.agent, session.agent_id, session.chain).key,
+        database=database_environment(),
+        policy=policy.plain,
+        policy_origin=session.policy.origin,
+        policy_file=str(policy.file),
+        tracked=drawn.tracked.paths,
+        repository=repository,
+        companion=launcher.companion_program(session.source, str(mountpoint)),
+        transport=transport.name,
+        packages=transport.packages,
+        allow_other=order.allow_other or guest is not None,
+        user=None if guest is None else guest.uid,
+        umask=_umask(),
+        source_identity=_identity(source),
+        mountpoint_identity=_identity(mountpoint),
+        keep_scratch=order.keep_scratch,
+        out_of_band=differences,
+        strays=temp_cleanup.left_in(home, source),
+    )
     return drawn, config, earlier, notes
 
 
 def _repository(
     home: Path, drawn: RegisteredSession, guest: Guest | None
-) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+) -> tuple[RepositoryConfig | None, tuple[str, ...]]:
     """Make the session's own `.git`: what the server is to show of it, and notes; None: the source has none."""
     session = drawn.session
     source = Path(session.source)
@@ -204,7 +205,7 @@ def _repository(
     except GitError as error:
         shutil.rmtree(place, ignore_errors=True)
         return None, (f"Git cannot change anything in this mount: {error}.",)
-    return {"common": made.common, "stores": made.stores, "uid": uid, "gid": gid, "groups": groups}, made.notes
+    return RepositoryConfig(made.common, made.stores, uid, gid, groups), made.notes
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Final, NamedTuple
 
 from bonobofs.audit import temp_cleanup
@@ -15,18 +16,64 @@ from bonobofs.audit.reader import AuditLog
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, TrailError
+from bonobofs.policy.lease_set import compile_leases
 from bonobofs.policy.request import Principal
-from bonobofs.session.lease_heartbeat import Turn, following
 from bonobofs.session.mount_checks import check_source
 from bonobofs.session.registration import SessionRequest, choose_policy, register_session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import denials_path, head_path, home, trail_path
+from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseFollower, LeaseSnapshot
+from bonobofs.state.leases import Holder
 from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
 
 _SYNCED_EVERY: Final = 1.0
 """Seconds: the most of the record that power loss, or whoever cuts it, can take unnoticed."""
+
+_RENEW_SECONDS: Final = 1.0
+"""Seconds that a change waits for an expired lease snapshot to be renewed."""
+_PAUSE: Final = 0.01
+
+
+class ChangeLock:
+    """Held for each change of a session, from its intent to its outcome, by one thread at a time.
+
+    `with` calls the methods that the two properties return. They are the lock's own, written in C: the interpreter
+    runs no signal handler between them and the block. A Python method would hold the lock after an exception that a
+    handler raises before the method returns.
+    """
+
+    def __init__(self, enforcer: Enforcer) -> None:
+        self._enforcer: Final = enforcer
+        self._lock: Final = threading.Lock()
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        # The thread that follows the leases may only be late. An Event has a lock written in Python.
+        deadline = monotonic() + _RENEW_SECONDS
+        while self._enforcer.is_forgetting() and monotonic() < deadline:
+            sleep(_PAUSE)
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302, PYI036 - a property
+        return self._lock.__exit__
+
+    def apply(self, snapshot: LeaseSnapshot, heartbeat: Callable[[], None]) -> bool:
+        """Judge by `snapshot` once no change is in flight; True. StateError from the heartbeats until then."""
+        leases = None if snapshot.leases is None else compile_leases(snapshot.leases)
+        # Heartbeats go on: a session that waits for this one must also wait for the change that is in flight.
+        while not self._lock.acquire(timeout=BEAT):
+            heartbeat()
+        try:
+            self._enforcer.follow(snapshot.expires_at, leases)
+            # The entry that counts repeated denials waits for the next snapshot if it cannot be written now.
+            with contextlib.suppress(TrailError):
+                self._enforcer.settle_quiet(monotonic())
+        finally:
+            self._lock.release()
+        return True
 
 
 class OpenSession(NamedTuple):
@@ -35,7 +82,7 @@ class OpenSession(NamedTuple):
     session: Session
     guard: Enforcer
     log: AuditLog
-    turn: Turn
+    turn: ChangeLock
     """Held by whoever makes a change, from its intent to its outcome."""
     home: Path
     """The state directory."""
@@ -91,7 +138,7 @@ def open_session(
             trail,
             denials=denials_path(state, session.agent_id),
         )
-        with Database.open(state) as database, following(state, session, guard) as turn:
+        with Database.open(state) as database, _following_leases(state, session, guard) as turn:
             log = AuditLog(trail, lambda label: agent_registry.identity_of(database, label))
             yield OpenSession(session, guard, log, turn, state)
         guard.settle_all()
@@ -108,6 +155,24 @@ def _tidy(state: Path, root: Path, trail: Trail) -> None:
         temp_cleanup.remove(directory, trail, temp_cleanup.left_in(state, root))
     finally:
         os.close(directory)
+
+
+@contextlib.contextmanager
+def _following_leases(home: Path, session: Session, enforcer: Enforcer) -> Iterator[ChangeLock]:
+    """Judge by the leases for the length of a `with` block; gives the lock that each change must hold. StateError."""
+    holder = Holder(session.agent, session.agent_id, session.chain).key
+    lock, ended = ChangeLock(enforcer), threading.Event()
+    enforcer.follow(0.0)
+    follower = LeaseFollower(home, session.session, holder, session.source, lock.apply, ended)
+    follower.read_first()
+    # An expired snapshot refuses changes, and says why; the error itself needs no report.
+    thread = threading.Thread(target=follower.run, args=(lambda _: None,), name="bonobofs-leases", daemon=True)
+    thread.start()
+    try:
+        yield lock
+    finally:
+        ended.set()
+        thread.join(LAPSE)
 
 
 def _keep_synced(trail: Trail, ended: threading.Event) -> None:

@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs import session
+from bonobofs.ipc.session_config import CompanionProgram
 from bonobofs.session import launcher
 
 POLICY: Final = 'default = "allow"\nhidden = ["**"]\n'
 BLIND: Final = """
-import json, os, socket, struct, sys
-line = socket.socket(fileno=int(sys.argv[1]))
-line.recv(1 << 16)
-said = json.dumps({"watch": "", "layer": False}).encode()
-line.sendall(struct.pack("=IB", len(said), 2) + said)
-while line.recv(1 << 16):
-    pass
+import json, socket, struct
+
+def main(fd):
+    channel = socket.socket(fileno=fd)
+    channel.recv(1 << 16)
+    status = json.dumps({"watch": ""}).encode()
+    channel.sendall(struct.pack("=IB", len(status), 2) + status)
+    while channel.recv(1 << 16):
+        pass
+    return 0
 """
 """A companion that says that it watches, and does not: the kernel believes as much, and nothing is watched."""
 
@@ -58,14 +62,15 @@ def mounted(directory: Path, *, watched: bool = True) -> Iterator[Mount]:
         path.mkdir(exist_ok=True)
     policy = directory / "policy.toml"
     policy.write_text(POLICY)
-    beside = launcher.beside
+    beside = launcher.companion_program
     if not watched:
-        vars(launcher)["beside"] = lambda *_: [sys.executable, "-I", "-S", "-c", BLIND]
+        (directory / "blind.py").write_text(BLIND)
+        vars(launcher)["companion_program"] = lambda *_: CompanionProgram("blind", [str(directory)])
     try:
         home = session.home()
         made = session.start(home, session.MountRequest(source, mountpoint, agent="bench", policy=policy)).session
     finally:
-        vars(launcher)["beside"] = beside
+        vars(launcher)["companion_program"] = beside
     assert made.pid is not None
     children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
     try:

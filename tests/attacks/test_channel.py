@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from bonobofs.errors import ProtocolError
-from bonobofs.ipc.channel import Kind, Line
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.messages import MessageKind
 from tests.worlds import OrdinaryUser
 
 THIEF = """
@@ -59,13 +60,13 @@ def test_a_message_of_another_process_is_refused() -> None:
     """The server takes messages of its companion alone, whichever process holds the other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(ours, waits=False, peer=os.getpid())
+        channel = Channel(ours, blocking=False, peer=os.getpid())
         stranger = os.fork()
         if stranger == 0:
-            Line(theirs, waits=True).tell(Kind.POLICY, {"origin": "", "policy": {}})
+            Channel(theirs, blocking=True).send(MessageKind.POLICY, {"origin": "", "policy": {}})
             os._exit(0)
         os.waitpid(stranger, 0)
         with pytest.raises(ProtocolError, match=str(stranger)):
-            line.receive()
-        Line(theirs, waits=True).tell(Kind.LOST)
-        assert line.receive() == [(Kind.LOST, b"")]
+            channel.receive()
+        Channel(theirs, blocking=True).send(MessageKind.CHANGES_LOST)
+        assert channel.receive() == [(MessageKind.CHANGES_LOST, b"")]

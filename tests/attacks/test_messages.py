@@ -89,5 +89,5 @@ def test_a_call_with_a_long_list_is_refused_before_it_is_parsed(called: Called) 
             called("git.preflight", changes=[f"{number:0140}" for number in range(100_000)])
         with called.connected() as end:
             end.sendall(json.dumps({"message": "m" * (2 << 20), "call": "git.begin"}).encode() + b"\n")
-            assert "begins with its name" in answer(end)["error"]["message"]
+            assert "must begin with its name" in answer(end)["error"]["message"]
         called("git.begin", **BEGINNING, arguments=[f"{number:04}-{'é' * 30}" for number in range(5_000)])

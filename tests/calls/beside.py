@@ -10,12 +10,12 @@ from typing import Any
 
 from bonobofs.companion import main as process
 from bonobofs.companion.calls import CALLS
-from bonobofs.companion.session_context import CalledSession
+from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.enforcer import Caller
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 
-def change(session: CalledSession, arguments: dict[str, Any]) -> None:
+def change(session: SessionContext, arguments: dict[str, Any]) -> None:
     """Admit a change of `path`, make the files `makes`, and end when the file `until` is there.
 
     `alone`: nobody else who comes through the socket changes anything meanwhile.

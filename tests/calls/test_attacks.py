@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.companion.socket_server import LONGEST_LINE, MOST_CONNECTIONS
+from bonobofs.companion.socket_server import MAX_CONNECTIONS, MAX_LINE
 from bonobofs.ipc.client import call
 from tests.calls.conftest import Called, answer
 from tests.watch.looking import companion_of, until
@@ -101,13 +101,13 @@ def test_a_line_that_does_not_end_keeps_nobody_waiting_and_is_let_go(alice: Call
 
     However many there are of them.
     """
-    halves = [alice.connect() for _ in range(MOST_CONNECTIONS - 8)]
+    halves = [alice.connect() for _ in range(MAX_CONNECTIONS - 8)]
     for half in halves:
         half.sendall(b'{"call": "who')
     with alice.connected() as end:
         block = b"a" * (1 << 20)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for _ in range((LONGEST_LINE >> 20) + 2):
+            for _ in range((MAX_LINE >> 20) + 2):
                 end.sendall(block)
                 if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) if _readable(end) else b"":
                     break
@@ -129,7 +129,7 @@ def _readable(end: socket.socket) -> bool:
 
 
 def test_the_longest_call_is_taken(alice: Called) -> None:
-    content = "x" * (LONGEST_LINE - 100)
+    content = "x" * (MAX_LINE - 100)
     assert alice("write_file", path="large", content=content) == {"path": "large"}
     assert (alice.path / "large").stat().st_size == len(content)
 
@@ -143,7 +143,7 @@ def test_two_hundred_connections_keep_nobody_out(alice: Called) -> None:
         assert answer(ends[-1])["ok"]
         assert answer(ends[0]) == {}
         held = os.listdir(f"/proc/{companion_of(alice.world.pid)}/fd")
-        assert len(held) < MOST_CONNECTIONS + 40
+        assert len(held) < MAX_CONNECTIONS + 40
     finally:
         for end in ends:
             end.close()

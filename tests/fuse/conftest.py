@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bonobofs import session
+from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.session import Session, launcher
 from bonobofs.session.registration import SessionRequest, register_session
 from bonobofs.system import mounts
@@ -212,32 +213,24 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     made = register_session(
         home, source=source, mountpoint=mountpoint, who=SessionRequest("alice"), policy=chosen, transport="kernel"
     ).session
-    config: dict[str, Any] = {
-        "source": made.source,
-        "mountpoint": made.mountpoint,
-        "home": str(home),
-        "session": made.session,
-        "agent": {"label": made.agent, "id": made.agent_id},
-        "role": made.role,
-        "team": None,
-        "chain": None,
-        "issue": None,
-        "policy": chosen.plain,
-        "tracked": [],
-        "repository": None,
-        "policy_origin": str(policy),
-        "policy_file": str(policy),
-        "holder": f"agent:{made.agent_id}",
-        "database": {},
-        "umask": 0o022,
-        "user": None,
-        "companion": launcher.beside(str(source), str(mountpoint)),
-        "transport": "kernel",
-        "allow_other": False,
-        "session_dir": str(place),
-        "trail": str(place / "trail"),
-        "head": str(place / "head"),
-    }
+    config = SessionConfig(
+        source=made.source,
+        mountpoint=str(mountpoint),
+        home=str(home),
+        session=made.session,
+        session_dir=str(place),
+        trail=str(place / "trail"),
+        head=str(place / "head"),
+        agent=made.agent,
+        agent_id=made.agent_id,
+        role=made.role,
+        holder=f"agent:{made.agent_id}",
+        policy=chosen.plain,
+        policy_origin=str(policy),
+        policy_file=str(policy),
+        umask=0o022,
+        companion=launcher.companion_program(str(source), str(mountpoint)),
+    )
     (place / "inside").mkdir()
     ready, ready_end = os.pipe()
     with (
@@ -252,7 +245,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     ):
         os.close(ready_end)
         assert server.stdin is not None
-        server.stdin.write(json.dumps({**config, "ready_fd": ready_end}).encode())
+        server.stdin.write(config._replace(ready_fd=ready_end).to_json().encode())
         server.stdin.close()
         with open(ready, "rb") as word:
             assert word.read() == b"ready\n"

@@ -22,7 +22,7 @@ from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
 from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
-from bonobofs.state.lease_follower import BEAT, LAPSE, Follower
+from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseReader
 from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
 from tests.fuse.waiting import until
 from tests.postgres import Postgres
@@ -46,9 +46,9 @@ def holder(database: Database, label: str) -> Holder:
     return Holder(label, agent_registry.register(database, label).id)
 
 
-def follower_of(database: Database, opened: OpenSession) -> Follower:
+def follower_of(database: Database, opened: OpenSession) -> LeaseReader:
     made = opened.session
-    return Follower(database, made.session, Holder(made.agent, made.agent_id).key, made.source)
+    return LeaseReader(database, made.session, Holder(made.agent, made.agent_id).key, made.source)
 
 
 def acquire(database: Database, label: str, *patterns: str, shared: bool = False, seconds: float = 60) -> LeaseChange:
@@ -157,8 +157,8 @@ def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database
     """By its own clock, from before it spoke."""
     follower = follower_of(database, ann)
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    seen = follower.look()
-    assert before < seen.until < before + LAPSE
+    seen = follower.read()
+    assert before < seen.expires_at < before + LAPSE
     assert seen.leases == []
 
 
@@ -166,11 +166,11 @@ def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenS
     """A look that came to nothing, because the database went away after it, takes nothing with it."""
     follower = follower_of(database, ann)
     leases.acquire(database, LeaseRequest(holder(database, "bob"), ("docs/**",)), patterns_meet)
-    first, second = follower.look(), follower.look()
+    first, second = follower.read(), follower.read()
     assert first.leases == second.leases
     assert first.leases is not None
     follower.acknowledge(second)
-    assert follower.look().leases is None
+    assert follower.read().leases is None
 
 
 def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
@@ -189,7 +189,7 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
                 mirrored = LeaseRequest(ann, (pattern,), workspace=opened.session.source, origin=origin)
                 assert leases.mirror(database, mirrored, patterns_meet, until=ends) is None
             key = Holder(agent, opened.session.agent_id, chain).key
-            seen = Follower(database, mine.session, key, mine.source).look().leases
+            seen = LeaseReader(database, mine.session, key, mine.source).read().leases
             heartbeats.detach(database, mine.session)
             assert seen is not None
             assert len(seen) == 2

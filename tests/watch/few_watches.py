@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from bonobofs.companion import main as process
-from bonobofs.companion.change_forwarder import Watching
+from bonobofs.companion.change_forwarder import ChangeForwarder
 
 BUDGET = 30
-process.Watching = partial(Watching, budget=BUDGET)  # type: ignore[attr-defined,assignment]
+process.ChangeForwarder = partial(ChangeForwarder, budget=BUDGET)  # type: ignore[attr-defined,assignment]
 main = process.main
