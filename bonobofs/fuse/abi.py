@@ -1,4 +1,4 @@
-"""The kernel's FUSE protocol: its structures, its flags, and every opcode with what it may do.
+"""The kernel's FUSE protocol: structures, flags, and every opcode with its effect on the source.
 
 Source: include/uapi/linux/fuse.h (protocol 7.45, Linux 6.18). Integers are in the machine's byte order, and
 structures are aligned to eight bytes, so every format here starts with `=` and spells its padding.
@@ -21,14 +21,14 @@ ROOT_ID: Final = 1
 
 
 class Role(enum.Enum):
-    """What a request may do to the source."""
+    """Effect of a request on the source."""
 
     CHANGES = "changes"
     READS = "reads"
     REFUSED = "refused"
-    """Answered ENOSYS: the kernel does without, or the feature was never negotiated."""
+    """Answered with ENOSYS: the kernel has a fallback, or the feature is not negotiated."""
     SILENT = "silent"
-    """Has no reply."""
+    """Without a reply."""
 
 
 class Opcode(enum.IntEnum):
@@ -142,12 +142,12 @@ ROLES: Final[dict[Opcode, Role]] = {
     Opcode.COPY_FILE_RANGE_64: Role.CHANGES,
     Opcode.CUSE_INIT: Role.REFUSED,
 }
-"""ACCESS is never sent under `default_permissions`; locks stay in the kernel because FLOCK_LOCKS and POSIX_LOCKS
-are not negotiated; IOCTL includes chattr, which would be a change that no rule can judge."""
+"""The kernel sends no ACCESS under `default_permissions`. It keeps locks itself, as FLOCK_LOCKS and POSIX_LOCKS are not
+negotiated. IOCTL includes chattr, a change for which there is no rule."""
 
 
 class Init(enum.IntFlag):
-    """What is negotiated in INIT. The high half travels in `flags2`."""
+    """Flags of INIT. `flags2` carries the high half."""
 
     ASYNC_READ = 1 << 0
     BIG_WRITES = 1 << 5
@@ -223,7 +223,7 @@ flags"""
 ENTRY_OUT: Final = struct.Struct("=QQQQII")
 """nodeid, generation, entry_valid, attr_valid (s), entry_valid_nsec, attr_valid_nsec; then ATTR"""
 NODE_ID: Final = struct.Struct("=Q")
-"""What ENTRY_OUT begins with"""
+"""The first field of ENTRY_OUT"""
 ATTR_OUT: Final = struct.Struct("=QII")
 """attr_valid (s), attr_valid_nsec, dummy; then ATTR"""
 OPEN_OUT: Final = struct.Struct("=QII")
@@ -271,7 +271,7 @@ _LINKS_AT: Final = struct.calcsize("=QQQqqqIIII")
 
 
 def pack_attr(st: os.stat_result) -> bytes:
-    """`fuse_attr` of what lies below, unchanged: git hashes the tree anew when number, owner or a time differs."""
+    """`fuse_attr` of a file in the source, unchanged: git hashes a file again if inode, owner or time differs."""
     rdev = st.st_rdev
     if rdev:
         major, minor = os.major(rdev), os.minor(rdev)
@@ -297,17 +297,17 @@ def pack_attr(st: os.stat_result) -> bytes:
 
 
 def with_links(attr: bytes, links: int) -> bytes:
-    """`fuse_attr` as it is, with another number of names."""
+    """The same `fuse_attr` with another link count."""
     return attr[:_LINKS_AT] + links.to_bytes(4, sys.byteorder) + attr[_LINKS_AT + 4 :]
 
 
 def with_number(attr: bytes, number: int) -> bytes:
-    """`fuse_attr` as it is, with another inode number."""
+    """The same `fuse_attr` with another inode number."""
     return number.to_bytes(8, sys.byteorder) + attr[8:]
 
 
 def with_owner(attr: bytes, uid: int, rights: int) -> bytes:
-    """`fuse_attr` as it is, with another owner, who has these rights (rwx)."""
+    """The same `fuse_attr` with another owner, who has these rights (rwx)."""
     values = list(ATTR.unpack(attr))
     values[9] = values[9] & ~0o700 | rights << 6
     values[11] = uid
@@ -315,14 +315,14 @@ def with_owner(attr: bytes, uid: int, rights: int) -> bytes:
 
 
 def readable(attr: bytes) -> bytes:
-    """`fuse_attr` as it is, of what every user who finds it may read."""
+    """The same `fuse_attr`, readable by every user."""
     values = list(ATTR.unpack(attr))
     values[9] |= 0o555 if values[9] & 0o170000 == 0o040000 else 0o444
     return ATTR.pack(*values)
 
 
 def believed_for(seconds: int, entry: bytes) -> bytes:
-    """`fuse_entry_out` as it is; the kernel may cache its name and attributes for so many seconds."""
+    """The same `fuse_entry_out` with a cache timeout in seconds for name and attributes."""
     return ENTRY_OUT.pack(*ENTRY_OUT.unpack_from(entry)[:2], seconds, seconds, 0, 0) + entry[ENTRY_OUT.size :]
 
 
@@ -332,34 +332,34 @@ def unpack_rdev(rdev: int) -> int:
 
 
 def strings(body: memoryview, count: int) -> list[bytes]:
-    """The `count` NUL-terminated strings at the start of `body`. Raises ProtocolError where one has no end."""
-    found = bytes(body).split(b"\0", count)
-    if len(found) <= count:
+    """The `count` NUL-terminated strings at the start of `body`. ProtocolError: one has no end."""
+    parts = bytes(body).split(b"\0", count)
+    if len(parts) <= count:
         raise ProtocolError("a string in the request has no end")
-    return found[:count]
+    return parts[:count]
 
 
 def checked_name(name: bytes) -> bytes:
-    """`name`, if it is one component. The kernel sends nothing else; a path built from it depends on that."""
+    """`name`, if it is one path component, as the kernel guarantees. ProtocolError otherwise."""
     if not name or b"/" in name or name in (b".", b".."):
-        raise ProtocolError("a name in the request is no name")
+        raise ProtocolError("a name in the request is not a path component")
     return name
 
 
 def supplementary_groups(body: memoryview, total_extlen: int) -> tuple[int, ...]:
-    """The groups of the caller that CREATE_SUPP_GROUP appends to a request that creates; () where there are none."""
+    """The caller's groups, which CREATE_SUPP_GROUP appends to a request that creates; (): none."""
     start = len(body) - total_extlen * 8
     if start < 0:
         raise ProtocolError("the request's extensions are longer than the request")
     while start + EXT_HEADER.size <= len(body):
         size, kind = EXT_HEADER.unpack_from(body, start)
         if size < EXT_HEADER.size or start + size > len(body):
-            raise ProtocolError("an extension of the request has no sound length")
+            raise ProtocolError("an extension of the request has an invalid length")
         if kind == EXT_GROUPS and size >= EXT_HEADER.size + SUPP_GROUPS.size:
             (count,) = SUPP_GROUPS.unpack_from(body, start + EXT_HEADER.size)
             first = start + EXT_HEADER.size + SUPP_GROUPS.size
             if first + 4 * count > start + size:
-                raise ProtocolError("the caller's groups are cut short")
+                raise ProtocolError("the caller's groups are truncated")
             return struct.unpack_from(f"={count}I", body, first)
         start += size
     return ()

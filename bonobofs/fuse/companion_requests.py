@@ -452,7 +452,7 @@ class CompanionRequests:
                 if not self._handle_request(kind, body):
                     self._handle_report(kind, body)
             except TrailError as error:
-                self._diagnostics.say(str(error))
+                self._diagnostics.log(str(error))
             except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
                 self._diagnostics.failed(f"a message of the companion ({kind.name})", error)
         self._send_suspects()
@@ -521,7 +521,7 @@ class CompanionRequests:
         try:
             self._trail.alert("The process beside the mount has ended.", operation="companion")
         except TrailError as error:
-            self._diagnostics.say(str(error))
+            self._diagnostics.log(str(error))
 
     def _change_watch(self, reason: str, part: bool) -> None:
         if reason and not part:
@@ -624,4 +624,4 @@ class CompanionRequests:
         try:
             write_live(self._directory, live)
         except OSError as error:
-            self._diagnostics.say(f"live.json cannot be written: {error}")
+            self._diagnostics.log(f"live.json cannot be written: {error}")

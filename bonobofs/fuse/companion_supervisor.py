@@ -315,7 +315,7 @@ class CompanionSupervisor:
                     program, CompanionConfig(session, self._root, self._namespaces, is_first=False)
                 )
             except OSError as error:
-                self._diagnostics.say(f"the companion cannot be started: {error.strerror}")
+                self._diagnostics.log(f"the companion cannot be started: {error.strerror}")
                 self._schedule(now)
             else:
                 self._requests.attach(self._companion)
@@ -355,4 +355,4 @@ class CompanionSupervisor:
             try:
                 self._requests.report_deaths(self._deaths, delay, alert=self._deaths == _ALERT_DEATHS)
             except TrailError as error:
-                self._diagnostics.say(str(error))
+                self._diagnostics.log(str(error))

@@ -1,6 +1,6 @@
-"""What goes wrong in the serving process, for the people who maintain it: lines on standard error.
+"""The log of the server: lines on standard error, in which repetitions are counted.
 
-Nothing here may fail, fill a disk or touch a file by its path: the code itself may lie in the mount.
+Logging never fails, fills the disk or opens a file by its path: the path may lead into the mount.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from types import TracebackType
 
 
 class Diagnostics:
-    """A log in which what repeats is counted: each line at once the first time, its repetitions at the next `count`."""
+    """Writes each line once, and the number of its repetitions at the next `count`."""
 
     def __init__(self) -> None:
         self._repeated: dict[str, int] = {}
 
-    def say(self, text: str) -> None:
-        """Write one line, unless it was written since the last `count`."""
+    def log(self, text: str) -> None:
+        """Write a line, unless it was written since the last `count`."""
         if text in self._repeated:
             self._repeated[text] += 1
         else:
             self._repeated[text] = 0
             _write(text)
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Write what failed, and where."""
-        self.say(f"{what} failed: {error!r} at {_places(error.__traceback__)}")
+    def failed(self, action: str, error: Exception) -> None:
+        """Write the action that failed, the error, and its traceback in one line."""
+        self.log(f"{action} failed: {error!r} at {_places(error.__traceback__)}")
 
     def count(self) -> None:
-        """Write how often lines were left out, and begin anew. Called about once a second."""
+        """Write and reset the numbers of repetitions. Called about once a second."""
         repeated, self._repeated = self._repeated, {}
         for text, times in repeated.items():
             if times:
@@ -40,17 +40,16 @@ class Diagnostics:
 
 def _write(text: str) -> None:
     line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n"
-    # A log that cannot be written is no reason to end the mount. What sys.stderr could not write it would keep, and try
-    # again when the process ends, which would then have failed.
+    # A full disk must not end the mount. sys.stderr would keep the line and fail again when the process ends.
     with contextlib.suppress(OSError):
         os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
-def _places(at: TracebackType | None) -> str:
-    # By hand: the traceback module looks at the source files.
+def _places(traceback: TracebackType | None) -> str:
+    # The traceback module would open the source files.
     places = []
-    while at is not None:
-        code = at.tb_frame.f_code
-        places.append(f"{Path(code.co_filename).name}:{at.tb_lineno} {code.co_name}")
-        at = at.tb_next
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        places.append(f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
     return " > ".join(places)

@@ -1,8 +1,8 @@
-"""The connection to the kernel: mount, the request loop, replies, invalidations, unmount.
+"""The kernel transport: mount, the request loop over /dev/fuse, replies and notifications.
 
-One thread serves. It tries a bounded number of reads before it waits, because being woken on another CPU costs more
-than anything Python does. Invalidations are sent from other threads (`notifier`): the kernel may hold, for the very
-request being served, a lock that an invalidation waits for.
+One thread serves. It polls a bounded number of times before it sleeps, because waking up on another CPU costs more
+than anything Python does. Other threads send notifications (`notifications`): the kernel may hold, for the request
+being served, a lock that an invalidation waits for.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Final
 
 from bonobofs.errors import MountError, ProtocolError
 from bonobofs.fuse import abi as p
-from bonobofs.fuse.cpu_latency import Idle
+from bonobofs.fuse.cpu_latency import CpuLatency
 from bonobofs.fuse.mount_context import Handler, Header, Notifications
-from bonobofs.fuse.notifications import GONE, Notifier
+from bonobofs.fuse.notifications import GONE, NotificationQueue
 from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
-from bonobofs.fuse.splice import Pipe, Stretch
+from bonobofs.fuse.splice import FileRange, SplicePipe
 from bonobofs.fuse.transport import Hooks
 from bonobofs.system import mounts, syscalls
 
 SPIN: Final = 200
-"""Reads that are tried before waiting, where there are two CPUs or more."""
+"""Polls before the thread sleeps, with two CPUs or more."""
 READ_AHEAD_KB: Final = 512
-"""Four times what a mount begins with: 1 GiB is read in five sixths of the time. More leaves the processor's cache."""
+"""Four times the default: 1 GiB is read in five sixths of the time. More does not fit in the processor's cache."""
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
 _MS_NOEXEC: Final = 8
@@ -66,17 +66,17 @@ _NEEDED: Final = (
     | p.Init.EXPLICIT_INVAL_DATA
     | p.Init.POSIX_ACL
 )
-_LISTEN: Final = 0.01
-"""Seconds after which what is listened to is looked at, though requests keep coming."""
+_READER_INTERVAL: Final = 0.01
+"""Seconds between two polls of the readers while requests keep coming."""
 _SECONDS_TO_END: Final = 3.0
-"""Seconds that the end of the mount waits for a system call of a thread."""
-_ENDED: Final = -1
+"""Seconds that the end of the mount waits for the system call of a thread."""
+_UNMOUNTED: Final = -1
 """In place of a request's length: the mount has ended."""
-_HEARD: Final = -2
-"""The same: something that is listened to can be read, and there is no request."""
+_READABLE: Final = -2
+"""In place of a request's length: a reader is readable, and there is no request."""
 _LONG: Final = -3
-"""The same: there is no request, and a long one can go on."""
-_PASSING: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
+"""In place of a request's length: there is none, and a long request can go on."""
+_TRANSIENT: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
 
 def mount(
@@ -90,8 +90,8 @@ def mount(
 ) -> int:
     """Mount on `mountpoint` and return the descriptor of the connection. MountError.
 
-    `root` is the source, open. `expected` is the device and inode number that the mountpoint had when it was checked.
-    The mount is taken off again if it is not on `mountpoint` afterwards.
+    `root` is a descriptor of the source. `expected` is device and inode number of the mountpoint that was checked.
+    A mount that is not on `mountpoint` afterwards is detached.
     """
     path = Path(mountpoint)
     try:
@@ -108,16 +108,16 @@ def mount(
             fd = _mount_as_user(source, mountpoint, allow_other=allow_other)
     finally:
         os.close(place)
-    landed = mounts.bonobofs_mounts()
-    for one in before:
+    created = mounts.bonobofs_mounts()
+    for mount_before in before:
         with suppress(ValueError):
-            landed.remove(one)
-    if any(one.mountpoint == path for one in landed):
+            created.remove(mount_before)
+    if any(new.mountpoint == path for new in created):
         return fd
     os.close(fd)
-    for one in landed:
-        if one.source == source:
-            mounts.detach(one.mountpoint, lazy=True)
+    for new in created:
+        if new.source == source:
+            mounts.detach(new.mountpoint, lazy=True)
     raise MountError(f"the mountpoint {mountpoint} was replaced during the mount; nothing is mounted; mount again")
 
 
@@ -129,11 +129,11 @@ def _mount_as_root(source: str, place: int, mountpoint: str, root: int, *, allow
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions"
     if allow_other:
         options += ",allow_other"
-    below = os.fstatvfs(root).f_flag
+    source_flags = os.fstatvfs(root).f_flag
     flags = _MS_NOATIME
-    for given, flag in ((os.ST_NOSUID, _MS_NOSUID), (os.ST_NOEXEC, _MS_NOEXEC), (os.ST_RDONLY, _MS_RDONLY)):
-        flags |= flag if below & given else 0
-    if below & os.ST_NODEV or not devices:
+    for source_flag, flag in ((os.ST_NOSUID, _MS_NOSUID), (os.ST_NOEXEC, _MS_NOEXEC), (os.ST_RDONLY, _MS_RDONLY)):
+        flags |= flag if source_flags & source_flag else 0
+    if source_flags & os.ST_NODEV or not devices:
         flags |= _MS_NODEV
     try:
         target = f"/proc/self/fd/{place}".encode()
@@ -151,7 +151,7 @@ def _mount_as_user(source: str, mountpoint: str, *, allow_other: bool) -> int:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         try:
-            ran = subprocess.run(
+            completed = subprocess.run(
                 ["fusermount3", "-o", ",".join(options), "--", mountpoint],
                 pass_fds=(theirs.fileno(),),
                 env={"_FUSE_COMMFD": str(theirs.fileno()), "PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
@@ -161,9 +161,9 @@ def _mount_as_user(source: str, mountpoint: str, *, allow_other: bool) -> int:
             )
         except FileNotFoundError:
             raise MountError("fusermount3 is not installed; install the package fuse3, or mount as root") from None
-        if ran.returncode != 0:
-            said = os.fsdecode(ran.stderr).strip().splitlines()
-            raise MountError(f"{said[-1] if said else 'fusermount3 failed'}; run bonobofs doctor")
+        if completed.returncode != 0:
+            lines = os.fsdecode(completed.stderr).strip().splitlines()
+            raise MountError(f"{lines[-1] if lines else 'fusermount3 failed'}; run bonobofs doctor")
         _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -179,7 +179,7 @@ def _escaped(source: str) -> str:
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> bool:
-    """Take the mount off; False when it is busy. Never from the thread that serves: the kernel may ask it to write."""
+    """Unmount; False if the mount is busy. Not from the serving thread: the kernel may send it WRITE requests first."""
     try:
         mounts.detach(Path(mountpoint), lazy=lazy)
     except MountError:
@@ -189,27 +189,27 @@ def unmount(mountpoint: str, *, lazy: bool) -> bool:
     return True
 
 
-class Connection:
-    """An open connection: reads requests, gives them to handlers, writes replies."""
+class KernelTransport:
+    """An open connection: reads requests, calls their handlers, writes replies."""
 
     def __init__(self, fd: int) -> None:
         self._fd: Final = fd
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._spin: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
-        self._idle: Final = Idle()
+        self._spins: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
+        self._cpu_latency: Final = CpuLatency()
         self._served = 0
-        self._pipe: Final = Pipe()
-        self._notices: Final = Notifier(fd, lambda: self._idle.look(self._served))
+        self._pipe: Final = SplicePipe()
+        self._notices: Final = NotificationQueue(fd, lambda: self._cpu_latency.check(self._served))
         self._buffer: Final = bytearray(p.BUFFER_SIZE)
         self._buffers: Final = [self._buffer]
         self._view: Final = memoryview(self._buffer)
-        self._spinner: Final = select.poll()
-        self._spinner.register(fd, select.POLLIN)
+        self._request_poll: Final = select.poll()
+        self._request_poll.register(fd, select.POLLIN)
         self._poll: Final = select.poll()
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
-        self._listened: Final[dict[int, Callable[[], None]]] = {}
-        self._listener: Final = select.poll()
+        self._readers: Final[dict[int, Callable[[], None]]] = {}
+        self._reader_poll: Final = select.poll()
         self.flags = p.Init(0)
         self._minor = 0
         self._slices: Final = Slices()
@@ -218,37 +218,37 @@ class Connection:
 
     @property
     def waker(self) -> int:
-        """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
+        """A descriptor that wakes the loop when it is written to (signal.set_wakeup_fd)."""
         return self._waker
 
     @property
     def notices(self) -> Notifications:
-        """What the kernel can be told through this connection."""
+        """The notifications of this connection."""
         return Notifications(
-            self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.then
+            self.invalidate, self.invalidate_entry, self.prune, self.invalidate_names, self._notices.after_pending
         )
 
     @property
-    def blocked_notices(self) -> int:
-        """How many notifications the kernel has not taken in time."""
+    def blocked_notifications(self) -> int:
+        """Number of notifications that the kernel has not taken within a second."""
         return self._notices.blocked
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
-        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
-        self._listened[fd] = callback
-        self._listener.register(fd, select.POLLIN)
+        """Call `callback` between requests, in the serving thread, whenever `fd` is readable."""
+        self._readers[fd] = callback
+        self._reader_poll.register(fd, select.POLLIN)
         self._poll.register(fd, select.POLLIN)
 
     def remove_reader(self, fd: int) -> None:
-        """Listen to `fd` no more."""
-        del self._listened[fd]
-        self._listener.unregister(fd)
+        """Call no callback for `fd` any more."""
+        del self._readers[fd]
+        self._reader_poll.unregister(fd)
         self._poll.unregister(fd)
 
     def handshake(self, *, watched: bool) -> None:
-        """Answer INIT. ProtocolError: the kernel is too old for what the mount needs.
+        """Answer INIT. ProtocolError: the kernel is too old.
 
-        `watched`: the kernel is told what changes behind the mount; else it must look for itself.
+        `watched`: the server sends invalidations for external changes; otherwise the kernel compares attributes.
         """
         self._poll.poll()
         length = os.readv(self._fd, [self._buffer])
@@ -284,10 +284,10 @@ class Connection:
             0,
         )
         os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
-        self._read_further_ahead()
+        self._set_read_ahead()
 
-    def _read_further_ahead(self) -> None:
-        """Let the kernel ask for longer pieces of a file that is read from end to end. Only root may say so."""
+    def _set_read_ahead(self) -> None:
+        """Let the kernel read further ahead in a file. Only root may set this."""
         with suppress(OSError, StopIteration):
             lines = Path(f"/proc/self/fdinfo/{self._fd}").read_text().splitlines()
             number = next(line.split()[1] for line in lines if line.startswith("fuse_connection:"))
@@ -298,37 +298,37 @@ class Connection:
         handlers: dict[int, Handler],
         hooks: Hooks,
     ) -> None:
-        """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
+        """Serve until the mount ends. An unexpected exception in a handler fails that request with EIO."""
         self._notices.start()
-        due = listened = monotonic()
+        due = polled = monotonic()
         while True:
-            length = self._next(due)
-            if length == _ENDED:
+            length = self._read_request(due)
+            if length == _UNMOUNTED:
                 break
             now = monotonic()
             if length == 0 or now >= due:
-                self._notices.look(now)
+                self._notices.replace_late_thread(now)
                 wait = hooks.idle(now)
                 if wait is None:
                     break
                 due = now + wait
-            if length == _HEARD or now - listened >= _LISTEN:
-                listened = now
-                self._hear(now, hooks)
+            if length == _READABLE or now - polled >= _READER_INTERVAL:
+                polled = now
+                self._run_readers(now, hooks)
             if length > 0:
                 self._served += 1
                 hooks.before(now)
                 self._handle(length, handlers, hooks.failed)
                 hooks.after()
             if self._slices:
-                self._go_on(handlers, hooks)
-            if self._slices.again:  # before a new request, which may be a long one
-                self._go_on(handlers, hooks)
+                self._continue_long(handlers, hooks)
+            if self._slices.again:  # before a new request, which may be long itself
+                self._continue_long(handlers, hooks)
 
         self._end_jobs(hooks)
 
     def _end_jobs(self, hooks: Hooks) -> None:
-        """Wait for the system calls of threads, but not for a disk that hangs, and enter the outcomes."""
+        """Wait for the system calls of threads, 3 s at most, and record their outcomes."""
         self._slices.ready.clear()
         while self._slices.has_jobs and select.select([self._slices.bell], [], [], _SECONDS_TO_END)[0]:
             self._slices.collect()
@@ -337,8 +337,8 @@ class Connection:
                 self._advance(self._slices.ready.popleft(), hooks.failed)
                 hooks.after()
 
-    def _go_on(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
-        """A slice of a long request, or one request that has waited for a long one."""
+    def _continue_long(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
+        """Serve one slice of a long request, or one request that was deferred for a long one."""
         hooks.before(monotonic())
         slices = self._slices
         if slices.again:
@@ -349,52 +349,52 @@ class Connection:
             self._advance(slices.ready.popleft(), hooks.failed)
         hooks.after()
 
-    def _next(self, due: float) -> int:
-        """The length of the next request, in the buffer; 0: it is time to tidy up; _HEARD, _ENDED."""
+    def _read_request(self, due: float) -> int:
+        """Read a request into the buffer; its length. 0: it is time to tidy up; _READABLE, _UNMOUNTED, _LONG."""
         try:
             return os.readv(self._fd, self._buffers)
         except OSError as error:
-            if error.errno not in _PASSING:
-                return self._ended(error)
+            if error.errno not in _TRANSIENT:
+                return self._on_read_error(error)
         if self._slices:
             return _LONG
-        # Looking whether there is something to read costs a fifth of a read that fails: no exception, no message.
-        look = self._spinner.poll
-        for _ in range(self._spin):
-            if look(0):
+        # A poll costs a fifth of a read that fails with an exception.
+        poll = self._request_poll.poll
+        for _ in range(self._spins):
+            if poll(0):
                 break
         else:
-            self._idle.let_halt()
+            self._cpu_latency.allow_halt()
             ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
-            self._idle.keep_awake()
+            self._cpu_latency.disallow_halt()
             if not ready:
                 return 0
-            which = [fd for fd, _ in ready]
-            if self._wake in which:
+            readable = [fd for fd, _ in ready]
+            if self._wake in readable:
                 os.read(self._wake, 4096)
                 return 0
-            if self._fd not in which:
-                return _HEARD
+            if self._fd not in readable:
+                return _READABLE
         try:
             return os.readv(self._fd, self._buffers)
         except OSError as error:
-            return 0 if error.errno in _PASSING else self._ended(error)
+            return 0 if error.errno in _TRANSIENT else self._on_read_error(error)
 
-    def _ended(self, error: OSError) -> int:
+    def _on_read_error(self, error: OSError) -> int:
         if error.errno in GONE:
-            return _ENDED
+            return _UNMOUNTED
         raise error
 
-    def _hear(self, now: float, hooks: Hooks) -> None:
-        for fd, _ in self._listener.poll(0):
+    def _run_readers(self, now: float, hooks: Hooks) -> None:
+        for fd, _ in self._reader_poll.poll(0):
             hooks.before(now)
-            if fd in self._listened:  # what comes before may have ended it
-                self._listened[fd]()
+            if fd in self._readers:  # an earlier callback may have removed it
+                self._readers[fd]()
             hooks.after()
 
     def _handle(self, length: int, handlers: dict[int, Handler], failed: Callable[[int, Exception], None]) -> None:
         if length < p.IN_SIZE:
-            return  # no request: the buffer still holds an earlier one
+            return  # no complete request; the buffer still holds the one before
         _, opcode, unique, node_id, uid, gid, pid, extensions, _ = p.IN_HEADER.unpack_from(self._buffer)
         handler = handlers.get(opcode)
         if handler is None:
@@ -413,7 +413,7 @@ class Connection:
         except Busy:
             self._defer(length, failed)
             return
-        except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes a refusal and a record
+        except Exception as error:  # noqa: BLE001 - an unknown failure becomes EIO and a log line
             failed(opcode, error)
             if opcode not in _SILENT:
                 self._error(unique, errno.EIO)
@@ -424,16 +424,16 @@ class Connection:
             self._reply(unique, body)
 
     def _defer(self, length: int, failed: Callable[[int, Exception], None]) -> None:
-        """Keep the request in the buffer until a long one has ended. Where too much waits, those that judge end."""
+        """Keep the request in the buffer until a long one has ended. If too many wait, fail the long renames."""
         if not self._slices.defer(bytes(self._view[:length])):
-            for long in [each for each in self._slices.ready if each.opcode in _JUDGED]:
+            for long in [long for long in self._slices.ready if long.opcode in _JUDGED]:
                 self._slices.ready.remove(long)
                 long.steps.close()
                 self._error(long.unique, errno.EBUSY)
             self._slices.ended()
 
     def _advance(self, long: Long, failed: Callable[[int, Exception], None]) -> None:
-        """Go on with a long request for the time of a slice, or until it waits for a system call."""
+        """Run a long request for one slice, or until it waits for a system call."""
         until = monotonic() + SLICE
         try:
             while True:
@@ -455,10 +455,10 @@ class Connection:
                 self._error(long.unique, errno.EIO)
         self._slices.ended()
 
-    def _reply(self, unique: int, body: bytes | tuple[bytes, memoryview] | Stretch) -> None:
+    def _reply(self, unique: int, body: bytes | tuple[bytes, memoryview] | FileRange) -> None:
         try:
-            if isinstance(body, Stretch):
-                self._move(unique, body)
+            if isinstance(body, FileRange):
+                self._splice(unique, body)
             elif isinstance(body, tuple):
                 head, data = body
                 size = p.OUT_SIZE + len(head) + len(data)
@@ -466,39 +466,39 @@ class Connection:
             else:
                 os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
         except OSError as error:
-            if error.errno not in (*_PASSING, *GONE):
+            if error.errno not in (*_TRANSIENT, *GONE):
                 self._error(unique, errno.EIO)
 
-    def _move(self, unique: int, stretch: Stretch) -> None:
-        if not self._pipe.move(p.OUT_HEADER.pack(p.OUT_SIZE + stretch.length, 0, unique), stretch, self._fd):
-            data = b"".join(stretch)
+    def _splice(self, unique: int, content: FileRange) -> None:
+        if not self._pipe.send(p.OUT_HEADER.pack(p.OUT_SIZE + content.length, 0, unique), content, self._fd):
+            data = b"".join(content)
             os.writev(self._fd, [p.OUT_HEADER.pack(p.OUT_SIZE + len(data), 0, unique), data])
 
     def _error(self, unique: int, code: int) -> None:
         try:
             os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE, -code, unique))
         except OSError as error:
-            if error.errno not in (*_PASSING, *GONE):
+            if error.errno not in (*_TRANSIENT, *GONE):
                 raise
 
     def invalidate(self, node_id: int, offset: int, length: int) -> None:
-        """The kernel must forget the node's attributes, and its pages from `offset` on (none where it is negative)."""
+        """Invalidate the node's attributes, and its pages from `offset` on (none if it is negative)."""
         body = p.INVAL_INODE_OUT.pack(node_id, offset, length)
         self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_INODE, 0) + body)
 
     def invalidate_entry(self, parent_id: int, name: bytes) -> None:
-        """The kernel must look this name up again."""
+        """Invalidate a name."""
         body = p.INVAL_ENTRY_OUT.pack(parent_id, len(name), 0) + name + b"\0"
         self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_INVAL_ENTRY, 0) + body)
 
     def invalidate_names(self) -> bool:
-        """The kernel must look every name up again. False: it is too old to be told so."""
+        """Invalidate every name. False: the kernel is too old for this."""
         if self._minor >= p.EPOCH_MINOR_VERSION:
             self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE, p.NOTIFY_INC_EPOCH, 0))
         return self._minor >= p.EPOCH_MINOR_VERSION
 
     def prune(self, node_ids: list[int], names: list[tuple[int, bytes]]) -> None:
-        """The kernel must forget those of the nodes that nobody has open; `names` says the same to an older kernel."""
+        """Drop the nodes that no process has open. `names` are their names, which an older kernel gets instead."""
         if self._minor >= p.PRUNE_MINOR_VERSION:
             body = p.PRUNE_OUT.pack(len(node_ids), 0, 0) + struct.pack(f"={len(node_ids)}Q", *node_ids)
             self._notices.put(p.OUT_HEADER.pack(p.OUT_SIZE + len(body), p.NOTIFY_PRUNE, 0) + body)
@@ -507,15 +507,15 @@ class Connection:
             self.invalidate_entry(parent_id, name)
 
     def close(self) -> None:
-        """End the connection: whoever still stands in the mount gets ENOTCONN."""
+        """End the connection: every further access to the mount fails with ENOTCONN."""
         self._notices.close()
-        self._idle.close()
+        self._cpu_latency.close()
         self._pipe.close()
         os.close(self._fd)
 
 
 _SYNCS: Final = (p.Opcode.FSYNC, p.Opcode.FSYNCDIR)
 _COPIES: Final = (p.Opcode.COPY_FILE_RANGE, p.Opcode.COPY_FILE_RANGE_64)
-"""Each is followed by the next of the same file, so a request that waits for one is served before the next."""
+"""One copy follows the other, so a request that was deferred for a copy is served before the next one."""
 _JUDGED: Final = (p.Opcode.RENAME, p.Opcode.RENAME2)
 _SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)

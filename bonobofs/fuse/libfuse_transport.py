@@ -1,11 +1,10 @@
-"""The portable transport: the same handlers, served through libfuse's path-based interface by way of mfusepy.
+"""The libfuse transport: the same handlers behind libfuse's path-based interface, through mfusepy.
 
-libfuse speaks with the kernel and gives paths; `paths` makes of each the messages that the handlers know. Nothing is
-decided here, and nothing that was seen is believed for longer than a request: libfuse is told that names and attributes
-hold for no time. mfusepy builds the table of callbacks; the loop is ours, as mfusepy's own offers no moment to tidy up,
-and because a callback alone does not tell the one thing that must be known: libfuse hides a file that is open by
-renaming it, whether it is about to be removed or to be replaced. Here nothing is renamed for that: the file is removed
-or replaced, as was asked, and the hidden name leads to its node for those who have it open.
+libfuse passes paths, and `path_table` turns each into requests with node ids. All cache timeouts are zero. mfusepy
+builds the table of callbacks. The request loop is here, because mfusepy's own has no hook for tidying up, and because
+the callbacks need the request itself: libfuse renames an open file to a hidden name before the file is removed or
+replaced, and the callback does not show which. This transport does not rename the file. It removes or replaces it, and
+the hidden name becomes an alias of the node for the processes that have it open.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.mount_context import Handler, Header, Notifications, is_member
-from bonobofs.fuse.path_table import Name, Paths
+from bonobofs.fuse.path_table import PathEntry, PathTable
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.transport import Hooks
 from bonobofs.system import syscalls
@@ -33,18 +32,18 @@ from bonobofs.system import syscalls
 _HIDDEN: Final = b".fuse_hidden"
 _ACL: Final = "system.posix_acl_access"
 _SECOND: Final = 1_000_000_000
-_NOBODY: Final = 0xFFFFFFFF
-"""An owner or group that stays as it is."""
+_UNCHANGED: Final = 0xFFFFFFFF
+"""An owner or group that chown does not change."""
 _UNSIGNED: Final = (1 << 64) - 1
 _Time = tuple[int, int]
 """Seconds, and nanoseconds or UTIME_NOW or UTIME_OMIT."""
-_LOOKING: Final = (p.Opcode.LOOKUP, p.Opcode.UNLINK, p.Opcode.RENAME, p.Opcode.RENAME2)
-"""Requests in which libfuse asks for attributes to see whether there is such a name."""
-_TOLD: Final = 4096
-"""Bytes of a request in which its header and its names lie."""
-_LISTED: Final = 8192
-"""Bytes of entries that are read at a time: the kernel asks libfuse for a page of them."""
-_LONGEST_VALUE: Final = 65536
+_MAY_BE_ABSENT: Final = (p.Opcode.LOOKUP, p.Opcode.UNLINK, p.Opcode.RENAME, p.Opcode.RENAME2)
+"""Requests for which libfuse gets attributes to see whether a name exists."""
+_MAX_NAMES: Final = 4096
+"""Bytes of a request that contain its header and its names."""
+_READDIR_SIZE: Final = 8192
+"""Bytes of entries in one READDIR; the kernel asks libfuse for a page of them."""
+_MAX_XATTR: Final = 65536
 _ATOMIC_O_TRUNC: Final = 1 << 3
 _EXPORT_SUPPORT: Final = 1 << 4
 _DONT_MASK: Final = 1 << 6
@@ -58,7 +57,7 @@ _ATTR: Final = (
 )
 
 
-# mfusepy would ask a compiler where the library is, and take libfuse 2 where both are installed.
+# By itself, mfusepy runs a compiler to find the library, and takes libfuse 2 if both are installed.
 _LIBRARY: Final = syscalls.libfuse()
 if _LIBRARY is None:
     raise MountError("the portable transport needs libfuse 3; install the package fuse3")
@@ -82,24 +81,24 @@ _fuse.fuse_session_process_buf.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _fuse.fuse_get_context.restype = ctypes.POINTER(mfusepy.fuse_context)
 
 
-class _Table(mfusepy.FUSE):  # type: ignore[misc] # mfusepy has no types
-    """The callbacks for libfuse. Those here hand on what mfusepy's own leave out: handles, flags, times as they are."""
+class _CallbackTable(mfusepy.FUSE):  # type: ignore[misc] # mfusepy has no types
+    """The table of callbacks. Those here pass on what mfusepy's own drop: handles, flags, exact times."""
 
     def __init__(self, callbacks: _Callbacks, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
         self.pointer: Any = None
         self.size = 0
-        run, mfusepy.fuse_main_real = mfusepy.fuse_main_real, self._keep
-        interrupted = signal.getsignal(signal.SIGINT)
+        main, mfusepy.fuse_main_real = mfusepy.fuse_main_real, self._keep_table
+        on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             super().__init__(callbacks, "/", raw_fi=True)
         finally:
-            mfusepy.fuse_main_real = run
-            signal.signal(signal.SIGINT, interrupted)
+            mfusepy.fuse_main_real = main
+            signal.signal(signal.SIGINT, on_interrupt)
         self.operations = callbacks
 
-    def _keep(self, count: int, arguments: object, table: object, size: int, data: object) -> int:
-        """In the place of libfuse's own loop: the table is made, and served by ours."""
+    def _keep_table(self, count: int, arguments: object, table: object, size: int, data: object) -> int:
+        """In place of libfuse's loop: keep the table for the loop of this module."""
         self.pointer, self.size = table, size
         return 0
 
@@ -108,7 +107,7 @@ class _Table(mfusepy.FUSE):  # type: ignore[misc] # mfusepy has no types
             return call(*arguments) or 0
         except OSError as error:
             return -(error.errno or errno.EIO)
-        except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes a refusal and a record
+        except Exception as error:  # noqa: BLE001 - an unknown failure becomes EIO and a log line
             self._failed(error)
             return -errno.EIO
 
@@ -132,79 +131,81 @@ class _Table(mfusepy.FUSE):  # type: ignore[misc] # mfusepy has no types
         access, change = times.contents.actime, times.contents.modtime
         self.operations.utimens(path, (access.tv_sec, access.tv_nsec), (change.tv_sec, change.tv_nsec), _handle(info))
 
-    def copy_file_range(self, path: bytes, info: Any, offset: int, target: bytes, *more: Any) -> int:
-        target_info, at, size, flags = more
-        copied: int = self.operations.copy_file_range(_handle(info), offset, _handle(target_info), at, size, flags)
+    def copy_file_range(self, path: bytes, info: Any, offset: int, target: bytes, *arguments: Any) -> int:
+        target_info, target_offset, size, flags = arguments
+        copied: int = self.operations.copy_file_range(
+            _handle(info), offset, _handle(target_info), target_offset, size, flags
+        )
         return copied
 
     def lseek(self, path: bytes | None, offset: int, whence: int, info: Any) -> int:
-        found: int = self.operations.lseek(_handle(info), offset, whence)
-        return found
+        position: int = self.operations.lseek(_handle(info), offset, whence)
+        return position
 
 
 def _handle(info: Any) -> int:
-    """The handle that a callback is about, 0 where it has only a path."""
+    """The file handle of a callback; 0: it has only a path."""
     return int(info.contents.fh) if info else 0
 
 
 class _Callbacks:
-    """What libfuse asks of the mount, each with a path, a handle or both; an OSError is the answer's errno."""
+    """The callbacks, each with a path, a handle or both. The errno of an OSError is the reply."""
 
     use_ns = True
 
     def __init__(self) -> None:
-        self.paths: Final = Paths(self._ask)
+        self.paths: Final = PathTable(self._call)
         self.handlers: dict[int, Handler] = {}
         self.before: Callable[[float], None] = lambda _: None
         self.opcode: int = p.Opcode.INIT
-        self.agreed = False
+        self.initialized = False
         self.capable = 0
         self._request: Callable[[], bytes] = bytes
-        self._handles: dict[int, Name] = {}
+        self._handles: dict[int, PathEntry] = {}
         self._last_handle = 0
 
     def begin(self, request: Callable[[], bytes]) -> None:
-        """A request that libfuse is about to answer; it is read where the callbacks do not tell enough."""
+        """Begin a request. `request` reads it, as the callbacks do not show all of it."""
         self._request = request
         self.opcode = p.IN_HEADER.unpack_from(request())[1]
 
-    def _ask(self, opcode: p.Opcode, header: Header, body: bytes) -> bytes:
-        self.before(monotonic())  # to the handlers each message is a request
+    def _call(self, opcode: p.Opcode, header: Header, body: bytes) -> bytes:
+        self.before(monotonic())  # to the handlers, each message is a request
         reply = self.handlers[opcode](header, memoryview(body))
         if isinstance(reply, Generator):
             reply = finished(reply)
         return reply if isinstance(reply, bytes) else b"".join(reply)
 
     def _caller(self) -> tuple[Header, int]:
-        """Who asks, about no node yet, and with which umask."""
+        """A header with the caller and without a node, and the caller's umask."""
         context = _fuse.fuse_get_context().contents
         return Header(0, context.uid, context.gid, context.pid, 0), context.umask
 
-    def _at(self, path: str | bytes | None, handle: int = 0) -> Header:
-        """Who asks about which node; a handle says more than a path."""
+    def _header(self, path: str | bytes | None, handle: int = 0) -> Header:
+        """A header with the caller and the node of a handle or path."""
         header, _ = self._caller()
         name = self._opened(handle) if handle else self._find(header, path)[0]
         return header._replace(node_id=name.node)
 
-    def _find(self, header: Header, path: str | bytes | None) -> tuple[Name, bytes]:
-        """As Paths.find. ESTALE: the kernel had found it, and is to look again."""
+    def _find(self, header: Header, path: str | bytes | None) -> tuple[PathEntry, bytes]:
+        """As `PathTable.find`. ESTALE: the path has changed, so that the kernel walks it again."""
         try:
             return self.paths.find(header, _raw(path))
         except NotADirectoryError:
             raise stale() from None
         except FileNotFoundError:
-            if self.opcode in _LOOKING:
+            if self.opcode in _MAY_BE_ABSENT:
                 raise
             raise stale() from None
 
-    def _directory(self, header: Header, path: str | bytes) -> tuple[Name, bytes]:
-        """As Paths.directory. ESTALE: likewise."""
+    def _find_parent(self, header: Header, path: str | bytes) -> tuple[PathEntry, bytes]:
+        """As `PathTable.find_parent`. ESTALE: likewise."""
         try:
-            return self.paths.directory(header, _raw(path))
+            return self.paths.find_parent(header, _raw(path))
         except (FileNotFoundError, NotADirectoryError):
             raise stale() from None
 
-    def _opened(self, handle: int) -> Name:
+    def _opened(self, handle: int) -> PathEntry:
         name = self._handles.get(handle)
         if name is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -214,16 +215,16 @@ class _Callbacks:
 
     def init_with_config(self, connection: Any, config: Any) -> None:
         self.capable = connection.capable
-        # What has no reply of its own in the handlers is left to the kernel or not asked for.
+        # Features without a handler are left to the kernel or not negotiated.
         connection.want &= ~(_ATOMIC_O_TRUNC | _EXPORT_SUPPORT | _SPLICE_READ | _READDIRPLUS)
         connection.want |= _NEEDED & connection.capable
         config.use_ino = 1
         config.entry_timeout = config.attr_timeout = config.negative_timeout = 0.0
-        self.agreed = True
+        self.initialized = True
 
     def statfs(self, path: str) -> dict[str, int]:
         header, _ = self._caller()
-        reply = self._ask(p.Opcode.STATFS, header._replace(node_id=p.ROOT_ID), b"")
+        reply = self._call(p.Opcode.STATFS, header._replace(node_id=p.ROOT_ID), b"")
         names = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
         return dict(zip(names, p.STATFS_OUT.unpack(reply), strict=False))
 
@@ -237,31 +238,35 @@ class _Callbacks:
         else:
             name, attr = self._find(header, path)
         if not attr:
-            reply = self._ask(p.Opcode.GETATTR, header._replace(node_id=name.node), bytes(16))
+            reply = self._call(p.Opcode.GETATTR, header._replace(node_id=name.node), bytes(16))
             attr = reply[p.ATTR_OUT.size :]
-        told = _stat(attr)
+        attributes = _stat(attr)
         if self.opcode == p.Opcode.GETATTR and path and self.paths.is_alias(path.rpartition(b"/")[2]):
-            told["st_nlink"] += 1  # libfuse takes one off, for the name that it believes to have given the file
-        return told
+            attributes["st_nlink"] += 1  # libfuse subtracts the hidden name, which does not exist
+        return attributes
 
     def readlink(self, path: str) -> str:
-        return os.fsdecode(self._ask(p.Opcode.READLINK, self._at(path), b""))
+        return os.fsdecode(self._call(p.Opcode.READLINK, self._header(path), b""))
 
     def open(self, path: str, info: Any) -> None:
         header, _ = self._caller()
         name, _ = self._find(header, path)
-        info.direct_io = name.node >= virtual_dir.FIRST_ID  # a snapshot: its size may not be what the kernel last heard
+        info.direct_io = (
+            name.node >= virtual_dir.FIRST_ID
+        )  # virtual files: the size may have changed since the last GETATTR
         info.fh = self._open(name)
 
     def read(self, path: str | None, size: int, offset: int, info: Any) -> bytes:
-        return self._ask(p.Opcode.READ, self._at(path, info.fh), p.READ_IN.pack(0, offset, size, 0, 0, info.flags, 0))
+        return self._call(
+            p.Opcode.READ, self._header(path, info.fh), p.READ_IN.pack(0, offset, size, 0, 0, info.flags, 0)
+        )
 
     def lseek(self, handle: int, offset: int, whence: int) -> int:
-        reply = self._ask(p.Opcode.LSEEK, self._at(None, handle), p.LSEEK_IN.pack(0, offset, whence, 0))
+        reply = self._call(p.Opcode.LSEEK, self._header(None, handle), p.LSEEK_IN.pack(0, offset, whence, 0))
         return int(p.LSEEK_OUT.unpack(reply)[0])
 
     def fsync(self, path: str | None, data_only: int, info: Any) -> None:
-        self._ask(p.Opcode.FSYNC, self._at(path, info.fh), p.FSYNC_IN.pack(0, bool(data_only), 0))
+        self._call(p.Opcode.FSYNC, self._header(path, info.fh), p.FSYNC_IN.pack(0, bool(data_only), 0))
 
     def release(self, path: str | None, info: Any) -> None:
         self._close(info.fh)
@@ -273,37 +278,37 @@ class _Callbacks:
     def readdir_with_offset(
         self, path: str | None, offset: int, handle: int
     ) -> Iterator[tuple[str, dict[str, int], int]]:
-        header = self._at(path, handle)
-        while listed := self._ask(p.Opcode.READDIR, header, p.READ_IN.pack(0, offset, _LISTED, 0, 0, 0, 0)):
-            at = 0
-            while at < len(listed):
-                ino, offset, length, kind = p.DIRENT.unpack_from(listed, at)
-                at += p.DIRENT.size
-                yield os.fsdecode(listed[at : at + length]), {"st_ino": ino, "st_mode": kind << 12}, offset
-                at += (length + 7) & ~7
+        header = self._header(path, handle)
+        while entries := self._call(p.Opcode.READDIR, header, p.READ_IN.pack(0, offset, _READDIR_SIZE, 0, 0, 0, 0)):
+            start = 0
+            while start < len(entries):
+                ino, offset, length, kind = p.DIRENT.unpack_from(entries, start)
+                start += p.DIRENT.size
+                yield os.fsdecode(entries[start : start + length]), {"st_ino": ino, "st_mode": kind << 12}, offset
+                start += (length + 7) & ~7
 
     def fsyncdir(self, path: str | None, data_only: int, handle: int) -> None:
-        self._ask(p.Opcode.FSYNCDIR, self._at(path, handle), p.FSYNC_IN.pack(0, bool(data_only), 0))
+        self._call(p.Opcode.FSYNCDIR, self._header(path, handle), p.FSYNC_IN.pack(0, bool(data_only), 0))
 
     def releasedir(self, path: str | None, handle: int) -> None:
         self._close(handle)
 
     def getxattr(self, path: str, name: str) -> bytes:
-        body = p.GETXATTR_IN.pack(_LONGEST_VALUE, 0) + os.fsencode(name) + b"\0"
-        return self._ask(p.Opcode.GETXATTR, self._at(path), body)
+        body = p.GETXATTR_IN.pack(_MAX_XATTR, 0) + os.fsencode(name) + b"\0"
+        return self._call(p.Opcode.GETXATTR, self._header(path), body)
 
     def listxattr(self, path: str) -> list[str]:
-        listed = self._ask(p.Opcode.LISTXATTR, self._at(path), p.GETXATTR_IN.pack(_LONGEST_VALUE, 0))
-        return [os.fsdecode(name) for name in listed.split(b"\0")[:-1]]
+        names = self._call(p.Opcode.LISTXATTR, self._header(path), p.GETXATTR_IN.pack(_MAX_XATTR, 0))
+        return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
-    def _open(self, name: Name) -> int:
+    def _open(self, name: PathEntry) -> int:
         self.paths.pin(name)
         self._last_handle += 1
         self._handles[self._last_handle] = name
         return self._last_handle
 
     def _close(self, handle: int) -> None:
-        self.paths.closed(self._handles.pop(handle))
+        self.paths.unpin_closed(self._handles.pop(handle))
 
     # -- content
 
@@ -312,37 +317,37 @@ class _Callbacks:
         info.fh = self._open(self._make(p.Opcode.CREATE, path, lambda umask: body(umask, 0)))
 
     def write(self, path: str | None, data: bytes, offset: int, info: Any) -> int:
-        header = self._at(path, info.fh)
-        how = (p.WRITE_CACHE if info.writepage else 0) | (p.WRITE_KILL_SUIDGID if header.uid else 0)
-        head = p.WRITE_IN.pack(0, offset, len(data), how, 0, info.flags, 0)
-        return int(p.WRITE_OUT.unpack(self._ask(p.Opcode.WRITE, header, head + data))[0])
+        header = self._header(path, info.fh)
+        flags = (p.WRITE_CACHE if info.writepage else 0) | (p.WRITE_KILL_SUIDGID if header.uid else 0)
+        head = p.WRITE_IN.pack(0, offset, len(data), flags, 0, info.flags, 0)
+        return int(p.WRITE_OUT.unpack(self._call(p.Opcode.WRITE, header, head + data))[0])
 
     def fallocate(self, path: str | None, mode: int, offset: int, length: int, info: Any) -> None:
         body = p.FALLOCATE_IN.pack(0, offset, length, mode, 0)
-        self._ask(p.Opcode.FALLOCATE, self._at(path, info.fh), body)
+        self._call(p.Opcode.FALLOCATE, self._header(path, info.fh), body)
 
-    def copy_file_range(self, handle: int, offset: int, target: int, at: int, size: int, flags: int) -> int:
-        body = p.COPY_FILE_RANGE_IN.pack(0, offset, self._opened(target).node, 0, at, size, flags)
-        return int(p.COPY_OUT.unpack(self._ask(p.Opcode.COPY_FILE_RANGE_64, self._at(None, handle), body))[0])
+    def copy_file_range(self, handle: int, offset: int, target: int, target_offset: int, size: int, flags: int) -> int:
+        body = p.COPY_FILE_RANGE_IN.pack(0, offset, self._opened(target).node, 0, target_offset, size, flags)
+        return int(p.COPY_OUT.unpack(self._call(p.Opcode.COPY_FILE_RANGE_64, self._header(None, handle), body))[0])
 
     # -- attributes
 
     def chmod(self, path: bytes | None, mode: int, handle: int) -> None:
-        self._set(self._at(path, handle), p.Set.MODE, mode=mode)
+        self._setattr(self._header(path, handle), p.Set.MODE, mode=mode)
 
     def chown(self, path: bytes | None, uid: int, gid: int, handle: int) -> None:
-        valid = (p.Set.UID if uid != _NOBODY else p.Set(0)) | (p.Set.GID if gid != _NOBODY else p.Set(0))
-        self._set(self._at(path, handle), valid, owner=(uid, gid))
+        valid = (p.Set.UID if uid != _UNCHANGED else p.Set(0)) | (p.Set.GID if gid != _UNCHANGED else p.Set(0))
+        self._setattr(self._header(path, handle), valid, owner=(uid, gid))
 
     def truncate(self, path: bytes | None, size: int, handle: int) -> None:
-        header = self._at(path, handle)
-        self._set(header, p.Set.SIZE | (p.Set.KILL_SUIDGID if header.uid else p.Set(0)), size=size)
+        header = self._header(path, handle)
+        self._setattr(header, p.Set.SIZE | (p.Set.KILL_SUIDGID if header.uid else p.Set(0)), size=size)
 
     def utimens(self, path: bytes | None, access: _Time, change: _Time, handle: int) -> None:
         valid = _valid(access, p.Set.ATIME, p.Set.ATIME_NOW) | _valid(change, p.Set.MTIME, p.Set.MTIME_NOW)
-        self._set(self._at(path, handle), valid, times=(access, change))
+        self._setattr(self._header(path, handle), valid, times=(access, change))
 
-    def _set(
+    def _setattr(
         self,
         header: Header,
         valid: p.Set,
@@ -356,22 +361,22 @@ class _Callbacks:
         seconds = access[0] & _UNSIGNED, change[0] & _UNSIGNED, 0
         nanoseconds = access[1], change[1], 0
         body = p.SETATTR_IN.pack(valid, 0, 0, size, 0, *seconds, *nanoseconds, mode, 0, *owner, 0)
-        self._ask(p.Opcode.SETATTR, header, body)
+        self._call(p.Opcode.SETATTR, header, body)
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
-        header = self._at(path)
+        header = self._header(path)
         text = os.fsencode(name)
-        extra = p.SETXATTR_ACL_KILL_SGID if name == _ACL and self._is_stranger(header) else 0
+        extra = p.SETXATTR_ACL_KILL_SGID if name == _ACL and self._clears_set_gid(header) else 0
         body = p.SETXATTR_IN.pack(len(value), flags, extra, 0) + text + b"\0" + value
-        self._ask(p.Opcode.SETXATTR, header, body)
+        self._call(p.Opcode.SETXATTR, header, body)
 
-    def _is_stranger(self, header: Header) -> bool:
-        """Whether a new ACL takes away set-group-id: libfuse does not hand on what the kernel says of it."""
-        attr = self._ask(p.Opcode.GETATTR, header, bytes(16))[p.ATTR_OUT.size :]
+    def _clears_set_gid(self, header: Header) -> bool:
+        """Whether a new ACL clears set-group-id: libfuse drops the kernel's flag for it."""
+        attr = self._call(p.Opcode.GETATTR, header, bytes(16))[p.ATTR_OUT.size :]
         return header.uid != 0 and not is_member(header, p.ATTR.unpack(attr)[12])
 
     def removexattr(self, path: str, name: str) -> None:
-        self._ask(p.Opcode.REMOVEXATTR, self._at(path), os.fsencode(name) + b"\0")
+        self._call(p.Opcode.REMOVEXATTR, self._header(path), os.fsencode(name) + b"\0")
 
     # -- names
 
@@ -385,63 +390,63 @@ class _Callbacks:
         self._make(p.Opcode.SYMLINK, path, lambda _: b"", os.fsencode(text) + b"\0")
 
     def link(self, path: str, existing: str) -> None:
-        node = self._at(existing).node_id
+        node = self._header(existing).node_id
         self._make(p.Opcode.LINK, path, lambda _: p.LINK_IN.pack(node))
 
-    def _make(self, opcode: p.Opcode, path: str, head: Callable[[int], bytes], tail: bytes = b"") -> Name:
+    def _make(self, opcode: p.Opcode, path: str, head: Callable[[int], bytes], tail: bytes = b"") -> PathEntry:
         header, umask = self._caller()
-        above, last = self._directory(header, path)
-        reply = self._ask(opcode, header._replace(node_id=above.node), head(umask) + last + b"\0" + tail)
-        return self.paths.enter(above, last, reply)[0]
+        parent, last = self._find_parent(header, path)
+        reply = self._call(opcode, header._replace(node_id=parent.node), head(umask) + last + b"\0" + tail)
+        return self.paths.add(parent, last, reply)[0]
 
     def unlink(self, path: str) -> None:
         hidden = _raw(path).rpartition(b"/")[2]
-        if self.opcode == p.Opcode.UNLINK and not self.paths.unalias(hidden):
+        if self.opcode == p.Opcode.UNLINK and not self.paths.remove_alias(hidden):
             self._remove(p.Opcode.UNLINK, path)
-        # Else the last who had a hidden file open has closed it.
+        # Otherwise the last process that had the hidden file open has closed it.
 
     def rmdir(self, path: str) -> None:
         self._remove(p.Opcode.RMDIR, path)
 
     def _remove(self, opcode: p.Opcode, path: str | bytes) -> None:
         header, _ = self._caller()
-        above, last = self._directory(header, path)
-        self._ask(opcode, header._replace(node_id=above.node), last + b"\0")
-        self.paths.removed(above, last)
+        parent, last = self._find_parent(header, path)
+        self._call(opcode, header._replace(node_id=parent.node), last + b"\0")
+        self.paths.remove(parent, last)
 
     def rename(self, old: bytes, new: bytes, flags: int) -> None:
         hidden = new.rpartition(b"/")[2]
-        if hidden.startswith(_HIDDEN) and hidden != self._asked_name():
+        if hidden.startswith(_HIDDEN) and hidden != self._requested_name():
             self._hide(old, hidden)
             return
         header, _ = self._caller()
-        above, name = self._directory(header, old)
-        target, other = self._directory(header, new)
-        body = p.RENAME2_IN.pack(target.node, flags, 0) + name + b"\0" + other + b"\0"
-        self._ask(p.Opcode.RENAME2, header._replace(node_id=above.node), body)
-        self.paths.moved(above, name, target, other, exchange=bool(flags & syscalls.RENAME_EXCHANGE))
+        parent, name = self._find_parent(header, old)
+        new_parent, new_name = self._find_parent(header, new)
+        body = p.RENAME2_IN.pack(new_parent.node, flags, 0) + name + b"\0" + new_name + b"\0"
+        self._call(p.Opcode.RENAME2, header._replace(node_id=parent.node), body)
+        self.paths.rename(parent, name, new_parent, new_name, exchange=bool(flags & syscalls.RENAME_EXCHANGE))
 
-    def _asked_name(self) -> bytes:
-        """The new name in a request to rename; empty in any other."""
+    def _requested_name(self) -> bytes:
+        """The new name of a rename request; b"": the request is another one."""
         if self.opcode not in (p.Opcode.RENAME, p.Opcode.RENAME2):
             return b""
         head = p.RENAME_IN if self.opcode == p.Opcode.RENAME else p.RENAME2_IN
         return self._request()[p.IN_SIZE + head.size :].split(b"\0")[1]
 
     def _hide(self, path: bytes, hidden: bytes) -> None:
-        """What is open at the path is about to be removed, by this, or replaced, by the callback that follows."""
+        """Make `hidden` an alias of an open file. UNLINK removes the file here, a rename in the next callback."""
         header, _ = self._caller()
-        self.paths.alias(hidden, self.paths.find(header, path)[0])
+        self.paths.add_alias(hidden, self.paths.find(header, path)[0])
         if self.opcode == p.Opcode.UNLINK:
             try:
                 self._remove(p.Opcode.UNLINK, path)
             except OSError:
-                self.paths.unalias(hidden)
+                self.paths.remove_alias(hidden)
                 raise
 
 
 def _raw(path: str | bytes | None) -> bytes:
-    """A path as the kernel gave it. ENOENT: libfuse has none, as what is open has no name any more."""
+    """A path as bytes. ENOENT: libfuse has none, because the open file has no name any more."""
     if path is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return os.fsencode(path)
@@ -449,20 +454,20 @@ def _raw(path: str | bytes | None) -> bytes:
 
 def _stat(attr: bytes) -> dict[str, int]:
     values = p.ATTR.unpack(attr)
-    found = dict(zip(_ATTR[0], values, strict=False)) | dict(zip(_ATTR[1], values[9:], strict=False))
+    attributes = dict(zip(_ATTR[0], values, strict=False)) | dict(zip(_ATTR[1], values[9:], strict=False))
     for name, seconds, nanoseconds in zip(("st_atime", "st_mtime", "st_ctime"), values[3:6], values[6:9], strict=True):
-        found[name] = seconds * _SECOND + nanoseconds
-    return found
+        attributes[name] = seconds * _SECOND + nanoseconds
+    return attributes
 
 
-def _valid(time: _Time, given: p.Set, now: p.Set) -> p.Set:
+def _valid(time: _Time, is_set: p.Set, is_now: p.Set) -> p.Set:
     if time[1] == syscalls.UTIME_OMIT:
         return p.Set(0)
-    return given | now if time[1] == syscalls.UTIME_NOW else given
+    return is_set | is_now if time[1] == syscalls.UTIME_NOW else is_set
 
 
 class _Buffer(ctypes.Structure):
-    """`struct fuse_buf`, with room for what later versions append."""
+    """`struct fuse_buf`, with room for fields of later versions."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -474,74 +479,74 @@ class _Buffer(ctypes.Structure):
     )
 
 
-class Portable:
-    """A connection that is served by libfuse: reads requests, has libfuse answer them through the handlers."""
+class LibfuseTransport:
+    """A connection that libfuse serves: it reads requests and calls the handlers through `_Callbacks`."""
 
     def __init__(self, fd: int) -> None:
         self._fd: Final = fd
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._callbacks: Final = _Callbacks()
         self._hooks: Hooks | None = None
-        self._listened: Final[dict[int, Callable[[], None]]] = {}
-        self._table: Final = _Table(self._callbacks, self._failed)
+        self._readers: Final[dict[int, Callable[[], None]]] = {}
+        self._table: Final = _CallbackTable(self._callbacks, self._failed)
         self._buffer: Final = _Buffer()
         self._poll: Final = select.poll()
-        for each in (fd, self._wake):
-            self._poll.register(each, select.POLLIN)
+        for descriptor in (fd, self._wake):
+            self._poll.register(descriptor, select.POLLIN)
         os.set_blocking(fd, False)
         name = (ctypes.c_char_p * 1)(b"bonobofs")
         arguments = _Arguments(1, ctypes.cast(name, ctypes.c_void_p), 0)
         instance = _fuse.fuse_new_31(ctypes.byref(arguments), self._table.pointer, self._table.size, None)
-        # It is mounted already, so libfuse is given the connection.
+        # The mount exists; libfuse gets its connection.
         if not instance or _fuse.fuse_mount(instance, b"/dev/fd/%d" % fd):
             raise MountError("libfuse cannot serve the mount; run bonobofs doctor")
         self._session: Final = ctypes.c_void_p(_fuse.fuse_get_session(instance))
 
     @property
     def waker(self) -> int:
-        """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
+        """A descriptor that wakes the loop when it is written to (signal.set_wakeup_fd)."""
         return self._waker
 
     @property
     def notices(self) -> Notifications:
-        """The kernel believes nothing for longer than a request, so there is nothing that it must be told."""
+        """The kernel caches nothing, so only unused entries of the path table are dropped."""
         return Notifications(
             lambda _node, _offset, _length: None,
             lambda _directory, _name: None,
-            lambda _nodes, _names: self._callbacks.paths.give_up(),
+            lambda _nodes, _names: self._callbacks.paths.drop_unused(),
             lambda: True,
-            lambda call: call(True),
+            lambda callback: callback(True),
         )
 
     @property
-    def blocked_notices(self) -> int:
+    def blocked_notifications(self) -> int:
         return 0
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
-        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
-        self._listened[fd] = callback
+        """Call `callback` between requests, in the serving thread, whenever `fd` is readable."""
+        self._readers[fd] = callback
         self._poll.register(fd, select.POLLIN)
 
     def remove_reader(self, fd: int) -> None:
-        """Listen to `fd` no more."""
-        del self._listened[fd]
+        """Call no callback for `fd` any more."""
+        del self._readers[fd]
         self._poll.unregister(fd)
 
     def handshake(self, *, watched: bool) -> None:
-        """Let libfuse answer INIT. ProtocolError: the kernel is too old for what the mount needs.
+        """Have libfuse answer INIT. ProtocolError: the kernel is too old.
 
-        Whether the source is `watched` makes no difference here: every name is looked at anyway.
+        `watched` makes no difference, because the kernel caches nothing.
         """
-        while not self._callbacks.agreed:
+        while not self._callbacks.initialized:
             self._poll.poll()
             if self._receive() < 0:
                 raise ProtocolError("the kernel did not begin with INIT")
             self._process()
         if self._callbacks.capable & _NEEDED != _NEEDED:
-            raise ProtocolError("the kernel's FUSE knows neither ACLs nor umasks; Linux 4.9 or later is needed")
+            raise ProtocolError("the kernel's FUSE lacks ACLs or umasks; use Linux 4.9 or later")
 
     def serve(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
-        """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
+        """Serve until the mount ends. An unexpected exception in a handler fails that request with EIO."""
         self._callbacks.handlers, self._callbacks.before, self._hooks = handlers, hooks.before, hooks
         due = monotonic()
         while True:
@@ -553,8 +558,8 @@ class Portable:
             if self._wake in ready:
                 os.read(self._wake, 4096)
             for fd in ready:
-                if fd in self._listened:
-                    self._listened[fd]()
+                if fd in self._readers:
+                    self._readers[fd]()
             if not length or now >= due:
                 wait = hooks.idle(now)
                 if wait is None:
@@ -562,18 +567,18 @@ class Portable:
                 due = now + wait
             if length:
                 self._process()
-                self._callbacks.paths.sweep()
+                self._callbacks.paths.limit_unused()
                 hooks.after()
 
     def _receive(self) -> int:
-        """The length of the next request, in the buffer; 0: there is none after all; -1: the mount has ended."""
+        """Read a request into the buffer; its length. 0: there is none; -1: the mount has ended."""
         length = int(_fuse.fuse_session_receive_buf(self._session, ctypes.byref(self._buffer)))
         if length in (-errno.EAGAIN, -errno.EINTR):
             return 0
         return length if length > 0 else -1
 
     def _process(self) -> None:
-        self._callbacks.begin(lambda: ctypes.string_at(self._buffer.mem, min(self._buffer.size, _TOLD)))
+        self._callbacks.begin(lambda: ctypes.string_at(self._buffer.mem, min(self._buffer.size, _MAX_NAMES)))
         _fuse.fuse_session_process_buf(self._session, ctypes.byref(self._buffer))
 
     def _failed(self, error: Exception) -> None:
@@ -582,5 +587,5 @@ class Portable:
         self._hooks.failed(self._callbacks.opcode, error)
 
     def close(self) -> None:
-        """End the connection: whoever still stands in the mount gets ENOTCONN."""
+        """End the connection: every further access to the mount fails with ENOTCONN."""
         os.close(self._fd)

@@ -19,7 +19,7 @@ from bonobofs.fuse.inode_table import InodeTable, Node, is_below
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
-from bonobofs.fuse.splice import Stretch
+from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
 
@@ -46,7 +46,7 @@ MOST_NAMES: Final = 1000
 """Maximum of the names of one file that a request checks, at 15 us each. A file with more names cannot be changed."""
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
-Reply = bytes | tuple[bytes, memoryview] | Stretch | Steps
+Reply = bytes | tuple[bytes, memoryview] | FileRange | Steps
 
 
 class Header(NamedTuple):

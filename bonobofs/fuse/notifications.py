@@ -1,8 +1,8 @@
-"""The threads that send notifications to the kernel.
+"""Threads that send notifications to the kernel.
 
-The kernel may hold a lock that a notification waits for, so the thread that serves sends none. A program can keep such
-a lock: getdents64 into a buffer that is mapped from a FUSE file of the program holds the lock of the directory until
-that file is read. A notification that does not return within LATE seconds keeps its thread; the next thread goes on.
+A notification may wait for a lock that the kernel holds during a request, so the serving thread sends none. A program
+can hold such a lock: getdents64 into a buffer that is mapped from a FUSE file of the program holds the directory's lock
+until that file is read. A notification that takes longer than LATE_SECONDS keeps its thread; a new thread continues.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Final
 
 from bonobofs.fuse import abi as p
 
-LOOK: Final = 1.0
-"""Seconds without a notification after which `quiet` is called."""
-LATE: Final = 1.0
+QUIET_SECONDS: Final = 1.0
+"""Seconds without a notification after which `on_quiet` is called."""
+LATE_SECONDS: Final = 1.0
 """Seconds after which a notification counts as blocked."""
-MOST_BLOCKED: Final = 8
-"""Threads that may be blocked. From then on no name is invalidated: only that waits for a lock of a directory."""
+MAX_BLOCKED: Final = 8
+"""Blocked threads. With so many, no more names are invalidated: only these wait for the lock of a directory."""
 GONE: Final = (errno.ENODEV, errno.ECONNABORTED)
 
-Then = Callable[[bool], None]
+Callback = Callable[[bool], None]
 """Called after the notifications before it; False: one of them is blocked."""
 
 
-class Notifier:
+class NotificationQueue:
     """A queue of notifications for one connection, and the threads that send them."""
 
-    def __init__(self, fd: int, quiet: Callable[[], None]) -> None:
+    def __init__(self, fd: int, on_quiet: Callable[[], None]) -> None:
         self._fd: Final = fd
-        self._quiet: Final = quiet
-        self._queue: Final[queue.SimpleQueue[bytes | Then]] = queue.SimpleQueue()
+        self._on_quiet: Final = on_quiet
+        self._queue: Final[queue.SimpleQueue[bytes | Callback]] = queue.SimpleQueue()
         self._lock: Final = threading.Lock()
         self._thread: threading.Thread | None = None
         """The thread that takes from the queue."""
         self._sending: tuple[float, bytes] | None = None
-        """What that thread sends, and since when."""
+        """The notification that this thread sends, and when it began."""
         self._blocked: Final[dict[threading.Thread, int]] = {}
-        """By thread, the directory whose name is being invalidated; 0 for another notification."""
+        """By thread, the directory of the name that it invalidates; 0 for other notifications."""
         self._closed = False
 
     def start(self) -> None:
@@ -52,23 +52,23 @@ class Notifier:
 
     @property
     def blocked(self) -> int:
-        """How many notifications have not returned in time."""
+        """Number of notifications that have not returned within LATE_SECONDS."""
         return len(self._blocked)
 
     def put(self, notice: bytes) -> None:
         self._queue.put(notice)
 
-    def then(self, call: Then) -> None:
-        """Call `call` in some thread, after all that was put before."""
+    def after_pending(self, callback: Callback) -> None:
+        """Call `callback`, in any thread, after every notification that is queued by now."""
         if self._closed:
-            call(True)
+            callback(True)
         else:
-            self._queue.put(call)
+            self._queue.put(callback)
 
-    def look(self, now: float) -> None:
-        """Replace the thread if its notification is late. Called about once a second by the thread that serves."""
+    def replace_late_thread(self, now: float) -> None:
+        """Start a new thread if the present one is blocked. Called about once a second by the serving thread."""
         with self._lock:
-            if self._sending is None or self._thread is None or now - self._sending[0] < LATE:
+            if self._sending is None or self._thread is None or now - self._sending[0] < LATE_SECONDS:
                 return
             self._blocked[self._thread] = _directory(self._sending[1])
             self._sending = None
@@ -84,9 +84,9 @@ class Notifier:
         gone = False
         while True:
             try:
-                notice = self._queue.get(timeout=LOOK)
+                notice = self._queue.get(timeout=QUIET_SECONDS)
             except queue.Empty:
-                self._quiet()
+                self._on_quiet()
                 continue
             if callable(notice):
                 notice(not self._blocked)
@@ -100,10 +100,10 @@ class Notifier:
     def _would_block(self, notice: bytes) -> bool:
         directory = _directory(notice)
         with self._lock:
-            return directory > 0 and (directory in self._blocked.values() or len(self._blocked) >= MOST_BLOCKED)
+            return directory > 0 and (directory in self._blocked.values() or len(self._blocked) >= MAX_BLOCKED)
 
     def _send(self, notice: bytes) -> bool:
-        """Send one; True: the connection has ended."""
+        """Send a notification; True: the connection has ended."""
         with self._lock:
             self._sending = monotonic(), notice
         try:
@@ -125,6 +125,6 @@ class Notifier:
 
 
 def _directory(notice: bytes) -> int:
-    """The node whose lock the notification takes: the directory of a name; 0 where it takes none."""
+    """The node whose lock the notification takes: the directory of a name; 0: none."""
     _, kind, _ = p.OUT_HEADER.unpack_from(notice)
     return int(p.INVAL_ENTRY_OUT.unpack_from(notice, p.OUT_SIZE)[0]) if kind == p.NOTIFY_INVAL_ENTRY else 0

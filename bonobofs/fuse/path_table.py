@@ -1,9 +1,8 @@
-"""From paths to nodes: a kernel in miniature, for a transport that is given paths.
+"""Table of paths and their nodes, for libfuse, which passes paths where the handlers need node ids.
 
-The handlers know nodes, which they are asked about by the messages of the kernel's protocol, and keep what they know of
-a node for as long as somebody holds a reference to it. So each path is walked here from the root, with a LOOKUP for
-each component and a FORGET for each reference that is given up, and what was found is kept as the kernel keeps it:
-a name holds one reference, and holds the directory that it lies in.
+The handlers keep a node as long as it has references. So each path is walked from the root, with one LOOKUP for each
+component, as the kernel does it. Each name in the table holds one reference to its node, and pins the directory that
+contains it. A name without pins may be forgotten, with one FORGET for its reference.
 """
 
 from __future__ import annotations
@@ -20,189 +19,189 @@ from bonobofs.fuse.fd_cache import RECHECK
 from bonobofs.fuse.mount_context import Header
 from bonobofs.fuse.session_git_dir import NAME as GIT
 
-MOST_NAMES: Final = 1000
-"""Names that are kept for nobody."""
+MAX_UNUSED: Final = 1000
+"""Names that are kept although nothing pins them."""
 
-Ask = Callable[[p.Opcode, Header, bytes], bytes]
-"""Puts one message to the handlers: opcode, who asks about which node, body; the reply's body. OSError."""
+Call = Callable[[p.Opcode, Header, bytes], bytes]
+"""Calls the handler of an opcode, with header and body of the request; the body of the reply. OSError."""
 
 
-class Name:
-    """A name that was found, and its node. Nobody but Paths changes one.
+class PathEntry:
+    """A name and its node. Only PathTable changes it.
 
-    `pins` counts what keeps it: handles, and names in it if it is a directory; `checked` is when it last was one.
+    `pins` counts open handles, aliases, and the names in a directory. `checked` is when the node last was a directory.
     """
 
-    __slots__ = ("above", "below", "checked", "name", "node", "pins")
+    __slots__ = ("checked", "children", "name", "node", "parent", "pins")
 
-    def __init__(self, above: Name | None, name: bytes, node: int) -> None:
-        self.above = above
+    def __init__(self, parent: PathEntry | None, name: bytes, node: int) -> None:
+        self.parent = parent
         self.name = name
         self.node = node
         self.pins = 0
         self.checked = 0.0
-        self.below: dict[bytes, Name] = {}
+        self.children: dict[bytes, PathEntry] = {}
 
 
-class Paths:
-    """The names of one mount that were found."""
+class PathTable:
+    """The names of one mount that were looked up."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask: Final = ask
-        self.root: Final = Name(None, b"", p.ROOT_ID)
-        self._names: Final[dict[Name, None]] = {}
-        self._aliases: Final[dict[bytes, Name]] = {}
-        self._most = MOST_NAMES
+    def __init__(self, call: Call) -> None:
+        self._call: Final = call
+        self.root: Final = PathEntry(None, b"", p.ROOT_ID)
+        self._entries: Final[dict[PathEntry, None]] = {}
+        self._aliases: Final[dict[bytes, PathEntry]] = {}
+        self._limit = MAX_UNUSED
 
-    def find(self, header: Header, path: bytes) -> tuple[Name, bytes]:
-        """What lies at the path, and its `fuse_attr`, empty where that must be asked for.
+    def find(self, header: Header, path: bytes) -> tuple[PathEntry, bytes]:
+        """The entry of a path, and its `fuse_attr`, or b"" if the caller must ask for the attributes.
 
-        FileNotFoundError, NotADirectoryError: the way there is not what it was when the kernel went it.
+        Raises FileNotFoundError or NotADirectoryError if the path has changed since the kernel walked it.
         """
         if path == b"/":
             return self.root, b""
-        above, last = self.directory(header, path)
-        alias = self._aliases.get(last)
-        return self._look(header, above, last) if alias is None else (alias, b"")
+        parent, name = self.find_parent(header, path)
+        alias = self._aliases.get(name)
+        return self._lookup(header, parent, name) if alias is None else (alias, b"")
 
-    def directory(self, header: Header, path: bytes) -> tuple[Name, bytes]:
-        """The directory in which the path's last name lies, or is to lie, and that name. Errors as in `find`.
+    def find_parent(self, header: Header, path: bytes) -> tuple[PathEntry, bytes]:
+        """The entry of the directory that contains the last name of the path, and that name. Errors as in `find`.
 
-        A directory on the way that was found within RECHECK is not asked for again: a change looks at it anyway. Users
-        may see different `.git`, so that each is asked for.
+        A directory that was looked up within RECHECK is not looked up again: the handler of a change checks it. `.git`
+        is always looked up, because users may see different ones.
         """
-        above, now = self.root, monotonic()
+        parent, now = self.root, monotonic()
         *parts, last = path.split(b"/")[1:]
         for part in parts:
-            known = above.below.get(part)
-            if known is None or now - known.checked >= RECHECK or part == GIT:
-                known, attr = self._look(header, above, part)
+            entry = parent.children.get(part)
+            if entry is None or now - entry.checked >= RECHECK or part == GIT:
+                entry, attr = self._lookup(header, parent, part)
                 if not stat.S_ISDIR(p.ATTR.unpack(attr)[9]):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-                known.checked = now
-            above = known
-        return above, last
+                entry.checked = now
+            parent = entry
+        return parent, last
 
-    def enter(self, above: Name, name: bytes, reply: bytes) -> tuple[Name, bytes]:
-        """Keep the reference that the reply to LOOKUP, or to a request that made something, gave; with `fuse_attr`."""
+    def add(self, parent: PathEntry, name: bytes, reply: bytes) -> tuple[PathEntry, bytes]:
+        """Keep the reference that a reply with `fuse_entry_out` gave; the entry and its `fuse_attr`."""
         (node,) = p.NODE_ID.unpack_from(reply)
         if not node:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         attr = reply[p.ENTRY_OUT.size : p.ENTRY_OUT.size + p.ATTR.size]
-        known = above.below.get(name)
-        if known is not None:
-            if known.node == node:
+        earlier = parent.children.get(name)
+        if earlier is not None:
+            if earlier.node == node:
                 self._forget(node)
-                return known, attr
-            self._detach(known)
-        found = Name(above, name, node)
-        above.below[name] = found
-        above.pins += 1
-        self._names[found] = None
-        return found, attr
+                return earlier, attr
+            self._detach(earlier)
+        entry = PathEntry(parent, name, node)
+        parent.children[name] = entry
+        parent.pins += 1
+        self._entries[entry] = None
+        return entry, attr
 
-    def _look(self, header: Header, above: Name, name: bytes) -> tuple[Name, bytes]:
+    def _lookup(self, header: Header, parent: PathEntry, name: bytes) -> tuple[PathEntry, bytes]:
         try:
-            reply = self._ask(p.Opcode.LOOKUP, header._replace(node_id=above.node), name + b"\0")
-            return self.enter(above, name, reply)
+            reply = self._call(p.Opcode.LOOKUP, header._replace(node_id=parent.node), name + b"\0")
+            return self.add(parent, name, reply)
         except FileNotFoundError:
-            self.removed(above, name)
+            self.remove(parent, name)
             raise
 
-    # -- what keeps a name
+    # -- pins and aliases
 
-    def pin(self, name: Name) -> None:
-        """Somebody has it open."""
-        name.pins += 1
+    def pin(self, entry: PathEntry) -> None:
+        """Keep an entry for an open handle."""
+        entry.pins += 1
 
-    def unpin(self, name: Name) -> None:
-        """Somebody has closed it."""
-        name.pins -= 1
-        if name.above is not None and name.above.below.get(name.name) is not name:
-            self._drop(name)  # it was removed meanwhile
+    def unpin(self, entry: PathEntry) -> None:
+        """Undo `pin`."""
+        entry.pins -= 1
+        if entry.parent is not None and entry.parent.children.get(entry.name) is not entry:
+            self._drop(entry)  # removed while it was open
 
-    def closed(self, name: Name) -> None:
-        """As `unpin`, and where nothing but aliases keeps it then, they go."""
-        self.unpin(name)
-        texts = [text for text, other in self._aliases.items() if other is name]
-        if len(texts) == name.pins:
-            for text in texts:
-                self.unalias(text)
+    def unpin_closed(self, entry: PathEntry) -> None:
+        """As `unpin`; if only aliases pin the entry then, they are removed."""
+        self.unpin(entry)
+        aliases = [alias for alias, target in self._aliases.items() if target is entry]
+        if len(aliases) == entry.pins:
+            for alias in aliases:
+                self.remove_alias(alias)
 
-    def alias(self, text: bytes, name: Name) -> None:
-        """Paths that end in this lead to the name from now on, whatever its own path leads to."""
-        self._aliases[text] = name
-        self.pin(name)
+    def add_alias(self, alias: bytes, entry: PathEntry) -> None:
+        """Have every path that ends in `alias` lead to the entry."""
+        self._aliases[alias] = entry
+        self.pin(entry)
 
-    def is_alias(self, text: bytes) -> bool:
-        """Whether it leads to a name."""
-        return text in self._aliases
+    def is_alias(self, name: bytes) -> bool:
+        """Whether the name is an alias."""
+        return name in self._aliases
 
-    def unalias(self, text: bytes) -> bool:
-        """Forget an alias; False where there is none."""
-        name = self._aliases.pop(text, None)
-        if name is not None:
-            self.unpin(name)
-        return name is not None
+    def remove_alias(self, alias: bytes) -> bool:
+        """Remove an alias; False: there is none."""
+        entry = self._aliases.pop(alias, None)
+        if entry is not None:
+            self.unpin(entry)
+        return entry is not None
 
-    # -- what becomes of names
+    # -- changes of names
 
-    def removed(self, above: Name, name: bytes) -> None:
-        """The name is gone."""
-        known = above.below.get(name)
-        if known is not None:
-            self._detach(known)
+    def remove(self, parent: PathEntry, name: bytes) -> None:
+        """Record that a name was removed."""
+        entry = parent.children.get(name)
+        if entry is not None:
+            self._detach(entry)
 
-    def moved(self, above: Name, old: bytes, target: Name, new: bytes, *, exchange: bool) -> None:
-        """What had the old name now has the new one, and with `exchange` the other way round too."""
-        first, second = above.below.get(old), target.below.get(new)
+    def rename(self, parent: PathEntry, old: bytes, new_parent: PathEntry, new: bytes, *, exchange: bool) -> None:
+        """Record a rename, or with `exchange` that two names were exchanged."""
+        first, second = parent.children.get(old), new_parent.children.get(new)
         if first is not None and second is not None and first.node == second.node:
-            return  # two names of one file: nothing has moved
-        for known in (first, second):
-            if known is not None:
-                assert known.above is not None
-                del known.above.below[known.name]
+            return  # a rename between two hard links of one file changes nothing
+        for entry in (first, second):
+            if entry is not None:
+                assert entry.parent is not None
+                del entry.parent.children[entry.name]
         if second is not None and exchange:
-            self._place(second, above, old)
+            self._place(second, parent, old)
         elif second is not None:
             self._drop(second)
         if first is not None:
-            self._place(first, target, new)
+            self._place(first, new_parent, new)
 
-    def sweep(self) -> None:
-        """Give up what is kept for nobody, where it has become much."""
-        if len(self._names) > self._most:
-            self.give_up()
-            self._most = max(MOST_NAMES, 2 * len(self._names))
+    def limit_unused(self) -> None:
+        """Forget the entries without pins if there are many."""
+        if len(self._entries) > self._limit:
+            self.drop_unused()
+            self._limit = max(MAX_UNUSED, 2 * len(self._entries))
 
-    def give_up(self) -> None:
-        """Give up what is kept for nobody."""
-        for name in reversed(list(self._names)):
-            self._drop(name)
+    def drop_unused(self) -> None:
+        """Forget the entries without pins."""
+        for entry in reversed(list(self._entries)):
+            self._drop(entry)
 
-    def _place(self, name: Name, above: Name, text: bytes) -> None:
-        before, name.above, name.name = name.above, above, text
-        above.below[text] = name
-        above.pins += 1
-        assert before is not None
-        self.unpin(before)
+    def _place(self, entry: PathEntry, parent: PathEntry, name: bytes) -> None:
+        old_parent, entry.parent, entry.name = entry.parent, parent, name
+        parent.children[name] = entry
+        parent.pins += 1
+        assert old_parent is not None
+        self.unpin(old_parent)
 
-    def _detach(self, name: Name) -> None:
-        assert name.above is not None
-        del name.above.below[name.name]
-        self._drop(name)
+    def _detach(self, entry: PathEntry) -> None:
+        assert entry.parent is not None
+        del entry.parent.children[entry.name]
+        self._drop(entry)
 
-    def _drop(self, name: Name) -> None:
-        """Give up a name that nothing keeps, and a removed directory that was kept by it alone."""
-        if name.pins or name not in self._names:
+    def _drop(self, entry: PathEntry) -> None:
+        """Forget an entry without pins, and the removed directory that only this entry has pinned."""
+        if entry.pins or entry not in self._entries:
             return
-        above = name.above
-        assert above is not None
-        if above.below.get(name.name) is name:
-            del above.below[name.name]
-        del self._names[name]
-        self._forget(name.node)
-        self.unpin(above)
+        parent = entry.parent
+        assert parent is not None
+        if parent.children.get(entry.name) is entry:
+            del parent.children[entry.name]
+        del self._entries[entry]
+        self._forget(entry.node)
+        self.unpin(parent)
 
     def _forget(self, node: int) -> None:
-        self._ask(p.Opcode.FORGET, Header(node, 0, 0, 0, 0), p.FORGET_IN.pack(1))
+        self._call(p.Opcode.FORGET, Header(node, 0, 0, 0, 0), p.FORGET_IN.pack(1))

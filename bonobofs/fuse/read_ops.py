@@ -18,7 +18,7 @@ from bonobofs.fuse.mount_context import (
     Reply,
 )
 from bonobofs.fuse.slices import Job, Steps
-from bonobofs.fuse.splice import Stretch
+from bonobofs.fuse.splice import FileRange
 
 
 class ReadOps(MountContext):
@@ -44,10 +44,10 @@ class ReadOps(MountContext):
                 raise stale() from None
         node = self._node(header.node_id)
         fd = node.store.file(node, R)
-        if size >= Stretch.SHORTEST:
+        if size >= FileRange.MIN_LENGTH:
             length = min(size, os.fstat(fd).st_size - offset)
-            if length >= Stretch.SHORTEST:
-                return Stretch(fd, offset, length)
+            if length >= FileRange.MIN_LENGTH:
+                return FileRange(fd, offset, length)
         buffer = self._buffer[: min(size, p.MAX_WRITE)]
         got = os.preadv(fd, [buffer], offset)
         return NOTHING, buffer[:got]

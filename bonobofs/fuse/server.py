@@ -34,7 +34,7 @@ from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dir_ops import FIRST_COOKIE
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import InodeTable
-from bonobofs.fuse.kernel_transport import Connection, mount, unmount
+from bonobofs.fuse.kernel_transport import KernelTransport, mount, unmount
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.session_git_dir import SessionGitDir, SessionUser
@@ -326,7 +326,7 @@ class Server:
             self._settle()
         except TrailError as error:
             self._trail_fails = True
-            self._diagnostics.say(str(error))
+            self._diagnostics.log(str(error))
         return False
 
     def _tidy_all(self, now: float) -> None:
@@ -339,7 +339,7 @@ class Server:
             self._reload_requested = False
             self._requests.reload()
         self._supervisor.tidy(now)
-        self._requests.update_caching(self._transport.blocked_notices)
+        self._requests.update_caching(self._transport.blocked_notifications)
         self._has_more |= self._requests.tidy()
         self._operations.quiet()
 
@@ -359,7 +359,7 @@ class Server:
                     self._trail.sync()
             except TrailError as error:
                 self._trail_fails = True
-                self._diagnostics.say(str(error))
+                self._diagnostics.log(str(error))
 
     def _begin_trail(self) -> None:
         config = self._config
@@ -383,7 +383,7 @@ class Server:
             self._enforcer.settle_all()
             self._trail.close()
         except TrailError as error:
-            self._diagnostics.say(str(error))
+            self._diagnostics.log(str(error))
 
     def _failed(self, opcode: int, error: Exception) -> None:
         self._diagnostics.failed(p.Opcode(opcode).name, error)
@@ -426,12 +426,12 @@ def _open_append_lock(home: Path) -> AppendLock | None:
 def _load_transport(config: SessionConfig) -> Callable[[int], Transport]:
     """The class that serves the connection. mfusepy is loaded only for libfuse, and before the mount is made."""
     if config.transport == "kernel":
-        return Connection
+        return KernelTransport
     sys.path.append(str(config.packages))
-    from bonobofs.fuse.libfuse_transport import Portable  # noqa: PLC0415 - see above
+    from bonobofs.fuse.libfuse_transport import LibfuseTransport  # noqa: PLC0415 - see above
 
     sys.path.remove(str(config.packages))
-    return Portable
+    return LibfuseTransport
 
 
 def serve(config: SessionConfig, start: ServerStart) -> int:

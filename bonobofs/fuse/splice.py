@@ -1,7 +1,7 @@
-"""Long replies to READ, moved by the kernel from the source's pages to the caller's without passing through here.
+"""Long replies to READ through splice(2), from the page cache of the source to the connection.
 
-Read into a buffer and written out again, each byte is copied twice, by the one thread that serves everybody. Through a
-pipe (splice(2)) it is copied once: 1 GiB is read in three quarters of the time.
+With a buffer, the serving thread copies each byte twice. With a pipe it is copied once: 1 GiB is read in three quarters
+of the time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-_WANTED: Final = 1 << 20
-"""Bytes that the pipe should hold: what an ordinary user may ask for."""
-_AROUND: Final = 2 * 4096
-"""What a piece may take in the pipe beyond its length: a page for the head, and one where its ends lie within pages."""
+_CAPACITY: Final = 1 << 20
+"""Bytes of the pipe: the most that an ordinary user may set."""
+_OVERHEAD: Final = 2 * 4096
+"""Bytes in the pipe beyond the content: a page for the header, and one if the content does not begin at a page."""
 
 
-class Stretch:
-    """Part of a file that is the whole of a reply: `length` bytes from `offset` on, which were all there just now."""
+class FileRange:
+    """A part of a file as a reply: `length` bytes from `offset` on, all before its present end."""
 
     __slots__ = ("fd", "length", "offset")
 
-    SHORTEST: Final = 64 * 1024
-    """Bytes. Shorter ones are read and written at less cost than moved."""
+    MIN_LENGTH: Final = 64 * 1024
+    """Bytes. A buffer is faster for a shorter reply."""
 
     def __init__(self, fd: int, offset: int, length: int) -> None:
         self.fd = fd
@@ -32,12 +32,12 @@ class Stretch:
         self.length = length
 
     def __iter__(self) -> Iterator[bytes]:
-        """The same by reading, for a transport that cannot move."""
+        """The content, read into a buffer; for a transport without splice."""
         yield os.pread(self.fd, self.length, self.offset)
 
 
-class Pipe:
-    """The way from a file to the connection. It is empty between two replies."""
+class SplicePipe:
+    """The pipe between file and connection. It is empty between two replies."""
 
     def __init__(self) -> None:
         self._open()
@@ -45,39 +45,39 @@ class Pipe:
     def _open(self) -> None:
         self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with suppress(OSError):
-            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, _WANTED)
-        self._room = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ) - _AROUND
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, _CAPACITY)
+        self._capacity = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ) - _OVERHEAD
 
-    def move(self, head: bytes, stretch: Stretch, connection: int) -> bool:
-        """Send `head` and the stretch in one; False, with nothing sent, where they must be read and written instead.
+    def send(self, header: bytes, content: FileRange, connection: int) -> bool:
+        """Send header and content as one reply; False: nothing was sent, the caller must use a buffer.
 
-        Raises OSError where the connection does not take the reply.
+        Raises OSError if the connection does not take the reply.
         """
-        length = stretch.length
-        if length > self._room:
+        length = content.length
+        if length > self._capacity:
             return False
-        got = 0
+        filled = 0
         try:
-            os.write(self._in, head)
-            while got < length:
-                moved = os.splice(stretch.fd, self._in, length - got, offset_src=stretch.offset + got)
+            os.write(self._in, header)
+            while filled < length:
+                moved = os.splice(content.fd, self._in, length - filled, offset_src=content.offset + filled)
                 if moved == 0:
-                    break  # it was cut short meanwhile
-                got += moved
+                    break  # the file was truncated meanwhile
+                filled += moved
         except OSError:
-            got = -1
-        if got < length:
-            self._renew()
+            filled = -1
+        if filled < length:
+            self._reopen()
             return False
         try:
-            os.splice(self._out, connection, len(head) + length)
+            os.splice(self._out, connection, len(header) + length)
         except OSError:
-            self._renew()
+            self._reopen()
             raise
         return True
 
-    def _renew(self) -> None:
-        """Begin with an empty one."""
+    def _reopen(self) -> None:
+        """Replace the pipe by an empty one."""
         self.close()
         self._open()
 

@@ -1,4 +1,4 @@
-"""What the server needs of a transport: something that brings requests to the handlers and replies to the callers."""
+"""Protocol of a transport: it brings requests to the handlers and sends their replies."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from bonobofs.fuse.mount_context import Handler, Notifications
 
 
 class Hooks(NamedTuple):
-    """What a transport calls between requests, in the thread that serves."""
+    """Functions that a transport calls between requests, in the serving thread."""
 
     before: Callable[[float], None]
-    """Told the time, before each request."""
+    """Called with the time before each request."""
     after: Callable[[], None]
-    """After each reply, while the caller goes on already."""
+    """Called after each reply."""
     idle: Callable[[float], float | None]
-    """Time to tidy up: gives the seconds until it wants to be called again, None to end the loop."""
+    """Called when it is due; returns the seconds until the next call, or None to end the loop."""
     failed: Callable[[int, Exception], None]
-    """Told of an unforeseen exception, with the opcode."""
+    """Called with the opcode and an unexpected exception of its handler."""
 
 
 class Transport(Protocol):
-    """One mount's way to the kernel. It is given the connection's descriptor, and ends with `close`."""
+    """The transport of one mount. It owns the connection's descriptor until `close`."""
 
     @property
     def waker(self) -> int:
-        """A descriptor to write to when the loop should look up (signal.set_wakeup_fd)."""
+        """A descriptor that wakes the loop when it is written to (signal.set_wakeup_fd)."""
 
     @property
     def notices(self) -> Notifications:
-        """What the kernel can be told of its own accord."""
+        """The notifications of this connection."""
 
     @property
-    def blocked_notices(self) -> int:
-        """How many notifications the kernel has not taken in time."""
+    def blocked_notifications(self) -> int:
+        """Number of notifications that the kernel has not taken within a second."""
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
-        """Have `callback` run between requests, in the thread that serves, whenever `fd` can be read."""
+        """Call `callback` between requests, in the serving thread, whenever `fd` is readable."""
 
     def remove_reader(self, fd: int) -> None:
-        """Listen to `fd` no more."""
+        """Call no callback for `fd` any more."""
 
     def handshake(self, *, watched: bool) -> None:
-        """Agree with the kernel. ProtocolError: it cannot do what the mount needs.
+        """Answer INIT. ProtocolError: the kernel is too old.
 
-        `watched`: it will be told what changes behind the mount; else it must look for itself.
+        `watched`: the server sends invalidations for external changes; otherwise the kernel compares attributes.
         """
 
     def serve(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
-        """Serve until the mount ends. An unforeseen exception in a handler refuses that request (EIO)."""
+        """Serve until the mount ends. An unexpected exception in a handler fails that request with EIO."""
 
     def close(self) -> None:
-        """End the connection: whoever still stands in the mount gets ENOTCONN."""
+        """End the connection: every further access to the mount fails with ENOTCONN."""

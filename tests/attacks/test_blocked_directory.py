@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.fuse.notifications import LATE, MOST_BLOCKED
+from bonobofs.fuse.notifications import LATE_SECONDS, MAX_BLOCKED
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from tests.attacks.blocker import held
@@ -52,7 +52,7 @@ def test_a_held_directory_stops_no_other_invalidation(mounted: Mounted, source: 
     place.mkdir()
     with held(world.path / "held", place):
         (source / "held" / "b").unlink()  # the kernel is told of the name, which needs the directory's lock
-        until(lambda: _caches(world), "status says that an invalidation is blocked", seconds=10 * LATE)
+        until(lambda: _caches(world), "status says that an invalidation is blocked", seconds=10 * LATE_SECONDS)
         assert "does not take an invalidation" in bonobofs("status").stdout
         (source / "free" / "secret").chmod(0o600)
         (source / "free" / "secret").write_text("new")
@@ -79,7 +79,7 @@ def test_more_held_directories_than_threads_stop_no_other_invalidation(
     mounted: Mounted, source: Path, tmp_path: Path
 ) -> None:
     """MOST_BLOCKED threads wait. Content and names of another directory still show, and calls fail in time."""
-    names = [f"held-{number}" for number in range(MOST_BLOCKED + 2)]
+    names = [f"held-{number}" for number in range(MAX_BLOCKED + 2)]
     for name in (*names, "free"):
         (source / name).mkdir()
         (source / name / "a").write_text("old")
@@ -93,7 +93,7 @@ def test_more_held_directories_than_threads_stop_no_other_invalidation(
             stack.enter_context(held(world.path / name, tmp_path / f"place-{name}"))
         for name in names:
             (source / name / "a").unlink()
-        until(lambda: waiting(world.pid) == MOST_BLOCKED, "as many threads wait as may", seconds=30 * LATE)
+        until(lambda: waiting(world.pid) == MAX_BLOCKED, "as many threads wait as may", seconds=30 * LATE_SECONDS)
         assert _caches(world) is not None
         (source / "free/a").write_text("newer")
         until(lambda: (world.path / "free/a").read_text() == "newer", "the change is shown")
@@ -105,7 +105,7 @@ def test_more_held_directories_than_threads_stop_no_other_invalidation(
         failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
         assert (failed, time.monotonic() - began < 5) == (errno.ETIMEDOUT, True)
         assert call(directory, "whoami")["agent"] == "alice"
-        assert waiting(world.pid) == MOST_BLOCKED
+        assert waiting(world.pid) == MAX_BLOCKED
     until(lambda: _caches(world) is None, "caches are trusted again")
     assert [name for name in names if (world.path / name / "a").exists()] == []
     call(directory, "write_file", path="free/e", content="e")

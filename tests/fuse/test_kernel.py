@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.fuse.abi import MAX_WRITE, Init
-from bonobofs.fuse.kernel_transport import READ_AHEAD_KB, SPIN, Connection
+from bonobofs.fuse.kernel_transport import READ_AHEAD_KB, SPIN, KernelTransport
 from bonobofs.system import mounts
 from tests.fuse.conftest import MakePlace, Traffic
 from tests.fuse.people import tell
@@ -205,7 +205,7 @@ def test_the_server_spins_only_where_there_are_two_cpus() -> None:
     def spin_on(cpus: set[int]) -> int:
         os.sched_setaffinity(0, cpus)
         fd = os.open("/dev/null", os.O_RDWR)
-        return Connection(fd)._spin
+        return KernelTransport(fd)._spins
 
     cpus = os.sched_getaffinity(0)
     assert tell(spin_on, {min(cpus)}) == 0

@@ -1,4 +1,4 @@
-"""The process that serves a mount: transport, engine and trail, and nothing else."""
+"""The server process: its modules, descriptors, children and log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.fuse.waiting import until
 from tests.worlds import ROOT
 
 
-def test_it_loads_neither_pydantic_nor_a_database() -> None:
-    """All that a server imports is the standard library and the few modules of ours that it needs."""
+def test_the_server_loads_neither_pydantic_nor_a_database() -> None:
+    """The server imports the standard library and few modules of the package."""
     program = "import sys, bonobofs.fuse.server; print('\\n'.join(sys.modules))"
     said = subprocess.check_output(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}"], text=True
@@ -36,8 +36,8 @@ def world(own_place: MakePlace) -> Place:
 
 
 @pytest.mark.root
-def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: Place) -> None:
-    """Neither its working directory nor any descriptor of its starter could make it wait for its own mount."""
+def test_the_server_has_the_root_as_its_directory_and_few_descriptors(world: Place) -> None:
+    """Neither its working directory nor an inherited descriptor can make it wait for its own mount."""
     assert os.readlink(f"/proc/{world.pid}/cwd") == "/"
     targets = sorted(os.readlink(f"/proc/{world.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{world.pid}/fd"))
     files = [target for target in targets if target.startswith("/") and not target.startswith(("/dev/null", "/proc/"))]
@@ -56,10 +56,10 @@ def test_it_stands_in_the_root_directory_and_holds_no_more_than_it_needs(world: 
 
 @pytest.mark.alone
 @pytest.mark.root
-def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place) -> None:
-    """Where waking a processor is dear, the kernel is asked to keep them awake, and no longer than the server is."""
+def test_idle_processors_poll_only_while_requests_are_served(world: Place) -> None:
+    """In a virtual machine where waking a processor is slow, the server has them poll while it is awake itself."""
 
-    def wish() -> int:
+    def limit() -> int:
         with open("/dev/cpu_dma_latency", "rb") as device:
             return int.from_bytes(device.read(4), sys.byteorder)
 
@@ -71,24 +71,24 @@ def test_idle_processors_stay_awake_only_while_requests_are_served(world: Place)
 
     def works() -> bool:
         (world.path / "file").write_text("content")
-        return wish() == 0
+        return limit() == 0
 
-    until(works, "idle processors are kept awake")
-    asking = cpu_latency.Idle()
+    until(works, "idle processors poll")
+    request = cpu_latency.CpuLatency()
     try:
-        asking.keep_awake()
-        asking.look(7)
-        assert wish() == 0
-        asking.look(7)  # nothing was served since
-        until(lambda: wish() > 0, "a request that hangs keeps no processor awake")
+        request.disallow_halt()
+        request.check(7)
+        assert limit() == 0
+        request.check(7)  # nothing was served since
+        until(lambda: limit() > 0, "processors halt although a request hangs")
     finally:
-        asking.close()
-    until(lambda: wish() > 0, "they may halt again")
+        request.close()
+    until(lambda: limit() > 0, "processors may halt again")
 
 
 @pytest.mark.root
-def test_no_child_of_it_has_dev_fuse_and_it_maps_nothing_below_the_mount(world: Place) -> None:
-    """A child would keep /dev/fuse open, and after a kill every access would hang instead of failing."""
+def test_no_child_has_dev_fuse_and_the_server_maps_no_file_of_the_mount(world: Place) -> None:
+    """A child with /dev/fuse would keep the connection open: after a kill of the server, every access would hang."""
     (companion,) = Path(f"/proc/{world.pid}/task/{world.pid}/children").read_text().split()
     held = [os.readlink(f"/proc/{companion}/fd/{fd}") for fd in os.listdir(f"/proc/{companion}/fd")]
     assert held
@@ -96,8 +96,8 @@ def test_no_child_of_it_has_dev_fuse_and_it_maps_nothing_below_the_mount(world: 
     assert str(world.path) not in Path(f"/proc/{world.pid}/maps").read_text()
 
 
-def test_a_failure_of_its_own_refuses_that_request_and_no_other(world: Place) -> None:
-    """The server that meets nonsense in the source goes on: names of any bytes, loops, files that vanish."""
+def test_odd_names_and_vanishing_files_cause_no_failure(world: Place) -> None:
+    """The source has a symlink loop, and files vanish while they are listed."""
     (world.source / "loop").symlink_to("loop")
     for number in range(200):
         (world.source / f"file-{number}").touch()
@@ -113,8 +113,8 @@ def test_a_failure_of_its_own_refuses_that_request_and_no_other(world: Place) ->
     assert log.read_text() == ""
 
 
-def test_its_log_is_silent_when_all_is_well(world: Place) -> None:
-    """An ordinary day leaves nothing in the server's own log."""
+def test_ordinary_work_logs_nothing(world: Place) -> None:
+    """server.log is empty after writes, renames and an unmount."""
     for number in range(20):
         (world.path / f"file-{number}").write_text("content")
         (world.path / f"file-{number}").rename(world.path / "moved")

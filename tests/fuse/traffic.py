@@ -14,11 +14,11 @@ from typing import Any
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import main as process
 from bonobofs.fuse import server
-from bonobofs.fuse.kernel_transport import Connection
+from bonobofs.fuse.kernel_transport import KernelTransport
 from bonobofs.fuse.mount_context import Handler
 
 
-class _Noted(Connection):
+class _Noted(KernelTransport):
     """A connection that writes down each request before it is served."""
 
     notes = -1
@@ -73,7 +73,7 @@ def _noted(call: Callable[[int], None]) -> Callable[[int], None]:
 def main(notes: str) -> int:
     """Serve, noting everything in the file `notes`."""
     _Noted.notes = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    vars(server)["Connection"] = _Noted
+    vars(server)["KernelTransport"] = _Noted
     os.fsync = _noted(os.fsync)  # type: ignore[assignment] # descriptors are all that the server gives it
     os.fdatasync = _noted(os.fdatasync)  # type: ignore[assignment] # as above
     return process.main()

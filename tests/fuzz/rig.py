@@ -19,7 +19,7 @@ from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import InodeTable
-from bonobofs.fuse.kernel_transport import Connection
+from bonobofs.fuse.kernel_transport import KernelTransport
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Notifications
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
@@ -83,7 +83,7 @@ class Rig:
         self._kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self._kernel.setblocking(False)
-        self._connection = Connection(ours.detach())
+        self._connection = KernelTransport(ours.detach())
         agent = Principal("alice", str(uuid.uuid4()), "agent")
         self.trail = directory / "trail"
         self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
