@@ -112,7 +112,13 @@ def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
     assert set(rows) <= set(_text("docs/figures.md").splitlines())
 
 
-def test_the_readme_and_the_glossary_are_short() -> None:
-    assert len(_text("README.md").splitlines()) <= 120
-    glossary = _text("docs/glossary.md")
-    assert len(re.findall(r"^\| \*\*", glossary, re.MULTILINE)) <= 30
+def test_the_glossary_has_thirty_terms_and_the_code_has_its_types() -> None:
+    """A term has one row, the rows are sorted, and each type that a row names is a class."""
+    text = _text("docs/glossary.md")
+    terms = re.findall(r"^\| \*\*(.*)\*\* \|", text, re.MULTILINE)
+    assert terms == sorted(set(terms))
+    assert len(terms) <= 30
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bonobofs").rglob("*.py"))
+    types = re.findall(r"Type `(\w+)`", text)
+    assert types
+    assert {name for name in types if not re.search(rf"^class {name}\b", code, re.MULTILINE)} == set()
