@@ -1,4 +1,4 @@
-"""Every failure of bonobofs, as one tree. Each knows its errno and its exit code; both are an interface."""
+"""Every failure of bonobofs as one tree. Each class has an errno and an exit code; both are an interface."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ from typing import ClassVar
 
 
 class BonobofsError(Exception):
-    """Anything that bonobofs itself reports. The message is one line and says what to do."""
+    """A failure that bonobofs reports. The message is one line and says what to do."""
 
     errno: ClassVar[int] = errno.EIO
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(BonobofsError):
-    """The command line, or the arguments of a call, cannot be meant."""
+    """The command line or the arguments of a call are invalid."""
 
     errno = errno.EINVAL
     exit_code = 2
 
 
 class PolicyError(BonobofsError):
-    """A policy that cannot be enforced as written. The message names the file, the line and the key."""
+    """The policy cannot be enforced as written. The message names the file, the line and the key."""
 
     errno = errno.EINVAL
     problems: tuple[str, ...] = ()
-    """One line for each mistake of a file that is TOML; the message has the first."""
+    """One line for each mistake in a file of valid TOML. The message has the first."""
 
 
 class TrailError(BonobofsError):
-    """The trail cannot be written or read; changes are refused while it lasts."""
+    """The trail cannot be written or read. Every change is denied until it can be written."""
 
 
 class MountError(BonobofsError):
-    """The mount cannot be made, found or ended."""
+    """The mount cannot be created, found or unmounted."""
 
 
 class StateError(BonobofsError):
-    """The state directory cannot be used as it is."""
+    """The state directory or its database cannot be used."""
 
 
 class InterruptedWaitError(StateError):
-    """Who was waiting does so no more; what was done before stands, and the message says what."""
+    """The wait was interrupted. Work already done is kept; the message says what."""
 
     errno = errno.EINTR
     exit_code = 130
 
 
 class ForbiddenError(BonobofsError):
-    """The registry, or somebody else's lease, does not admit what was asked for."""
+    """The agent registry, or a lease of another holder, forbids the request."""
 
     errno = errno.EACCES
     exit_code = 77
 
 
 class GitError(BonobofsError):
-    """What git itself would call fatal, which is no refusal of the policy. Nothing was changed."""
+    """A failure that git itself would report, not a denial by the policy. Nothing was changed."""
 
     def __init__(self, message: str, *, kind: str, paths: Sequence[str] = ()) -> None:
-        """`kind` is one word for programs, such as not-found, dirty, conflict, busy; `paths` are those it is about."""
+        """`kind` is one word for programs: not-found, dirty, conflict, busy, ...; `paths` are the paths concerned."""
         super().__init__(message)
         self.kind = kind
         self.paths = tuple(paths)
 
 
 class MailError(BonobofsError):
-    """Agent Mail cannot be reached, or does not do what it is asked. What is to be carried waits."""
+    """Agent Mail cannot be reached, or its server failed. Letters stay pending."""
 
     def __init__(self, message: str, *, carried_out: bool | None = False, refused: bool = False) -> None:
-        """`carried_out`: whether what was asked was done all the same; None where that cannot be told.
+        """`carried_out`: True if the server executed the request; None if that is unknown.
 
-        `refused`: the server is there, and would not have this; it may take something else.
+        `refused`: the server answered and rejected this request. It may accept another.
         """
         super().__init__(message)
         self.carried_out = carried_out
@@ -79,7 +79,7 @@ class MailError(BonobofsError):
 
 
 class BeadsError(BonobofsError):
-    """bd cannot be used as it is, or has not done what it was asked, as reading back shows."""
+    """bd cannot be used, or reading back shows that it did not store a change."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class BeadsError(BonobofsError):
         done: tuple[str, ...] = (),
         missing: tuple[str, ...] = (),
     ) -> None:
-        """`carried_out`: None where it was done in part, or where that cannot be told; the parts that are known."""
+        """`carried_out`: None if bd stored the change in part, as `done` and `missing` say, or if that is unknown."""
         super().__init__(message)
         self.carried_out = carried_out
         self.done = done
@@ -97,6 +97,11 @@ class BeadsError(BonobofsError):
 
 
 class ProtocolError(BonobofsError):
-    """The kernel sent what this version cannot read."""
+    """The kernel sent a message that this version cannot read."""
 
     errno = errno.EIO
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an error: that of its errno, its message, or the name of its class."""
+    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

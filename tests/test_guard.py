@@ -18,9 +18,10 @@ import pytest
 
 from bonobofs.audit.entry import LONGEST_TEXT
 from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.authorizer import Caller, RelatedChange
 from bonobofs.enforcement.denial_log import ALERT_DENIALS
-from bonobofs.enforcement.enforcer import QUIET, Caller, Enforcer, RelatedChange
-from bonobofs.enforcement.write_batches import LONGEST, MOST
+from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.enforcement.write_batches import LONGEST, MOST, QUIET
 from bonobofs.policy.decision import Code, Denied, Layer, Refused, as_document
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.lease_set import compile_leases
@@ -94,7 +95,7 @@ def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Enforc
         with pytest.raises(Refused), guard.authorize(create("notes/a.md"), NO_FACTS, RelatedChange(create(path))):
             ran.append(1)
         with pytest.raises(Refused):
-            guard.begin(1, create(path), NO_FACTS, 0.0)
+            guard.open_batch(1, create(path), NO_FACTS, 0.0)
         assert not ran
         assert (refused.value.errno, refused.value.decision.code) == (errno.EACCES, Code.DEFAULT)
         assert isinstance(guard.decide(create(path)), Denied)
@@ -102,7 +103,7 @@ def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Enforc
 
 
 def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -> None:
-    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, has_layers=True)
     held, note = Request(Operation.RENAME, WorkspacePath("a.tmp")), RelatedChange(create("notes/a.md"))
     with guard.authorize(create("build/a"), details={"size": 1}, layer=None) as permit:
         assert permit.layer is Layer.SCRATCH
@@ -113,8 +114,8 @@ def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -
         assert permit.layer is Layer.STAGED
     with guard.authorize(create("notes/a.md")) as permit:
         assert permit.layer is Layer.SOURCE
-    guard.begin(1, create("build/a"), Context(size=10**6), 0.0, layer=Layer.SCRATCH)
-    guard.begin(2, create("notes/a.md"), Context(size=5), 0.0)
+    guard.open_batch(1, create("build/a"), Context(size=10**6), 0.0, layer=Layer.SCRATCH)
+    guard.open_batch(2, create("notes/a.md"), Context(size=5), 0.0)
     told = [entry["details"].get("layer") for entry in entries(trail) if entry["kind"] == "intent"]
     assert told == ["scratch", "temporary", None, None, None]  # both of build/ are counted under one intent
 
@@ -122,13 +123,13 @@ def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -
 def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
     """A thousand changes are one intent, entered with the first, and one outcome with their numbers."""
     policy = {"scratch": [{"paths": ["**/.venv/", "build/"]}]}
-    guard = Enforcer(compile_policy(policy), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy(policy), ALICE, trail, has_layers=True)
     pip, make = Caller("pip", {"pid": 1}), Caller("make")
     with guard.authorize(create("a/.venv/0"), caller=pip, layer=None):
         (intent,) = entries(trail)
     assert (intent["tool"], intent["path"], intent["rule"]) == ("pip", "a/.venv", "scratch:**/.venv/")
     for number in range(998):
-        run = guard.begin(number, create(f"a/.venv/lib/{number}"), NO_FACTS, 0.0, caller=pip, layer=None)
+        run = guard.open_batch(number, create(f"a/.venv/lib/{number}"), NO_FACTS, 0.0, caller=pip, layer=None)
         run.written = 2
     with guard.authorize(Request(Operation.RMDIR, WorkspacePath("a/.venv/lib")), caller=pip, layer=None):
         pass
@@ -136,7 +137,7 @@ def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail
         raise OSError(errno.ENOSPC, "full")
     with guard.authorize(create("build/x"), caller=make, layer=None):
         pass
-    guard.settle_all()
+    guard.flush_all()
     pairs = {(one["path"], one["kind"]): one for one in entries(trail)}
     assert len(pairs) == len(entries(trail)) == 4
     outcome = pairs["a/.venv", "outcome"]
@@ -147,34 +148,34 @@ def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail
 
 def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
     """What has no counter of its own any more is counted under no program and no path; no change is lost."""
-    guard = Enforcer(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, has_layers=True)
     for number in range(1000):
         with guard.authorize(create(f"{number}.pyc"), caller=Caller(f"p{number}"), layer=None):
             pass
-    guard.settle_all()
+    guard.flush_all()
     found = entries(trail)
     assert len(found) == 2 * (MOST + 1)
     assert sum(one["details"]["counts"]["created"] for one in found if one["kind"] == "outcome") == 1000
 
 
 def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail: Trail) -> None:
-    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, has_layers=True)
     with guard.authorize(create("build/a"), layer=None):
         pass
     now = monotonic()
-    guard.settle_quiet(now)
+    guard.flush_idle(now)
     assert [one["kind"] for one in entries(trail)] == ["intent"]
-    guard.settle_quiet(now + QUIET)
+    guard.flush_idle(now + QUIET)
     assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"]
-    run = guard.begin(1, create("build/b"), NO_FACTS, 0.0, layer=None)
+    run = guard.open_batch(1, create("build/b"), NO_FACTS, 0.0, layer=None)
     run.last = monotonic() + LONGEST
-    guard.settle_quiet(run.last)
+    guard.flush_idle(run.last)
     assert [one["kind"] for one in entries(trail)] == ["intent", "outcome"] * 2
     assert not guard.is_current(run)  # further writes open a new counter
 
 
 def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) -> None:
-    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, has_layers=True)
     trail.close()
     with pytest.raises(Refused) as refused, guard.authorize(create("build/a"), layer=None):
         pass
@@ -183,7 +184,7 @@ def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) ->
 
 def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
     """A change whose bytes would go elsewhere than the verdict says is EXDEV, is not made, and is no denial."""
-    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, holds_apart=True)
+    guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, has_layers=True)
     held, note, built = create("a.tmp"), create("notes/a.md"), create("build/a")
     asked = [
         (held, Layer.SOURCE),
@@ -195,7 +196,7 @@ def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
     for request, layer in asked:
         for ask in (
             lambda: guard.authorize(request, layer=layer),  # noqa: B023 - asked at once
-            lambda: guard.begin(1, request, Context(), 0.0, layer=layer),  # noqa: B023 - as above
+            lambda: guard.open_batch(1, request, Context(), 0.0, layer=layer),  # noqa: B023 - as above
             lambda: guard.authorize(note, Context(), RelatedChange(request, layer=layer)),  # noqa: B023 - as above
         ):
             with pytest.raises(OSError, match="cross-device"):
@@ -216,11 +217,11 @@ def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Enfo
     for _ in range(1000):
         with pytest.raises(Refused):
             guard.authorize(create("notes/a.txt"))
-    guard.settle_all()
+    guard.flush_all()
     first, alert, settled = entries(trail)
     assert (first["kind"], alert["kind"], settled["kind"]) == ("intent", "alert", "outcome")
     assert (settled["details"]["intent"], settled["details"]["count"]) == (first["seq"], 999)
-    assert guard.denials_seen == 1000
+    assert guard.denial_log.number == 1000
 
 
 def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Enforcer, trail: Trail) -> None:
@@ -261,26 +262,26 @@ def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Enforcer, 
 
 
 def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Enforcer, trail: Trail) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
+    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     for _ in range(50):
         run.count, run.written, run.size, run.last = run.count + 1, run.written + 2, 100, 10.0
-    guard.settle_quiet(10.0 + QUIET / 2)
+    guard.flush_idle(10.0 + QUIET / 2)
     assert [entry["kind"] for entry in entries(trail)] == ["intent"]
-    guard.settle_quiet(10.0 + QUIET)
+    guard.flush_idle(10.0 + QUIET)
     intent, outcome = entries(trail)
     assert (outcome["details"]["intent"], outcome["bytes"]) == (intent["seq"], 100)
     assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
 
 
 def test_a_settled_run_admits_nothing_more(guard: Enforcer) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
+    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert guard.is_current(run)
-    guard.settle(5)
+    guard.close_batch(5)
     assert not guard.is_current(run)
 
 
 def test_a_run_reaches_as_far_as_its_rule_admits(guard: Enforcer) -> None:
-    run = guard.begin(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
+    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert run.limit == 100
 
 
@@ -348,7 +349,7 @@ def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Enforce
         guard.authorize(create("x.sh"))
     with pytest.raises(Refused):
         guard.authorize(Request(Operation.CREATE_EPIC, WorkspacePath("")), guard="beads")
-    guard.settle_all()
+    guard.flush_all()
     found = [(entry["kind"], entry["guard"], entry["operation"], entry["result"]) for entry in entries(trail)]
     assert found == [
         ("intent", "git", "commit", "allowed"),
@@ -363,10 +364,10 @@ def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Enforce
 
 def test_a_call_that_only_reads_is_one_entry(guard: Enforcer, trail: Trail) -> None:
     request = Request(Operation.READ_FILE, WorkspacePath(".git/config"))
-    guard.note(request, caller=Caller("read_file", {"offset": 3}), size=120)
-    guard.note(request, error=errno.ENOENT)
+    guard.record_call(request, caller=Caller("read_file", {"offset": 3}), size=120)
+    guard.record_call(request, error=errno.ENOENT)
     with pytest.raises(Refused):
-        guard.note(request._replace(path=WorkspacePath("../x")))
+        guard.record_call(request._replace(path=WorkspacePath("../x")))
     read, failed, refused, _ = entries(trail)
     assert (read["kind"], read["operation"], read["path"], read["bytes"]) == (
         "event",
@@ -387,16 +388,16 @@ def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Enforcer, tr
         {**lease, "patterns": ["notes/bob/"], "own": False, "holder": "bob", "chain": None},
         {**lease, "patterns": ["notes/chain/"], "own": False, "holder": "bob", "chain": "CHAIN-1"},
     ]
-    guard.follow(inf, compile_leases(held))
+    guard.set_leases(inf, compile_leases(held))
     for name in ("mine", "bob", "chain", "free"):
-        guard.note(Request(Operation.READ_FILE, WorkspacePath(f"notes/{name}/a.md")))
+        guard.record_call(Request(Operation.READ_FILE, WorkspacePath(f"notes/{name}/a.md")))
     assert [entry["lock"] for entry in entries(trail)] == ["own", "bob", "CHAIN-1", "none"]
 
 
 def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Enforcer, trail: Trail) -> None:
     trail.close()
     with pytest.raises(Refused) as refused:
-        guard.note(Request(Operation.READ_FILE, WorkspacePath("a")))
+        guard.record_call(Request(Operation.READ_FILE, WorkspacePath("a")))
     assert refused.value.decision.code is Code.UNRECORDED
 
 
@@ -405,10 +406,10 @@ def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: En
     denied = Denied(Code.BEADS, "beads.owner", "No.", "Ask.", WorkspacePath(""), Operation.UPDATE_ISSUE)
     for issue in ("gt-1", "gt-2", "gt-1"):
         asked = denied._replace(about=f"{issue} is bob's.")
-        refused = guard.refuse(asked, Caller("guarded_update", {"issue": issue}), guard="beads")
+        refused = guard.deny(asked, Caller("guarded_update", {"issue": issue}), guard="beads")
         assert str(refused).startswith(f"[Errno 13] No. {issue} is bob's. Ask.")
         assert as_document(asked, "", asked.operation)["about"] == f"{issue} is bob's."
-    guard.settle_all()
+    guard.flush_all()
     first, second, _, again = entries(trail)
     assert first["details"] == {"issue": "gt-1", "about": "gt-1 is bob's.", "instead": "Ask."}
     assert (second["details"]["issue"], second["reason"]) == ("gt-2", "No.")
@@ -419,9 +420,9 @@ def test_many_quiet_runs_are_settled_in_parts(trail: Trail) -> None:
     """700 runs of files with paths of 150 KB: others waited 0.4 s while all were settled at once."""
     guard = Enforcer(compile_policy({"default": "allow"}), ALICE, trail, outcomes_later=True)
     for number in range(700):
-        guard.begin(number, create(f"{number}/{'x' * 150_000}"), NO_FACTS, 0.0)
+        guard.open_batch(number, create(f"{number}/{'x' * 150_000}"), NO_FACTS, 0.0)
     parts = 1
-    while guard.settle_quiet(QUIET):
+    while guard.flush_idle(QUIET):
         parts += 1
     trail.flush()
     assert parts > 1

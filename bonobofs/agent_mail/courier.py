@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
 from bonobofs.agent_mail.mail_client import Mailbox, Sent
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import EPOCH, LONGEST_LINE, entry_of
+from bonobofs.audit.reader import entries_of
 from bonobofs.audit.trail_file import open_trail, size_of
 from bonobofs.errors import MailError
 from bonobofs.state.courier_cursors import Carried
@@ -258,12 +258,6 @@ class _Pile:
 
 def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
     """The whole lines of a trail from a place on."""
-    moment = EPOCH
     with open_trail(trail) as stream:
         stream.seek(place)
-        for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
-            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                return
-            entry = entry_of(line, trail.stem, moment)
-            moment = entry.timestamp
-            yield line, entry
+        yield from entries_of(stream, trail.stem)

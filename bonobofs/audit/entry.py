@@ -1,12 +1,13 @@
-"""One entry of a trail: its fields, and its one line of JSON.
+"""One entry of a trail: its fields, the paths that it names, and its line of JSON.
 
-A line is a JSON object in ASCII with no newline in it, so no name or message can forge a line. The fields stand in
-the order of `AuditEntry`; `hash` is the last key and covers the bytes of the line before `,"hash":"`.
+A line is a JSON object in ASCII without a newline, so that no name or message can forge a line. The keys have the order
+of the fields of `AuditEntry`. `hash` is the last key; it is the hash of the bytes before `,"hash":"`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from hashlib import sha256
@@ -18,98 +19,102 @@ from typing import Any, Final
 from bonobofs.errors import TrailError
 
 ZERO: Final = "0" * 64
-"""What the first entry of a trail names as the hash of the one before it."""
+"""`prev` of the first entry of a trail."""
 
 HASH_KEY: Final = b',"hash":"'
 HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
-"""Bytes of a line, its newline aside, that its hash does not cover."""
+"""Bytes at the end of a line, without its newline, that its hash does not cover."""
 
 LAYER: Final = "layer"
-"""Key in the details of an intent: `scratch` or `temporary` where the change leaves the source as it is."""
+"""Key in the details of an intent whose change does not touch the source: `scratch` or `temporary`."""
 
 COUNTS: Final = "counts"
-"""Key in the details of an intent and its outcome that stand for many changes in scratch. The outcome has the numbers,
-as `created`, `modified`, `deleted`, `failed`."""
+"""Key in the details of an intent and its outcome that represent many changes in scratch. The outcome has the numbers
+`created`, `modified`, `deleted` and `failed`."""
 
 REPLACES: Final = "replaces"
-"""Key in the details of a rename: true where the other name had a file or an empty directory, which this replaces."""
+"""Key in the details of a rename: true if it replaces a file or an empty directory of the new name."""
 BY: Final = "by"
-"""Key in the details of an intent: the name, beside the one that changes, by way of which new content comes there."""
+"""Key in the details of an intent: temporary sibling name that new content has before it is renamed to its path."""
 INODE: Final = "inode"
-"""Key in the details of an intent with BY: the number of the inode that is to get the name, where it is known."""
+"""Key in the details of an intent with BY: inode number of the new content, if known."""
 TOUCHES: Final = "touches"
-"""Key in the details of an intent: further paths that the change touches; one that ends in `/` is all below it."""
+"""Key in the details of an intent: further paths that the change touches. A path with a final `/` is a subtree."""
+
+_OTHER_PATHS: Final = ("to", "from")
+"""Keys in details for another path: `to` is the new name of a rename; `from` is the old name of a link, or the file
+from which bytes were copied."""
 
 _LONG: Final = 1 << 16
-"""Characters of a line whose texts stay whole. A path of LONGEST_TEXT characters may take six times as many."""
+"""Characters of a line up to which its texts stay whole. A path of LONGEST_TEXT characters can take six times that."""
 _LONGEST_BODY: Final = 8 << 20
 LONGEST_TEXT: Final = 8192
-"""Characters that a line longer than 64 KiB has of each text."""
+"""Characters that each text keeps in a line longer than 64 KiB."""
 
 Line = bytes
-"""A line as it lies on the disk. `AuditEntry` has a field named `bytes`, so the type needs another name there."""
+"""A line of a trail. The alias exists because `AuditEntry` has a field named `bytes`."""
 
 
 @dataclass(slots=True)
 class AuditEntry:
-    """What was asked of a guard and what came of it. Seven fields are the caller's, the rest the trail's."""
+    """A request to a guard, and its result. The caller sets the first seven fields, the trail the others."""
 
     timestamp: datetime
-    """When, with its time zone; in UTC wherever bonobofs makes it."""
+    """Time with its zone; bonobofs writes UTC."""
     guard: str
     """`file`, `git` or `beads`."""
     operation: str
     agent: str
     """The agent's label."""
     details: dict[str, Any]
-    """Particulars of the operation; an outcome has the number of its intent here, as `intent`."""
+    """Particulars of the operation. An outcome has the number of its intent as `intent`."""
     result: str
     """`allowed`, `denied` or `error`."""
     reason: str | None
-    """Why it was denied or failed."""
+    """Why the request was denied or failed."""
     kind: str = "event"
-    """`intent`, `outcome`, `alert` or `event`. A denial is an intent that has no outcome."""
+    """`intent`, `outcome`, `alert` or `event`. A denial is an intent without an outcome."""
     session: str = ""
     agent_id: str = ""
     """The agent's UUID."""
     tool: str = ""
-    """The function or program that asked: evidence, never an identity."""
+    """The function or program that made the request: evidence, never an identity."""
     path: str = ""
-    """Below the workspace's root; bytes that are not UTF-8 by surrogateescape."""
+    """Relative to the workspace's root; bytes that are not UTF-8 by surrogateescape."""
     action: str = ""
-    """`create`, `modify`, `delete`, or nothing."""
+    """`create`, `modify`, `delete` or ""."""
     governance: str = "pass"
     """`pass` or `deny`."""
     lock: str = "none"
-    """`none`, `own`, or the chain that holds the lease."""
+    """`none`, `own`, or the chain or label of the lease's holder."""
     code: str | None = None
     rule: str = ""
     bytes: int = 0
-    """How many bytes the change carried."""
+    """Number of bytes of the change."""
     seq: int = 0
-    """Place in the trail, from 1."""
+    """Number in the trail, from 1."""
     prev: str = field(default=ZERO, repr=False)
-    """Hash of the entry before."""
+    """Hash of the previous entry."""
     hash: str = field(default="", repr=False)
 
     def to_json(self) -> str:
-        """Give the entry as one JSON object on one line, all fields in their order, without a newline."""
+        """Return the entry as one line of JSON without a newline."""
         return f'{body_of(self)}{self.seq},"prev":"{self.prev}","hash":"{self.hash}"}}'
 
     @classmethod
     def from_line(cls, line: str | Line) -> AuditEntry:
-        """Read a line of a trail, with or without its newline; TrailError when it is not an entry."""
+        """Parse a line of a trail, with or without its newline. TrailError: it is not an entry."""
         try:
             document = json.loads(line)
             moment = document["timestamp"] = datetime.fromisoformat(document["timestamp"])
             if not MINYEAR < moment.year < MAXYEAR:
-                raise ValueError("its moment has no name in every time zone")
+                raise ValueError("its timestamp is out of range")
             entry = cls(**document)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TrailError(f"this is not an entry of a trail: {error}") from None
         for name, kinds in _KINDS.items():
             if not isinstance(getattr(entry, name), kinds):
-                raise TrailError(f"this is not an entry of a trail: its {name} is of the wrong kind")
+                raise TrailError(f"this is not an entry of a trail: its {name} has the wrong type")
         return entry
 
 
@@ -126,19 +131,30 @@ _KINDS: Final[dict[str, type | UnionType]] = {
 }
 
 
+def other_paths(details: Mapping[str, Any]) -> list[str]:
+    """Return the paths that `details` names as `to` and `from`."""
+    return [path for key in _OTHER_PATHS if isinstance(path := details.get(key), str)]
+
+
+def touched_paths(details: Mapping[str, Any]) -> list[str]:
+    """Return the paths that `details` lists as TOUCHES."""
+    touches = details.get(TOUCHES)
+    return [path for path in touches if isinstance(path, str)] if isinstance(touches, list) else []
+
+
 def instant(moment: datetime) -> str:
-    """Write a moment as ISO 8601 in UTC with microseconds; one that names no zone is taken as UTC."""
+    """Format a time as ISO 8601 in UTC with microseconds. A time without a zone counts as UTC."""
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def object_of(details: dict[str, Any] | None) -> str:
-    """Write `details` as one JSON object in ASCII. What JSON has no form for is written as its text."""
+    """Format `details` as one JSON object in ASCII. A value without a JSON form is written as its text."""
     if not details:
         return "{}"
     parts = []
     for key, value in details.items():
-        # Exactly str and int, which is all that the hot path has: True is an int whose text is no JSON.
+        # The hot path has str and int only. `type` and not `isinstance`, because the text of True is not JSON.
         if type(key) is not str:
             return json.dumps(details, separators=(",", ":"), default=str)
         if type(value) is int:
@@ -151,7 +167,7 @@ def object_of(details: dict[str, Any] | None) -> str:
 
 
 def body_of(entry: AuditEntry) -> str:
-    """Write the line's beginning, up to and with `"seq":`: all that is known before its place in the trail is."""
+    """Format the line up to and including `"seq":`. The rest depends on the position in the trail."""
     return (
         f'{{"timestamp":"{instant(entry.timestamp)}"'
         f',"guard":{encode_basestring_ascii(entry.guard)}'
@@ -176,9 +192,9 @@ def body_of(entry: AuditEntry) -> str:
 
 
 def with_path(before: str, path: str, after: str) -> str:
-    """Return `before`, the path in quotes, and `after`. A path is cut that makes the line too long by itself.
+    """Return `before`, the quoted path and `after`. A path that alone makes the line too long is cut.
 
-    The result is that of `within_bounds`, which first writes and reads the whole: 2 ms for a path of 150 KB.
+    The result is that of `within_bounds`, which formats and parses the whole line: 2 ms for a path of 150 KB.
     """
     if len(path) > _LONG and len(before) + len(after) <= LONGEST_TEXT:
         path = shortened(path, 0, LONGEST_TEXT)
@@ -186,9 +202,9 @@ def with_path(before: str, path: str, after: str) -> str:
 
 
 def within_bounds(body: str) -> str:
-    """Return the beginning of a line, with long texts cut; a reader takes lines of up to 16 MiB.
+    """Return the first part of a line with its long texts cut, because a reader takes lines of up to 16 MiB.
 
-    The digest of the whole replaces what is cut. Lists stay whole as long as the line has at most 8 MiB.
+    A cut text ends with the digest of the whole. Lists stay whole if the line then has at most 8 MiB.
     """
     if len(body) <= _LONG:
         return body
@@ -201,7 +217,7 @@ def within_bounds(body: str) -> str:
 
 
 def shortened(value: Any, most_items: int, longest: int) -> Any:
-    """Return a JSON value with at most so many items in each list and object, and characters in each text."""
+    """Return a JSON value with at most `most_items` in each list and object, and `longest` characters in each text."""
     if isinstance(value, str) and len(value) > longest:
         digest = sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{value[:longest]}... ({len(value)} characters, sha256 {digest})"
@@ -212,11 +228,11 @@ def shortened(value: Any, most_items: int, longest: int) -> Any:
         digest = sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
         rest = f"({len(value)} items, sha256 {digest})"
     if isinstance(value, list):
-        return [shortened(one, most_items, longest) for one in value[:most_items]] + [rest] * bool(rest)
+        return [shortened(item, most_items, longest) for item in value[:most_items]] + [rest] * bool(rest)
     members = [(key, shortened(value[key], most_items, longest)) for key in islice(value, most_items)]
     return dict([*members, ("...", rest)] if rest else members)
 
 
 def text_or_null(text: str | None) -> str:
-    """Write a JSON string, or null."""
+    """Format a JSON string, or null."""
     return "null" if text is None else encode_basestring_ascii(text)

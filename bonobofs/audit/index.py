@@ -1,8 +1,8 @@
-"""The index of the trails: kept up from a durable cursor, searched and counted.
+"""The search index of the trails: update it from a durable cursor, search it and count with it.
 
-The trails are the truth. What is here is read from them, line by line, and can be thrown away and read again. Each
-trail is read by one process at a time, under `index.lock` of its state directory; the cursor moves in the transaction
-that enters what was read, so a killed process neither loses nor doubles an entry.
+The index is derived from the trails and can be rebuilt. One process at a time reads the trails, under `index.lock` of
+the state directory. The cursor moves in the transaction that inserts the entries, so that a killed process neither
+loses nor duplicates an entry.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
-from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import EPOCH, LONGEST_LINE, OTHER_NAMES, Change, entry_of, trails_in
+from bonobofs.audit.entry import AuditEntry, other_paths
+from bonobofs.audit.reader import EPOCH, Change, entries_of, trails_in
 from bonobofs.audit.trail_file import open_trail, size_of, stat_trail
 from bonobofs.system.locks import locked
 
 
-class By(enum.StrEnum):
-    """What changes can be counted by."""
+class GroupBy(enum.StrEnum):
+    """The field by which changes are counted."""
 
     AGENT = "agent"
     SESSION = "session"
@@ -38,126 +38,126 @@ class By(enum.StrEnum):
 
 
 class Cursor(NamedTuple):
-    """How far a trail has been read."""
+    """The position up to which a trail is in the index."""
 
     trail: int
-    """Its number in the index."""
+    """Number of the trail in the index."""
     session: str
     place: int
+    """Offset in bytes."""
     mark: str
+    """Digest of the last bytes before `place`."""
     moment: int
+    """Greatest time so far, in microseconds since 1970."""
 
 
-class Found(NamedTuple):
-    """One change as its lines in the trail; `outcome` is None where there is none."""
+class IndexedChange(NamedTuple):
+    """One change as its lines in the trail; `outcome` is None if it has none."""
 
     line: str
     outcome: str | None
 
 
 class Count(NamedTuple):
-    """How many changes share a value."""
+    """The number of changes with one value."""
 
     value: str
     changes: int
-    """Entries: a refusal that was repeated is one, or two with the entry that counts the rest."""
+    """Number of entries. A repeated denial has one, and one more that counts the repetitions."""
     times: int
-    """How often it was really asked."""
+    """Number of requests."""
     label: str = ""
-    """By agent: the label that goes with the UUID."""
+    """If counted by agent, the label of the UUID."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to look for; what is None is not asked. All parts must hold."""
+class IndexQuery:
+    """Conditions that a change meets. None: no condition."""
 
     agent: str | None = None
     """A UUID or a label."""
     agent_id: str | None = None
-    """UUID of the living agent that the label means; None: every agent that ever had the label."""
+    """UUID of the living agent with the label. None: all agents that ever had the label."""
     session: str | None = None
     path: str | None = None
-    """A path, which means all below it too, or a pattern: `*` and `?` within a name, `**` across names."""
+    """A path with its subtree, or a pattern: `*` and `?` within a name, `**` across names."""
     operation: str | None = None
     rule: str | None = None
     result: str | None = None
     since: int | None = None
-    """Microseconds since 1970, as all moments here."""
+    """Microseconds since 1970, like all times of the index."""
     until: int | None = None
 
 
-def text_of(text: str) -> str:
-    """The form in which the tables hold a text: ASCII, without a NUL, one for each text."""
+def encode_text(text: str) -> str:
+    """Encode a text for the tables: the inside of a JSON string in ASCII, which has no NUL."""
     return encode_basestring_ascii(text)[1:-1]
 
 
-def text_from(stored: str) -> str:
-    """What `text_of` was given."""
+def decode_text(stored: str) -> str:
+    """Decode a text of the tables."""
     return str(json.loads(f'"{stored}"')) if "\\" in stored else stored
 
 
 class Tables(Protocol):
-    """What the index is written to and read from. Every call is one transaction; StateError."""
+    """The storage of the index. Every call is one transaction and can raise StateError."""
 
     def cursors(self, home: str, /) -> dict[str, Cursor]:
-        """How far each trail of a state directory has been read, by session."""
+        """Return the cursors of the trails of a state directory, by session."""
 
     def enter_trail(self, home: str, session: str, /) -> Cursor:
-        """Begin a trail that is new, or that another state directory had."""
+        """Insert a trail that is new, or that another state directory had."""
 
     def forget_trail(self, session: str, /) -> None:
-        """Take out all that there is of a trail."""
+        """Delete all rows of a trail."""
 
     def advance(
         self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]], /
     ) -> None:
-        """Enter what was read from `place` on, and the cursor after it."""
+        """Insert the rows that were read from `place` on, and move the cursor."""
 
-    def find(self, wanted: Wanted, /) -> Iterator[Found]:
-        """The changes that answer, by time."""
+    def find(self, query: IndexQuery, /) -> Iterator[IndexedChange]:
+        """Return the matching changes by time."""
 
-    def count(self, wanted: Wanted, by: By, most: int | None, /) -> list[Count]:
-        """How many changes answer, by a value, the most frequent first."""
+    def count(self, query: IndexQuery, group_by: GroupBy, most: int | None, /) -> list[Count]:
+        """Count the matching changes by a field, the most frequent value first."""
 
-
-__all__ = ["By", "Count", "Index", "Progress", "Wanted", "microseconds"]
 
 ENTRIES_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 16 * 1024 * 1024
-"""What is entered in one transaction at the most, one entry aside."""
+"""Most entries and bytes of one transaction; the last entry can exceed the bytes."""
 
 _MARKED: Final = 128
-"""Bytes before the cursor by which a trail is known again: they hold the hash of its last line."""
+"""Bytes before the cursor that identify the trail. They contain the hash of its last line."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Progress(NamedTuple):
-    """What one look at the trails found."""
+    """The result of one update."""
 
     entries: int
-    """How many entries were read."""
+    """Number of entries that were read."""
     redone: tuple[str, ...] = ()
-    """Sessions whose trail is not the one that had been read; it was read anew."""
+    """Sessions whose trail was replaced, and was read again from its beginning."""
     unread: tuple[str, ...] = ()
-    """Of each trail that cannot be read, why."""
+    """One message for each trail that cannot be read."""
 
 
 class Index:
-    """The index of one state directory. Several processes may use it; one at a time reads trails."""
+    """The index of one state directory. Several processes may use it; one at a time reads the trails."""
 
     def __init__(self, home: Path, name: str, tables: Tables) -> None:
-        """Stand over the tables, which may hold other state directories' trails too; `name` tells ours."""
+        """`name` identifies the state directory in the tables, which other state directories may share."""
         self._home: Final = home
         self._name: Final = name
         self._tables: Final = tables
         self._looked: dict[str, tuple[_Look, Cursor]] = {}
-        """By session, its trail as it was when all of it was in the index: what has not changed is not opened."""
+        """State of each trail, by session, when the index had all of it. An unchanged trail is not opened again."""
 
     def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
-        """Read what the trails have that the index has not, up to where each ends when it is looked at.
+        """Read the new entries of each trail up to its present end. StateError.
 
-        `goes_on` is asked between transactions and while another process reads, so that whoever must end need not wait
-        for a long trail. StateError.
+        `goes_on` is called between transactions and while another process has the lock. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
         with _alone(self._home, goes_on) as begun:
@@ -176,7 +176,7 @@ class Index:
                     cursor = cursor or self._tables.enter_trail(self._name, path.stem)
                     count, cursor = self._follow(path, cursor, size_of(path), goes_on)
                 except FileNotFoundError:
-                    gone.append(path.stem)  # it has gone this moment
+                    gone.append(path.stem)  # removed during this update
                 except OSError as error:
                     unread.append(f"the trail {path} cannot be read: {error.strerror}")
                 else:
@@ -189,26 +189,26 @@ class Index:
         return Progress(entries, tuple(redone), tuple(unread))
 
     def rebuild(self) -> Progress:
-        """Throw away what is known of this state directory's trails, and read them all."""
+        """Delete the rows of this state directory, and read all its trails again."""
         with _alone(self._home, lambda: True):
             for session in self._tables.cursors(self._name):
                 self._tables.forget_trail(session)
         return self.catch_up()
 
-    def changes(self, wanted: Wanted) -> Iterator[Change]:
-        """Give the changes that answer, by time, each trail in its own order. A rename answers by either name."""
-        for found in self._tables.find(wanted):
+    def changes(self, query: IndexQuery) -> Iterator[Change]:
+        """Return the matching changes by time; each trail keeps its order. A rename matches by both names."""
+        for found in self._tables.find(query):
             outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
             yield Change(AuditEntry.from_line(found.line), outcome)
 
-    def count(self, wanted: Wanted, by: By, most: int | None = None) -> list[Count]:
-        """Count the changes that answer by a value, the most frequent first. Alerts and events are no changes."""
-        return self._tables.count(wanted, by, most)
+    def count(self, query: IndexQuery, group_by: GroupBy, most: int | None = None) -> list[Count]:
+        """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""
+        return self._tables.count(query, group_by, most)
 
     def _follow(self, path: Path, cursor: Cursor, end: int, goes_on: Callable[[], bool]) -> tuple[int, Cursor]:
-        """Enter what a trail has from the cursor to `end`, and give how many entries that were. OSError.
+        """Insert the entries from the cursor to `end`; return their number and the new cursor. OSError.
 
-        What is added meanwhile waits for the next look: a writer that never rests must keep nobody waiting.
+        Entries added meanwhile wait for the next update, so that a busy writer does not delay the other trails.
         """
         entries = 0
         while cursor.place < end and goes_on():
@@ -219,7 +219,7 @@ class Index:
         return entries, cursor
 
     def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
-        """Enter the next entries after the cursor, and give how many and the cursor after them."""
+        """Insert the next batch of entries; return their number and the new cursor."""
         with open_trail(path) as stream:
             batch = _Batch(cursor)
             count = batch.take(stream)
@@ -230,7 +230,7 @@ class Index:
 
 
 class _Batch:
-    """Entries of one trail, put together to changes."""
+    """Entries of one trail, combined to changes."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.place = cursor.place
@@ -238,7 +238,7 @@ class _Batch:
         self.moment = cursor.moment
         self.rows: list[dict[str, Any]] = []
         self.late: dict[int, dict[str, Any]] = {}
-        """Rows of outcomes whose intent was not in this batch, by its number."""
+        """Rows of outcomes whose intent is not in this batch, by the number of the intent."""
         self._trail = cursor.trail
         self._session = cursor.session
         self._open: dict[int, dict[str, Any]] = {}
@@ -246,16 +246,12 @@ class _Batch:
     def take(self, stream: BinaryIO) -> int:
         stream.seek(self.place)
         count = 0
-        last = EPOCH + self.moment * _MICROSECOND
-        while count < ENTRIES_AT_ONCE and self.place < self._until:
-            line = stream.readline(LONGEST_LINE)
-            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                break
-            entry = entry_of(line, self._session, last)
+        for line, entry in entries_of(stream, self._session, EPOCH + self.moment * _MICROSECOND):
             self._enter(entry, line)
             self.place += len(line)
-            last = entry.timestamp
             count += 1
+            if count == ENTRIES_AT_ONCE or self.place >= self._until:
+                break
         return count
 
     def _enter(self, entry: AuditEntry, line: bytes) -> None:
@@ -264,7 +260,7 @@ class _Batch:
         seq = _number(entry.seq)
         text = line[:-1].decode("ascii") if seq and line.isascii() else entry.to_json()
         details, result = entry.details, entry.result
-        # An outcome that is denied counts refusals, and ends nothing.
+        # An outcome with the result `denied` counts denials and has no open intent.
         intent = _number(details.get("intent")) if entry.kind == "outcome" and result != "denied" else 0
         if intent:
             change = self._open.pop(intent, None)
@@ -277,15 +273,15 @@ class _Batch:
             "seq": seq,
             "began": self.moment,
             "ended": moment,
-            "agent_id": text_of(entry.agent_id),
-            "agent": text_of(entry.agent),
-            "kind": text_of(entry.kind),
-            "operation": text_of(entry.operation),
-            "path": text_of(entry.path),
-            "other": next((text_of(details[key]) for key in OTHER_NAMES if isinstance(details.get(key), str)), ""),
-            "result": text_of(result),
-            "code": text_of(entry.code or ""),
-            "rule": text_of(entry.rule),
+            "agent_id": encode_text(entry.agent_id),
+            "agent": encode_text(entry.agent),
+            "kind": encode_text(entry.kind),
+            "operation": encode_text(entry.operation),
+            "path": encode_text(entry.path),
+            "other": next(map(encode_text, other_paths(details)), ""),
+            "result": encode_text(result),
+            "code": encode_text(entry.code or ""),
+            "rule": encode_text(entry.rule),
             "times": min(_number(details.get("count")) or 1, 2**31 - 1),
             "line": text,
             "outcome": None,
@@ -299,17 +295,17 @@ class _Batch:
 
 
 def microseconds(moment: datetime) -> int:
-    """A moment as the index has it: microseconds since 1970 in UTC."""
+    """Return a time as microseconds since 1970 in UTC."""
     return ((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - EPOCH) // _MICROSECOND
 
 
 def _number(value: object) -> int:
-    """A number that counts something; 0 where it is none: what a damaged line holds may be anything."""
+    """Return a positive number, or 0 for any other value, which a damaged line may have."""
     return value if type(value) is int and 0 < value < 2**62 else 0
 
 
 class _Look(NamedTuple):
-    """A trail from outside."""
+    """Identity, size and ctime of a trail's file."""
 
     inode: int
     size: int
@@ -322,7 +318,7 @@ def _look(path: Path) -> _Look:
 
 
 def _is_the_same(path: Path, cursor: Cursor) -> bool:
-    """Whether what had been read still ends where it ended. What was changed before that is for `audit.verify`."""
+    """True if the trail still has the bytes before the cursor. `audit.verify` detects earlier changes."""
     with open_trail(path) as stream:
         return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
 
@@ -335,7 +331,7 @@ def _mark(stream: BinaryIO, place: int) -> str:
 
 @contextlib.contextmanager
 def _alone(home: Path, goes_on: Callable[[], bool]) -> Iterator[bool]:
-    """Be the one that reads trails; False: another was, until it had to end."""
+    """Hold the lock of the reader of trails. False: `goes_on` ended the wait for another process."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(home / "index.lock", retry=goes_on))

@@ -1,11 +1,11 @@
-"""The tables of the index: what the trails hold, so that it can be searched and counted without reading them all.
+"""The tables and queries of the search index.
 
-The index is derived. Nothing is in it that a trail does not say, so it is never migrated: tables of another version
-are dropped, and whoever fills them begins anew. With SQLite it is a file of its own, `index.db`, because SQLite has
-one writer at a time, and no lease or heartbeat may wait for the index.
+The index is derived from the trails, so it is never migrated: tables of another version are dropped, created and filled
+again. With SQLite the index is a file of its own, `index.db`, because SQLite has one writer at a time, and no lease or
+heartbeat may wait for the index.
 
-Every text is the inside of a JSON string in ASCII (`text_of`): the bytes of a file name need not be text, and not every
-database stores every character.
+Every text is stored as the inside of a JSON string in ASCII (`encode_text`): file names can have bytes that are not
+text, and no database stores every character.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sqlalchemy.schema import Column
 from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.sql.selectable import ScalarSelect
 
-from bonobofs.audit.index import By, Count, Cursor, Found, Wanted, text_from, text_of
+from bonobofs.audit.index import Count, Cursor, GroupBy, IndexedChange, IndexQuery, decode_text, encode_text
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
 
 VERSION: Final = 1
-"""Raised with every change of the tables: an index of another version is built anew."""
+"""Incremented with every change of the tables. An index of another version is rebuilt."""
 
 _TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
-"""Compared byte by byte, so that what lies below a path is a range."""
+"""Compared byte by byte, so that the paths below a directory are a range."""
 _BIG: Final = BigInteger().with_variant(Integer(), "sqlite")
 _ROWS_AT_ONCE: Final = 1000
 _ONE_CHARACTER: Final = (
@@ -40,7 +40,7 @@ _ONE_CHARACTER: Final = (
 )
 
 _MAKING: Final = 0x626F6E6F6278
-"""The advisory lock of PostgreSQL under which the tables are made."""
+"""The advisory lock of PostgreSQL for the creation of the tables."""
 _SQLITE: Final = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
@@ -111,12 +111,12 @@ CHANGES: Final = Table(
     comment="One row for each change: an intent with its outcome. What is neither stands by itself.",
 )
 _IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
-"""Refused or failed, in the words of the index over such changes: it serves only who says just this."""
+"""Predicate of the partial index. Queries must repeat it literally, or the planner will not use the index."""
 Index("index_changes_refused", CHANGES.c.began, sqlite_where=_IS_REFUSED, postgresql_where=_IS_REFUSED)
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """A database of the index's own in one file."""
+    """Return the engine of an index in a SQLite file of its own."""
     where = sqlalchemy.URL.create("sqlite", database=str(path))
     engine = sqlalchemy.create_engine(where, connect_args={"isolation_level": None})
     event.listen(engine, "connect", _set_up_sqlite)
@@ -125,9 +125,9 @@ def sqlite_engine(path: Path) -> Engine:
 
 
 def throw_away(home: Path, error: StateError) -> bool:
-    """Remove an index of the state directory's own which is damaged, as that error says; False: it says something else.
+    """Remove a SQLite index if `error` says that it is damaged. False: the error has another cause.
 
-    Whoever has it open meets the damage too, and opens the next one.
+    A process that has the index open gets the same error and opens the next one.
     """
     said = getattr(error.__cause__, "orig", None)
     if url(home).get_backend_name() != "sqlite" or getattr(said, "sqlite_errorcode", None) not in _DAMAGED:
@@ -138,17 +138,17 @@ def throw_away(home: Path, error: StateError) -> bool:
 
 
 def open_tables(home: Path) -> IndexTables:
-    """The index that goes with a state directory: in its database, or beside it where that is SQLite. StateError."""
+    """Open the index of a state directory: in its PostgreSQL database, or in `index.db`. StateError."""
     if url(home).get_backend_name() == "sqlite":
         return IndexTables(sqlite_engine(home / "index.db"))
     return IndexTables(Database(home).engine)
 
 
 class IndexTables:
-    """The tables in one database, and everything that is said to it about them."""
+    """The tables of the index in one database."""
 
     def __init__(self, engine: Engine) -> None:
-        """Make the tables where they are missing; drop and make those of another version. StateError."""
+        """Create missing tables; drop and create those of another version. StateError."""
         self.engine: Final = engine
         try:
             self._prepare()
@@ -160,35 +160,35 @@ class IndexTables:
         self.engine.dispose()
 
     def cursors(self, home: str) -> dict[str, Cursor]:
-        """How far each trail of a state directory has been read, by session."""
-        asked = select(TRAILS).where(TRAILS.c.home == text_of(home))
+        """Return the cursors of the trails of a state directory, by session."""
+        statement = select(TRAILS).where(TRAILS.c.home == encode_text(home))
         with _begun(self.engine) as connection:
             return {
-                text_from(row.session): Cursor(row.id, text_from(row.session), row.place, row.mark, row.moment)
-                for row in connection.execute(asked)
+                decode_text(row.session): Cursor(row.id, decode_text(row.session), row.place, row.mark, row.moment)
+                for row in connection.execute(statement)
             }
 
     def enter_trail(self, home: str, session: str) -> Cursor:
-        """A trail that is new to the index, or that another state directory had: read from its beginning."""
+        """Insert a trail that is new, or that another state directory had, with a cursor at its beginning."""
         with _begun(self.engine) as connection:
             self._forget(connection, session)
-            row = {"session": text_of(session), "home": text_of(home), "place": 0, "mark": "", "moment": 0}
-            made = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
-        return Cursor(made, session, 0, "", 0)
+            row = {"session": encode_text(session), "home": encode_text(home), "place": 0, "mark": "", "moment": 0}
+            number = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
+        return Cursor(number, session, 0, "", 0)
 
     def forget_trail(self, session: str) -> None:
-        """Take out all that the index has of a trail."""
+        """Delete all rows of a trail."""
         with _begun(self.engine) as connection:
             self._forget(connection, session)
 
     def advance(
         self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Enter what was read from `place` on, and the cursor after it, in one transaction.
+        """Insert the rows that were read from `place` on, and move the cursor, in one transaction.
 
-        `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was entered
-        before; one that ends none stands by itself. StateError, and nothing is entered, where the trail has been read
-        on from there already: a state directory that was copied, for instance, shares its cursor with the copy.
+        `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was inserted
+        earlier. An outcome without a change is inserted as a row. StateError: the cursor is no longer at `place`, and
+        nothing was inserted. A copied state directory, for example, shares its cursor with the original.
         """
         with _begun(self.engine) as connection:
             ends = self._ends(connection, cursor.trail, late)
@@ -206,44 +206,45 @@ class IndexTables:
             after = {"place": cursor.place, "mark": cursor.mark, "moment": cursor.moment}
             if not connection.execute(moved.values(after)).rowcount:
                 raise StateError(
-                    f"the trail of session {cursor.session} is read by another process too, which takes itself for "
-                    "this state directory; of a copy of one remove home.id"
+                    f"another process with the same state directory also reads the trail of session {cursor.session}; "
+                    "if one directory is a copy of the other, remove home.id from the copy"
                 )
 
-    def find(self, wanted: Wanted) -> Iterator[Found]:
-        """The changes that answer, by time; each trail keeps its own order."""
-        asked = (
+    def find(self, query: IndexQuery) -> Iterator[IndexedChange]:
+        """Return the matching changes by time; each trail keeps its order."""
+        statement = (
             select(CHANGES.c.line, CHANGES.c.outcome)
-            .where(*self._conditions(wanted))
+            .where(*self._conditions(query))
             .order_by(CHANGES.c.began, CHANGES.c.trail, CHANGES.c.id)
         )
         with (
             _begun(self.engine) as connection,
-            connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(asked) as rows,
+            connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(statement) as rows,
         ):
             for row in rows:
-                yield Found(row.line, row.outcome)
+                yield IndexedChange(row.line, row.outcome)
 
-    def count(self, wanted: Wanted, by: By, most: int | None = None) -> list[Count]:
-        """How many changes answer, by a value, the most frequent first. Alerts and events are no changes."""
+    def count(self, query: IndexQuery, group_by: GroupBy, most: int | None = None) -> list[Count]:
+        """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""
         label: ColumnElement[str] = sqlalchemy.literal("")
-        if by is By.AGENT:
+        if group_by is GroupBy.AGENT:
             value, label = CHANGES.c.agent_id, func.max(CHANGES.c.agent)
-        elif by is By.SESSION:
+        elif group_by is GroupBy.SESSION:
             value = TRAILS.c.session
         else:
-            value = CHANGES.c[by.value]
+            value = CHANGES.c[group_by.value]
         changes, times = func.count(), func.sum(CHANGES.c.times)
-        asked = (
+        statement = (
             select(value, changes, times, label)
             .select_from(CHANGES.join(TRAILS, TRAILS.c.id == CHANGES.c.trail))
-            .where(CHANGES.c.kind.in_(("intent", "outcome")), *self._conditions(wanted))
+            .where(CHANGES.c.kind.in_(("intent", "outcome")), *self._conditions(query))
             .group_by(value)
             .order_by(times.desc(), value)
             .limit(most)
         )
         with _begun(self.engine) as connection:
-            return [Count(text_from(row[0]), row[1], row[2], text_from(row[3])) for row in connection.execute(asked)]
+            rows = connection.execute(statement)
+            return [Count(decode_text(row[0]), row[1], row[2], decode_text(row[3])) for row in rows]
 
     def _prepare(self) -> None:
         with _begun(self.engine) as connection:
@@ -254,10 +255,9 @@ class IndexTables:
                 connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
             known = _version(connection)
             if known is not None and known > VERSION and connection.dialect.name == "postgresql":
-                # Hosts that share it would drop each other's tables for ever.
+                # Two hosts with different versions would drop each other's tables again and again.
                 raise StateError(
-                    f"the index is of version {known}, from a newer bonobofs than this one, which reads {VERSION}; use "
-                    "the newer one"
+                    f"the index has version {known}, and this bonobofs supports {VERSION}; use the newer bonobofs"
                 )
             if known != VERSION:
                 METADATA.drop_all(connection)
@@ -265,7 +265,7 @@ class IndexTables:
                 connection.execute(insert(SCHEMA).values(version=VERSION))
 
     def _forget(self, connection: Connection, session: str) -> None:
-        known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == text_of(session))).scalar()
+        known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == encode_text(session))).scalar()
         if known is not None:
             connection.execute(delete(CHANGES).where(CHANGES.c.trail == known))
             connection.execute(delete(TRAILS).where(TRAILS.c.id == known))
@@ -273,7 +273,7 @@ class IndexTables:
     def _ends(
         self, connection: Connection, trail: int, late: Mapping[int, Mapping[str, Any]]
     ) -> dict[int, dict[str, Any]]:
-        """Which row each late outcome ends, and what it makes of it."""
+        """Return, by number of the intent, the row that each late outcome completes and its new values."""
         ends = {}
         numbers = sorted(late)
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
@@ -294,29 +294,29 @@ class IndexTables:
                 }
         return ends
 
-    def _conditions(self, wanted: Wanted) -> list[ColumnElement[bool]]:
+    def _conditions(self, query: IndexQuery) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = []
-        if wanted.agent_id is not None:
-            found.append(CHANGES.c.agent_id == text_of(wanted.agent_id))
-        elif wanted.agent is not None:
-            name = text_of(wanted.agent)
+        if query.agent_id is not None:
+            found.append(CHANGES.c.agent_id == encode_text(query.agent_id))
+        elif query.agent is not None:
+            name = encode_text(query.agent)
             found.append(or_(CHANGES.c.agent_id == name, CHANGES.c.agent == name))
-        if wanted.session is not None:
-            trail = select(TRAILS.c.id).where(TRAILS.c.session == text_of(wanted.session)).scalar_subquery()
+        if query.session is not None:
+            trail = select(TRAILS.c.id).where(TRAILS.c.session == encode_text(query.session)).scalar_subquery()
             found.append(CHANGES.c.trail == trail)
         found += [
-            CHANGES.c[name] == text_of(value)
+            CHANGES.c[name] == encode_text(value)
             for name in ("operation", "rule", "result")
-            if (value := getattr(wanted, name)) is not None
+            if (value := getattr(query, name)) is not None
         ]
-        if wanted.result not in (None, "allowed"):
+        if query.result not in (None, "allowed"):
             found.append(_IS_REFUSED)
-        if wanted.since is not None:
-            found += [CHANGES.c.ended >= wanted.since, CHANGES.c.began >= _first_since(wanted.since)]
-        if wanted.until is not None:
-            found.append(CHANGES.c.began <= wanted.until)
-        if wanted.path is not None:
-            pieces = _pieces(wanted.path)
+        if query.since is not None:
+            found += [CHANGES.c.ended >= query.since, CHANGES.c.began >= _first_since(query.since)]
+        if query.until is not None:
+            found.append(CHANGES.c.began <= query.until)
+        if query.path is not None:
+            pieces = _pieces(query.path)
             if pieces:
                 found.append(or_(*(_matches(column, pieces) for column in (CHANGES.c.path, CHANGES.c.other))))
         return found
@@ -330,7 +330,7 @@ def _version(connection: Connection) -> int | None:
 
 @contextlib.contextmanager
 def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
-    """A transaction, whose failures are told as ours."""
+    """Run a transaction; raise its failures as StateError."""
     try:
         with engine.execution_options(**{BEGIN: begin}).begin() as connection:
             yield connection
@@ -338,13 +338,13 @@ def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         where = engine.url.render_as_string(hide_password=True)
         raise StateError(
-            f"the index in {where} cannot be used: {reason}; what happened can still be read: bonobofs audit tail, and "
-            "an index that is damaged be made anew: bonobofs audit index --rebuild"
+            f"the index in {where} cannot be used: {reason}; the trails can still be read with `bonobofs audit tail`; "
+            "if the index is damaged, run `bonobofs audit index --rebuild`"
         ) from error
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
-    """Readers beside a writer; a commit that power loss may undo whole, never in part: the trails are still there."""
+    """Use WAL, so that readers run beside a writer. Power loss can undo a whole commit; the trails still have it."""
     cursor = connection.cursor()
     for setting in _SQLITE:
         cursor.execute(f"PRAGMA {setting}")
@@ -352,26 +352,26 @@ def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
 
 
 def _first_since(moment: int) -> ScalarSelect[int]:
-    """When the first change began that ended since a moment: from there on the order of time need be walked only.
+    """Return the least `began` of the changes that ended since a moment, which bounds the scan by `began`.
 
-    It is found by the index on `ended`; the sum keeps SQLite from seeking it by the one on `began`.
+    The query uses the index on `ended`. The `+ 0` keeps SQLite from using the index on `began`.
     """
     return select(func.min(CHANGES.c.began + 0)).where(CHANGES.c.ended >= moment).scalar_subquery()
 
 
-def _pieces(asked: str) -> list[str]:
-    return re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", asked.removeprefix("./").strip("/"))
+def _pieces(pattern: str) -> list[str]:
+    return re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern.removeprefix("./").strip("/"))
 
 
 def _matches(column: ColumnElement[str], pieces: list[str]) -> ColumnElement[bool]:
-    """A path with all below it, or what a pattern matches with all below that."""
+    """Return the condition that a path, or the directory above it, matches a path or pattern."""
     across = f"(?:{_ONE_CHARACTER}|/)*"
     forms = {"**/": f"(?:{across}/)?", "**": across, "*": f"{_ONE_CHARACTER}*", "?": _ONE_CHARACTER}
-    literal = text_of(pieces[0]) if pieces[0] not in forms else ""
+    literal = encode_text(pieces[0]) if pieces[0] not in forms else ""
     if len(pieces) == 1 and literal:
-        # What comes after the slash in ASCII is 0: the range is all names that begin with the path and a slash.
+        # In ASCII, 0 follows the slash: the range has all names that begin with the path and a slash.
         return or_(column == literal, and_(column >= f"{literal}/", column < f"{literal}0"))
-    expression = "".join(forms.get(piece) or re.escape(text_of(piece)) for piece in pieces)
+    expression = "".join(forms.get(piece) or re.escape(encode_text(piece)) for piece in pieces)
     matches = column.regexp_match(f"^{expression}(?:/.*)?$")
     if literal:
         return and_(column >= literal, column < f"{literal}\x7f", matches)

@@ -1,7 +1,7 @@
-"""Reading what the trails hold: entries in order, the last of them, those that come, export.
+"""Read the entries of trails: in order, merged by time, the last ones, new ones; export them.
 
-A trail may be a gigabyte: everything here streams. A line that is no entry is shown as one with the operation
-`unreadable`, because damage that a query leaves out would be hidden by it; `audit.verify` names what was done to it.
+A trail may have a gigabyte, so all functions stream. A damaged line becomes an entry with the operation `unreadable`,
+so that no query hides the damage; `audit.verify` says what was done to the line.
 """
 
 from __future__ import annotations
@@ -20,47 +20,42 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
-from bonobofs.audit.entry import FIELDS, AuditEntry, instant
+from bonobofs.audit.entry import FIELDS, AuditEntry, instant, other_paths
 from bonobofs.audit.trail_file import open_trail
 from bonobofs.audit.writer import CLOSE, Trail
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.system.terminal import escape
 
 LONGEST_LINE: Final = 16 * 1024 * 1024
-"""Bytes after which a line is taken as ended: garbage without a newline must not fill the memory."""
+"""Most bytes of a line. A longer line is split, so that garbage without a newline cannot fill the memory."""
 
 UNREADABLE: Final = "unreadable"
-
-OTHER_NAMES: Final = ("to", "from")
-"""Where details hold another path: `to`, the new name of a rename; `from`, what a link is another name of, or what
-bytes were copied from."""
 
 EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 _BLOCK = 64 * 1024
 _TOGETHER = 256
-"""Entries that are read from a trail at once."""
+"""Number of entries that `read` reads before it closes the file again."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def trails_in(directory: Path) -> list[Path]:
-    """Give the trails of a state directory, by name; those that are compressed under the name of their plain form."""
+    """Return the trails of a directory by name; a compressed trail has the name of its plain form."""
     return sorted({*directory.glob("*.jsonl"), *(path.with_suffix("") for path in directory.glob("*.jsonl.gz"))})
 
 
 def read(trail: Path) -> Iterator[AuditEntry]:
-    """Give the entries of one trail in its order; a last line without a newline is left out: it may be in the making.
+    """Return the entries of one trail. An incomplete last line is omitted, because its write may be in progress.
 
-    No descriptor is held between two entries: there may be more trails to merge than descriptors. TrailError when the
-    file cannot be read.
+    The file is closed between batches of entries: a merge may read more trails than there are descriptors. TrailError.
     """
     place, moment, found = 0, EPOCH, _TOGETHER
     while found == _TOGETHER:
         try:
             with open_trail(trail) as stream:
                 stream.seek(place)
-                entries = list(islice(_entries(stream, trail.stem, moment), _TOGETHER))
+                entries = [entry for _, entry in islice(entries_of(stream, trail.stem, moment), _TOGETHER)]
                 place = stream.tell()
         except OSError as error:
             raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
@@ -70,9 +65,9 @@ def read(trail: Path) -> Iterator[AuditEntry]:
 
 
 def merged(trails: Iterable[Path]) -> Iterator[AuditEntry]:
-    """Give the entries of several trails by time, each trail in its own order even where a clock was set back.
+    """Return the entries of several trails by time. Each trail keeps its order, even if the clock was set back.
 
-    Only trails whose times overlap are read together.
+    Only trails whose times overlap are read at the same time.
     """
     waiting = deque(sorted((_began(trail), number, trail) for number, trail in enumerate(trails)))
     heap: list[tuple[datetime, int, AuditEntry, Iterator[AuditEntry]]] = []
@@ -89,7 +84,7 @@ def merged(trails: Iterable[Path]) -> Iterator[AuditEntry]:
 
 
 def last(trail: Path, count: int) -> list[AuditEntry]:
-    """Give the last `count` entries of a trail, oldest first, without reading what is before them."""
+    """Return the last `count` entries of a trail, oldest first. Only the end of the file is read. TrailError."""
     if count <= 0:
         return []
     try:
@@ -103,81 +98,75 @@ def last(trail: Path, count: int) -> list[AuditEntry]:
             stream.seek(start)
             if start > 0:
                 stream.readline()
-            return list(deque(_entries(stream, trail.stem), maxlen=count))
+            return [entry for _, entry in deque(entries_of(stream, trail.stem), maxlen=count)]
     except OSError as error:
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
 
 
 def is_closed(trail: Path) -> bool:
-    """Say whether a trail ends with its closing entry; it is read at its end only. TrailError: it cannot be read."""
+    """True if a trail ends with its closing entry. Only the end of the file is read. TrailError."""
     return any((entry.kind, entry.operation) == ("event", CLOSE) for entry in last(trail, 1))
 
 
 class Follower:
-    """What is added to the trails of a directory, from the moment of its making; for `audit tail -f`."""
+    """Follows the trails of a directory, for `audit tail -f`."""
 
     def __init__(self, directory: Path) -> None:
-        """Begin at the present end of every trail."""
+        """Start at the present end of every trail."""
         self._directory = directory
         self._places = {trail: _whole_lines_end(trail) for trail in trails_in(directory)}
 
     def poll(self) -> list[AuditEntry]:
-        """Give the entries since the last time, by time. New trails are read from their beginning."""
+        """Return the entries since the last call, by time. New trails are read from the beginning."""
         found: list[AuditEntry] = []
         for trail in trails_in(self._directory):
             with open_trail(trail) as stream:
                 place = stream.seek(self._places.get(trail, 0))
-                for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
-                    if not line.endswith(b"\n"):
-                        break
+                for line, entry in entries_of(stream, trail.stem, found[-1].timestamp if found else EPOCH):
                     place += len(line)
-                    found.append(entry_of(line, trail.stem, found[-1].timestamp if found else EPOCH))
+                    found.append(entry)
             self._places[trail] = place
         return sorted(found, key=lambda entry: entry.timestamp)
 
 
 class Change(NamedTuple):
-    """An entry, and where it is an intent, the outcome that ended it."""
+    """An entry, and the outcome if the entry is an intent that has one."""
 
     entry: AuditEntry
     outcome: AuditEntry | None = None
 
     @property
     def result(self) -> str:
-        """`allowed`, `denied` or `error`: what it came to."""
+        """`allowed`, `denied` or `error`: the result of the outcome if there is one."""
         return self.outcome.result if self.outcome is not None else self.entry.result
 
 
 def since(text: str, now: datetime) -> datetime:
-    """Read `10m`, `2h`, `1d` (before `now`) or a moment in ISO 8601, local time where it names no zone.
-
-    UsageError when it is neither.
-    """
+    """Parse `10m`, `2h`, `1d` (before `now`) or a time in ISO 8601, local time if it has no zone. UsageError."""
     short = re.fullmatch(r"(\d{1,6})([smhdw])", text.strip())
     try:
         if short is not None:
             return now - timedelta(**{_UNITS[short[2]]: int(short[1])})
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError):
-        raise UsageError(f"{escape(text)!r} is no moment: give 30s, 10m, 2h, 1d, 1w or 2026-01-31T12:00") from None
+        raise UsageError(f"{escape(text)!r} is not a time; give 30s, 10m, 2h, 1d, 1w or 2026-01-31T12:00") from None
 
 
 def paths_of(entry: AuditEntry) -> list[str]:
-    """Give every path that an entry names."""
-    others = (entry.details.get(key) for key in OTHER_NAMES)
-    return [entry.path, *(other for other in others if isinstance(other, str))]
+    """Return the path of an entry, and its other paths."""
+    return [entry.path, *other_paths(entry.details)]
 
 
 def export_jsonl(entries: Iterable[AuditEntry], out: TextIO) -> None:
-    """Write one JSON object a line: the lines of the trails, unchanged."""
+    """Write the lines of the trails unchanged: one JSON object a line."""
     out.writelines(f"{entry.to_json()}\n" for entry in entries)
 
 
 def export_csv(entries: Iterable[AuditEntry], out: TextIO) -> None:
-    """Write RFC 4180 with a heading; `details` as JSON. `out` is opened with newline="".
+    """Write CSV (RFC 4180) with a header; `details` is JSON. The caller opens `out` with newline="".
 
-    It is made for tables: text is written as `escape` writes it, and text that a spreadsheet would run as a formula
-    gets an apostrophe before it. The exact form is the other one.
+    Text is escaped by `escape`. Text that a spreadsheet would run as a formula gets an apostrophe in front. The exact
+    text is in the JSON export.
     """
     writer = csv.writer(out)
     writer.writerow(FIELDS)
@@ -196,17 +185,25 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _entries(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[AuditEntry]:
-    for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of an open trail, each with its newline. Only the last, or one of LONGEST_LINE, has none."""
+    return iter(lambda: stream.readline(LONGEST_LINE), b"")
+
+
+def entries_of(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[tuple[bytes, AuditEntry]]:
+    """Return the lines and entries of an open trail from its position on.
+
+    An incomplete last line is omitted. `moment` is the time of the entry before, which an unreadable line gets.
+    """
+    for line in lines_of(stream):
         if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
             return
-        entry = entry_of(line, session, moment)
+        entry = _parse(line, session, moment)
         moment = entry.timestamp
-        yield entry
+        yield line, entry
 
 
-def entry_of(line: bytes, session: str, moment: datetime) -> AuditEntry:
-    """Read a line of a session's trail; one that is no entry is shown as one, `unreadable` at that moment."""
+def _parse(line: bytes, session: str, moment: datetime) -> AuditEntry:
     try:
         entry = AuditEntry.from_line(line)
     except TrailError as error:
@@ -223,7 +220,7 @@ def _began(trail: Path) -> datetime:
 
 
 def _whole_lines_end(trail: Path) -> int:
-    """Give the offset after the last newline of a file, in bytes."""
+    """Return the offset after the last newline of a trail, in bytes."""
     with open_trail(trail) as stream:
         start = stream.seek(0, os.SEEK_END)
         while start > 0:
@@ -236,39 +233,39 @@ def _whole_lines_end(trail: Path) -> int:
 
 
 MOST: Final = 1000
-"""The largest number of entries that one call gives."""
+"""Most entries that one call returns."""
 
 
-class Record:
-    """The trails of one state directory, read at their ends."""
+class RecentEntries:
+    """The last entries of the trails of one state directory."""
 
     def __init__(self, trails: Path, resolve: Callable[[str], str | None] | None = None) -> None:
-        """`resolve` gives the UUID of the living agent of a label, None if there is none."""
+        """`resolve` returns the UUID of the living agent with a label, or None."""
         self._trails: Final = trails
         self._resolve: Final = resolve
 
     def recent(self, limit: int = 50) -> list[AuditEntry]:
-        """Give the last entries of all sessions, at most `limit` and at most 1000, oldest first. TrailError."""
+        """Return the last entries of all sessions, at most `limit` and at most 1000, oldest first. TrailError."""
         return self._last(min(limit, MOST), lambda _: True)
 
     def filter_by_agent(self, agent: str) -> list[AuditEntry]:
-        """Give the last entries of `agent`, a UUID or the label of a living agent, over all sessions, oldest first.
+        """Return the last entries of `agent`, a UUID or the label of a living agent, in all sessions, oldest first.
 
-        At most 1000 entries; of each session its last 1000 are searched. TrailError.
+        The search covers the last 1000 entries of each session and returns at most 1000. TrailError.
         """
         identity = self._resolve(agent) if self._resolve is not None else None
 
         def is_of_agent(entry: AuditEntry) -> bool:
             return entry.agent_id in (agent, identity) or (self._resolve is None and entry.agent == agent)
 
-        return self._last(MOST, is_of_agent, looked_at=MOST)
+        return self._last(MOST, is_of_agent, searched=MOST)
 
-    def _last(self, limit: int, wanted: Callable[[AuditEntry], bool], looked_at: int = 0) -> list[AuditEntry]:
+    def _last(self, limit: int, matches: Callable[[AuditEntry], bool], searched: int = 0) -> list[AuditEntry]:
         found: list[AuditEntry] = []
         for written, trail in self._newest_first():
             if limit <= 0 or (len(found) == limit and written < found[0].timestamp.timestamp()):
                 break  # this trail and those after it end before the oldest entry found
-            entries = [entry for entry in last(trail, looked_at or limit) if wanted(entry)]
+            entries = [entry for entry in last(trail, searched or limit) if matches(entry)]
             found = sorted([*found, *entries], key=lambda entry: entry.timestamp)[-limit:]
         return found
 
@@ -276,20 +273,20 @@ class Record:
         yield from sorted(((trail.stat().st_mtime, trail) for trail in trails_in(self._trails)), reverse=True)
 
 
-class AuditLog(Record):
+class AuditLog(RecentEntries):
     """Append-only log of all privileged operations."""
 
     def __init__(self, trail: Trail, resolve: Callable[[str], str | None] | None = None) -> None:
-        """Append to `trail`, which lies beside the trails of the other sessions; `resolve` as for `Record`."""
+        """Append to `trail`; the trails of the other sessions are in its directory. `resolve` as for the base class."""
         super().__init__(trail.path.parent, resolve)
         self._trail: Final = trail
 
     def log(self, entry: AuditEntry) -> None:
-        """Append an entry; its session, place and hashes become the trail's. TrailError: it was not appended."""
-        self._trail.enter(entry)
+        """Append an entry. The trail sets its session, `seq` and hashes. TrailError: it was not appended."""
+        self._trail.append(entry)
 
-    def _last(self, limit: int, wanted: Callable[[AuditEntry], bool], looked_at: int = 0) -> list[AuditEntry]:
-        # What cannot be written now stays queued; reading goes on without it.
+    def _last(self, limit: int, matches: Callable[[AuditEntry], bool], searched: int = 0) -> list[AuditEntry]:
+        # An entry that cannot be written now stays queued, and the result lacks it.
         with suppress(TrailError):
             self._trail.flush()
-        return super()._last(limit, wanted, looked_at)
+        return super()._last(limit, matches, searched)

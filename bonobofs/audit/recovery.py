@@ -1,8 +1,8 @@
-"""After an unclean boot: where the source is not as the record says.
+"""After an unclean shutdown: find where the source differs from its trails.
 
-Power loss may take the last second of the record, and it may take changes that were recorded but not yet on the disk.
-So the trails of the source are played once more, and what they say is compared with what is there: names, sizes, and
-what was changed since the last moment of which the record is known to be whole.
+Power loss can remove the last second of the trails, and recorded changes that were not yet on the disk. So the trails
+of the source are replayed, and the result is compared with the source: names, sizes, and the changes since the time up
+to which the trails are known to be complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant
+from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, touched_paths
+from bonobofs.audit.path_history import PathNode
 from bonobofs.audit.reader import is_closed, last, merged
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_file import stat_trail
@@ -28,10 +29,10 @@ from bonobofs.system.paths import open_directory_beneath
 OUT_OF_BAND: Final = "out_of_band"
 
 SLACK: Final = 1.0
-"""Seconds by which a record and the kernel's times of the same change may differ."""
+"""Seconds by which an entry's time and the kernel's time of the same change can differ."""
 
 MOST: Final = 10_000
-"""Differences that are entered one by one; the rest are counted."""
+"""Differences that are recorded one by one. Further ones are counted."""
 
 KEEPS_CONTENT: Final = frozenset(
     {
@@ -44,35 +45,35 @@ KEEPS_CONTENT: Final = frozenset(
         Operation.REMOVE_XATTR,
     }
 )
-"""Operations after which a file holds what it held before."""
+"""Operations that do not change the content of a file."""
 
 FOREVER: Final = float("inf")
 
 
 class Difference(NamedTuple):
-    """A path at which the source is not as the record says, and how."""
+    """A path at which the source differs from the trails."""
 
     path: str
     what: str
     more: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
 
 
-class _Node:
-    """What the record says of one path. The paths below are its children, so that a renamed directory takes them along.
+class _Node(PathNode):
+    """The trails' state of one path.
 
-    `began` and `ended` are the span, in seconds since 1970, in which recorded changes account for the inode's ctime;
-    spans of separate changes are joined, because ctime shows the last one only. `ended` is FOREVER after an intent
-    without outcome, `there` and `size` are None where the record does not tell.
+    `began` and `ended` are the span, in seconds since 1970, in which recorded changes explain the inode's ctime. The
+    spans of separate changes are joined, because ctime shows the last change only. `ended` is FOREVER after an intent
+    without outcome. `there` and `size` are None if the trails do not determine them.
     """
 
-    __slots__ = ("began", "children", "content_by", "ended", "size", "there")
+    __slots__ = ("began", "content_by", "ended", "size", "there")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
+        super().__init__()
         self.began = FOREVER
         self.ended = 0.0
         self.content_by: tuple[str, int] | None = None
-        """Session and number of the last intent that concerns the content."""
+        """Session and number of the last intent that changes the content."""
         self.there: bool | None = None
         self.size: int | None = None
 
@@ -84,20 +85,20 @@ class _Node:
         return self.began - SLACK <= moment <= self.ended + SLACK
 
 
-class _Record:
-    """What all trails of a source say together."""
+class _Replay:
+    """The replayed trails of one source."""
 
     def __init__(self) -> None:
         self.root = _Node()
         self.names = _Node()
-        """The span of changes of names: they alter the ctime of a file under its other names too."""
+        """The span of all changes of names. Each alters the ctime of the file under its other names too."""
         self._open: dict[tuple[str, int], AuditEntry] = {}
         self._touching: dict[tuple[str, int], AuditEntry] = {}
         self._trees: list[tuple[str, float, float]] = []
-        """Of all below each, which is not told by name, when it was changed."""
+        """Subtrees that were changed as a whole, and the span of each change."""
 
     def explains(self, path: str, moment: float) -> bool:
-        """Whether a change somewhere below a tree accounts for it."""
+        """True if the change of a subtree explains a ctime of this path."""
         return any(
             f"{path}/".startswith(tree) and began - SLACK <= moment <= ended + SLACK
             for tree, began, ended in self._trees
@@ -109,10 +110,10 @@ class _Record:
                 if TOUCHES in entry.details:
                     self._touching[entry.session, entry.seq] = entry
                 if LAYER in entry.details or entry.guard != "file":
-                    continue  # its outcome finds no intent; the source was left as it is, or the path is no file's
+                    continue  # not a change of a file in the source; its outcome then finds no intent
                 self._open[entry.session, entry.seq] = entry
                 if entry.operation not in KEEPS_CONTENT:
-                    self._node(entry.path).content_by = (entry.session, entry.seq)
+                    self.root.reach(entry.path).content_by = (entry.session, entry.seq)
             elif entry.kind == "outcome":
                 number = entry.details.get("intent")
                 if not isinstance(number, int):
@@ -124,7 +125,7 @@ class _Record:
                 if touching is not None:
                     self._touch(touching, entry.timestamp.timestamp())
             elif entry.operation == OUT_OF_BAND:
-                node = self._node(entry.path)
+                node = self.root.reach(entry.path)
                 node.there = node.size = None
                 node.touch(0.0, entry.timestamp.timestamp())
         for intent in self._open.values():
@@ -133,20 +134,19 @@ class _Record:
             self._touch(intent, FOREVER)
 
     def _touch(self, intent: AuditEntry, ended: float) -> None:
-        """What else a change has touched: what is there now is not told, only that it may have come of it."""
-        touches = intent.details[TOUCHES]
+        """Add the further paths of a change. The trails do not determine what is there after it."""
         began = intent.timestamp.timestamp()
-        for path in touches if isinstance(touches, list) else ():
-            name = path.rstrip("/") if isinstance(path, str) else ""
+        for path in touched_paths(intent.details):
+            name = path.rstrip("/")
             if not name:
                 continue
             if name != path:
                 self._trees.append((path, began, ended))
-                self._put(name, _Node())
-            node = self._node(name)
+                self.root.put(name, _Node())
+            node = self.root.reach(name)
             node.there = node.size = None
             node.touch(began, ended)
-            self._above(name).touch(began, ended)
+            self.root.above(name).touch(began, ended)
 
     def _end(self, intent: AuditEntry, outcome: AuditEntry) -> None:
         began, ended = intent.timestamp.timestamp(), outcome.timestamp.timestamp()
@@ -156,17 +156,17 @@ class _Record:
                 if other is not None:
                     self._rename(intent.path, other, exchanged=bool(intent.details.get("exchange")))
                 else:
-                    self._cut(intent.path)  # what was there gave way to what had been held apart
-                    self._node(intent.path).there = True
+                    self._cut(intent.path)  # a staged file replaced the path
+                    self.root.reach(intent.path).there = True
             elif intent.action == "delete":
                 self._cut(intent.path)
             else:
-                self._note_content(self._node(intent.path), intent, outcome)
+                self._note_content(self.root.reach(intent.path), intent, outcome)
         for name in (intent.path, other):
             if name is not None:
-                self._node(name).touch(began, ended)
-                # Also where names stay: a file is written by way of another name that takes its place.
-                self._above(name).touch(began, ended)
+                self.root.reach(name).touch(began, ended)
+                # Also for a change of content: a file can be replaced by a temporary sibling name.
+                self.root.above(name).touch(began, ended)
         if _changes_names(intent):
             self.names.touch(began, ended)
 
@@ -174,56 +174,44 @@ class _Record:
         began = intent.timestamp.timestamp()
         for name in (intent.path, _other_name(intent)):
             if name is not None:
-                node = self._node(name)
+                node = self.root.reach(name)
                 node.touch(began, FOREVER)
                 node.there = node.size = None
                 if _changes_names(intent) or BY in intent.details:
-                    self._above(name).touch(began, FOREVER)
+                    self.root.above(name).touch(began, FOREVER)
                 if _changes_names(intent):
                     self.names.touch(began, FOREVER)
         stray = by_way_of(intent.path, intent.details)
         if stray is not None:
-            self._node(stray).touch(began, FOREVER)
+            self.root.reach(stray).touch(began, FOREVER)
 
     def _note_content(self, node: _Node, intent: AuditEntry, outcome: AuditEntry) -> None:
         node.there = True
         if intent.operation not in KEEPS_CONTENT:
             size = outcome.details.get("size")
-            # A run of writes settles late: another change may have come between, and then its size says nothing.
+            # The outcome of a write batch comes late. If another change came in between, its size is obsolete.
             is_last = node.content_by == (intent.session, intent.seq)
             node.size = size if is_last and isinstance(size, int) else None
 
     def _rename(self, old: str, new: str, *, exchanged: bool) -> None:
         moved, replaced = self._cut(old), self._cut(new)
         moved.there = True
-        self._put(new, moved)
+        self.root.put(new, moved)
         if exchanged:
             replaced.there = True
-            self._put(old, replaced)
-
-    def _above(self, path: str) -> _Node:
-        return self._node(path.rpartition("/")[0])
-
-    def _node(self, path: str) -> _Node:
-        node = self.root
-        for name in path.split("/") if path else ():
-            node = node.children.setdefault(name, _Node())
-        return node
+            self.root.put(old, replaced)
 
     def _cut(self, path: str) -> _Node:
-        """Take a path's node away, and leave one that says that nothing is there."""
-        node = self._node(path)
+        """Remove the node of a path, and put one there that says that the path is absent."""
+        node = self.root.reach(path)
         absent = _Node()
         absent.there = False
-        self._put(path, absent)
+        self.root.put(path, absent)
         return node
-
-    def _put(self, path: str, node: _Node) -> None:
-        self._above(path).children[path.rpartition("/")[2]] = node
 
 
 def _other_name(intent: AuditEntry) -> str | None:
-    """Give the second name that a change touches: the new one of a rename, the old one of a link."""
+    """Return the second name of a change: the new name of a rename, the old name of a link."""
     key = "to" if intent.operation == Operation.RENAME else "from" if intent.operation == Operation.LINK else ""
     other = intent.details.get(key)
     return other if isinstance(other, str) else None
@@ -234,24 +222,24 @@ def _changes_names(intent: AuditEntry) -> bool:
 
 
 def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Difference]:
-    """Give the differences between a source and its record, in no order.
+    """Return the differences between a source and its trails, in no order; none if all trails are closed.
 
-    `trails` are the trails of all sessions of this source that may account for what is there, each with its head;
-    closed ones explain, those without a closing entry set the moment from which changes need an explanation. Nothing
-    is said when all are closed. What is mounted below the source is left out, and no symlink is followed.
+    `trails` are the trails of all sessions of this source, each with its head. Trails without a closing entry determine
+    the time from which a change needs an explanation; all trails explain changes. File systems mounted below the source
+    are omitted, and no symlink is followed.
     """
     ended_open = [pair for pair in trails if not is_closed(pair[0])]
     if not ended_open:
         return
-    record = _Record()
+    record = _Replay()
     record.play(merged(trail for trail, _ in trails))
     yield from _Comparison(source, record, max(_whole_until(*pair) for pair in ended_open) - SLACK).run()
 
 
 def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[str], bool]) -> int:
-    """Enter each difference as an event, under `protected` as an alert too, and give their number.
+    """Record each difference as an event, and that of a protected path as an alert too; return their number.
 
-    After MOST of them, events without an alert are counted in one last entry. TrailError: not all were entered.
+    After MOST events, differences without an alert are counted in one last entry. TrailError: some are not recorded.
     """
     number = left = 0
     for number, (path, what, more) in enumerate(differences, 1):
@@ -269,15 +257,15 @@ def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[
 
 
 class _Comparison:
-    """One walk over the source, the record in hand."""
+    """One walk over the source, compared with the replayed trails."""
 
-    def __init__(self, source: Path, record: _Record, since: float) -> None:
+    def __init__(self, source: Path, record: _Replay, since: float) -> None:
         self._source = source
         self._record = record
         self._since = since
         self._device = source.stat().st_dev
         self._linked: dict[int, list[Difference]] = {}
-        """By inode, what is not explained of files with several names: another name may explain it."""
+        """Unexplained differences of hard-linked files, by inode; another name of the file may still explain them."""
         self._linked_explained: set[int] = set()
 
     def run(self) -> Iterator[Difference]:
@@ -289,7 +277,7 @@ class _Comparison:
             try:
                 descriptor = open_directory_beneath(self._source, path)
             except OSError:
-                # Gone or closed to us since it was listed; its own times were judged already.
+                # Removed or made unreadable since the listing. Its own times are already checked.
                 continue
             try:
                 if os.fstat(descriptor).st_dev == self._device:
@@ -325,7 +313,7 @@ class _Comparison:
 
     def _judge(self, path: str, status: os.stat_result, node: _Node | None) -> Iterator[Difference]:
         has_other_names = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
-        # A file of several names changes under all of them; and a rename onto another of its names leaves both.
+        # A change of a hard-linked file shows at all its names, and a rename onto another of its names keeps both.
         if node is not None and not has_other_names:
             if node.there is False:
                 yield Difference(path, "is there, and the record says that it is gone")
@@ -348,7 +336,7 @@ class _Comparison:
             yield difference
 
     def _absent(self, path: str, node: _Node) -> Iterator[Difference]:
-        """Give the topmost names at and below an absent `path` that the record knows to be there."""
+        """Return the topmost names at and below an absent `path` that exist according to the trails."""
         waiting = [(path, node)]
         while waiting:
             below, node = waiting.pop()
@@ -359,7 +347,7 @@ class _Comparison:
 
 
 def _whole_until(trail: Path, head: Path) -> float:
-    """Give the moment, in seconds since 1970, until which the record of a session is known to be whole."""
+    """Return the time, in seconds since 1970, up to which the trail of a session is known to be complete."""
     with suppress(TrailError, FileNotFoundError):
         settled = read_head(head).settled
         if settled is not None:

@@ -1,7 +1,7 @@
-"""A report of what was done, for whoever judges the work: what was changed, what was refused and what to do about it.
+"""A report of sessions as plain data: the changed paths, the denials, the failures and the alerts.
 
-It tells what came of many changes, not each of them: a file that was made and removed again is not in it, and one that
-was made and renamed is one file that was made. Equal refusals are one line with their number.
+The report has the final result of many changes: a file that was created and removed is not in it, and a file that was
+created and renamed counts as created. Equal denials are one line with their number.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import COUNTS, LAYER, REPLACES, AuditEntry, instant
+from bonobofs.audit.path_history import PathNode
 from bonobofs.audit.reader import UNREADABLE, Change
 from bonobofs.audit.recovery import OUT_OF_BAND
-from bonobofs.audit.report_markdown import written
+from bonobofs.audit.report_markdown import render
 from bonobofs.policy.request import Operation
 
 MOST: Final = 500
-"""Lines of one kind that are told; the rest are counted."""
+"""Most items of each list. Further ones are counted."""
 
 _COUNTED: Final = ("changes", "refused", "failed", "alerts", "out_of_band", "unfinished", "apart", "unreadable")
 
 
-class About(NamedTuple):
-    """What is known of a session beside its record."""
+class SessionFacts(NamedTuple):
+    """Facts about a session that are not in its trail."""
 
     role: str = ""
     source: str = ""
     policy: str = ""
-    """Digest of the policy that it began with."""
+    """Digest of the first policy of the session."""
     seq: int = 0
-    """Number of the last entry of its trail, 0 where the trail is not kept here."""
+    """Number of the last entry of its trail; 0 if the trail is not in this state directory."""
     hash: str = ""
-    """Hash of that entry: who has it can tell later that the record is still this one."""
+    """Hash of that entry. A reader can compare it later with the trail."""
 
 
 @dataclass(slots=True)
@@ -51,30 +52,32 @@ class _Refusal:
     paths: dict[str, None] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Node:
-    """One path, and the paths below it, so that a renamed directory takes them along."""
+class _Node(PathNode):
+    """What a report says of one path."""
 
-    children: dict[str, _Node] = field(default_factory=dict)
-    what: str = ""
-    """created, modified, deleted, renamed; "" where nothing remains of what was done here."""
-    was: str = ""
-    """The name it had, when it was renamed."""
-    layer: bool = False
-    """Its bytes were held apart, so that it is no file of the source."""
-    changes: int = 0
-    written: int = 0
+    __slots__ = ("changes", "layer", "was", "what", "written")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.what = ""
+        """created, modified, deleted or renamed; "" if the changes left nothing."""
+        self.was = ""
+        """The name before a rename."""
+        self.layer = False
+        """The bytes are in another layer, so that the path is no file of the source."""
+        self.changes = 0
+        self.written = 0
 
 
 class Report:
-    """What has been added up so far. It grows with the number of paths, not of changes."""
+    """The sum of the changes so far. Its size depends on the number of paths, not of changes."""
 
-    def __init__(self, about: Mapping[str, About]) -> None:
-        """Begin with nothing; `about` tells of the sessions, by UUID."""
-        self._about = about
+    def __init__(self, sessions: Mapping[str, SessionFacts]) -> None:
+        """Create an empty report; `sessions` are the facts by UUID."""
+        self._facts = sessions
         self._sessions: dict[str, _Session] = {}
         self._trees: dict[str, _Node] = {}
-        """By the source that the session works on."""
+        """Changed paths, by source."""
         self._refusals: dict[tuple[str, str, str, str], _Refusal] = {}
         self._failures: dict[tuple[str, str, str], int] = {}
         self._alerts: list[AuditEntry] = []
@@ -83,17 +86,17 @@ class Report:
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     def add(self, changes: Iterable[Change]) -> None:
-        """Take changes in, in the order of time."""
+        """Add changes in the order of time."""
         for change in changes:
             self._add(change)
 
     def document(self) -> dict[str, Any]:
-        """Give it as plain data for JSON. What is left out of a list is counted as `more` of its name."""
+        """Return plain data for JSON. `more` counts the items that each list omits."""
         changed = list(self._changed())
-        refused = sorted(self._refusals.items(), key=lambda one: -one[1].times)
+        refused = sorted(self._refusals.items(), key=lambda item: -item[1].times)
         lists: dict[str, list[dict[str, Any]]] = {
             "changed": changed,
-            "refused": [_refused(*one) for one in refused],
+            "refused": [_refused(key, refusal) for key, refusal in refused],
             "failed": [
                 {"operation": operation, "path": path, "reason": reason, "times": times}
                 for (operation, path, reason), times in self._failures.items()
@@ -103,7 +106,7 @@ class Report:
             "unfinished": [_noticed(entry) for entry in self._unfinished],
         }
         return {
-            "sessions": [self._told(name, session) for name, session in self._sessions.items()],
+            "sessions": [self._session(name, session) for name, session in self._sessions.items()],
             "totals": {**self._counts, "paths": len(changed)},
             "top_denied_rules": self._top_rules(),
             **{name: found[:MOST] for name, found in lists.items()},
@@ -111,8 +114,8 @@ class Report:
         }
 
     def markdown(self) -> str:
-        """Give it as Markdown, to be pasted into a pull request."""
-        return written(self.document())
+        """Return Markdown for a pull request."""
+        return render(self.document())
 
     def _add(self, change: Change) -> None:
         entry, counts = change.entry, self._counts
@@ -143,7 +146,7 @@ class Report:
             self._change(change)
 
     def _drop_event_of(self, alert: AuditEntry) -> None:
-        """Count a protected path that was changed behind the mount as an alert only: its event precedes the alert."""
+        """Remove the event before an alert: an external change of a protected path counts as an alert only."""
         for number in range(len(self._behind) - 1, -1, -1):
             event = self._behind[number]
             if event.session == alert.session:
@@ -169,21 +172,21 @@ class Report:
     def _change(self, change: Change) -> None:
         entry = change.entry
         if entry.guard != "file":
-            return  # its path is no file's
-        # Of a session whose source nobody knows, nothing may be taken for another's.
-        source = self._about.get(entry.session, About()).source or f"session {entry.session}"
+            return  # its path is not that of a file
+        # The changes of a session with unknown source stay separate.
+        source = self._facts.get(entry.session, SessionFacts()).source or f"session {entry.session}"
         tree = self._trees.setdefault(source, _Node())
         other = entry.details.get("to")
         if entry.operation == Operation.RENAME and isinstance(other, str):
             self._rename(tree, entry, other)
             return
         held = entry.details.get("from") if entry.operation == Operation.RENAME else None
-        node = _reach(tree, entry.path)
+        node = tree.reach(entry.path)
         node.changes += 1
         node.written += (change.outcome or entry).bytes
         if isinstance(held, str):
-            # Written under a temporary name, which was held apart, and put in its place when it was whole.
-            before = _take(tree, held)
+            # Written under a staged temporary name, and renamed into the source when complete.
+            before = tree.take(held)
             node.written += before.written if before is not None else 0
         node.layer = bool(entry.details.get(LAYER))
         if node.layer:
@@ -192,7 +195,7 @@ class Report:
             node.what = "modified" if node.what == "deleted" else "created"
         elif entry.action == "delete":
             if node.was:
-                before = _reach(tree, node.was)
+                before = tree.reach(node.was)
                 before.what = "modified" if before.what == "created" else "deleted"
             node.what = "" if node.was or node.what == "created" else "deleted"
             node.was = ""
@@ -202,29 +205,29 @@ class Report:
     def _rename(self, tree: _Node, entry: AuditEntry, other: str) -> None:
         if entry.details.get("exchange"):
             for path in (entry.path, other):
-                node = _reach(tree, path)
+                node = tree.reach(path)
                 node.changes += 1
                 node.what = node.what or "modified"
             return
-        moved = _take(tree, entry.path) or _Node()
-        replaced = _reach(tree, other)
+        moved = tree.take(entry.path) or _Node()
+        replaced = tree.reach(other)
         was_there = replaced.what in ("modified", "deleted", "renamed")
-        # No earlier entry names a file that the source had and the session did not change.
+        # Without an earlier entry of the new name, the details tell if the source had a file there.
         was_there |= replaced.what != "created" and bool(entry.details.get(REPLACES))
         moved.changes += 1 + replaced.changes
         if moved.what == "created":
-            # Written beside the file and put in its place, or made under another name at first.
+            # Written beside the file and renamed over it, or created under another name.
             moved.what = "modified" if was_there else "created"
         elif moved.was == other:
             moved.what, moved.was = "modified" if moved.written else "", ""
         else:
             moved.what, moved.was = "renamed", moved.was or entry.path
         moved.layer = bool(entry.details.get(LAYER))
-        _put(tree, other, moved)
+        tree.put(other, moved)
 
     def _changed(self) -> Iterator[dict[str, Any]]:
         for source, tree in sorted(self._trees.items()):
-            for path, node in _walk(tree):
+            for path, node in tree.walk():
                 if node.what and not node.layer:
                     yield {
                         "source": source,
@@ -235,57 +238,30 @@ class Report:
                         "bytes": node.written,
                     }
 
-    def _told(self, name: str, session: _Session) -> dict[str, Any]:
+    def _session(self, name: str, session: _Session) -> dict[str, Any]:
         return {
             "session": name,
             "agent": session.agent,
             "agent_id": session.agent_id,
             "first": session.first,
             "last": session.last,
-            **self._about.get(name, About())._asdict(),
+            **self._facts.get(name, SessionFacts())._asdict(),
         }
 
     def _top_rules(self) -> list[dict[str, Any]]:
         rules: dict[tuple[str, str], int] = {}
         for (code, rule, _, _), refusal in self._refusals.items():
             rules[rule, code] = rules.get((rule, code), 0) + refusal.times
-        top = sorted(rules.items(), key=lambda one: (-one[1], one[0]))
+        top = sorted(rules.items(), key=lambda item: (-item[1], item[0]))
         return [{"rule": rule, "code": code, "times": times} for (rule, code), times in top[:10]]
 
 
 def _made(change: Change) -> int:
-    """Return how many changes an intent stands for: of a counter in scratch, as many as its outcome counts."""
+    """Return the number of changes of an intent: 1, or the sum of a scratch counter."""
     counts = change.outcome.details.get(COUNTS) if change.outcome is not None else None
     if not isinstance(counts, dict):
         return 1
     return sum(number for key, number in counts.items() if key != "failed" and type(number) is int)
-
-
-def _reach(tree: _Node, path: str) -> _Node:
-    node = tree
-    for name in path.split("/") if path else ():
-        node = node.children.setdefault(name, _Node())
-    return node
-
-
-def _take(tree: _Node, path: str) -> _Node | None:
-    above, _, name = path.rpartition("/")
-    return _reach(tree, above).children.pop(name, None)
-
-
-def _put(tree: _Node, path: str, node: _Node) -> None:
-    above, _, name = path.rpartition("/")
-    _reach(tree, above).children[name] = node
-
-
-def _walk(tree: _Node) -> Iterator[tuple[str, _Node]]:
-    waiting = [("", tree)]
-    while waiting:
-        above, node = waiting.pop()
-        yield above, node
-        waiting += [
-            (f"{above}/{name}" if above else name, child) for name, child in sorted(node.children.items(), reverse=True)
-        ]
 
 
 def _refused(key: tuple[str, str, str, str], refusal: _Refusal) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""A report in Markdown, to be pasted into a pull request.
+"""Render a report as Markdown for a pull request.
 
-Whatever stands in a record, somebody else may have chosen: names of files, of agents, what failed and why. None of it
-can make a heading, a link or an image, call anybody, or leave its cell of a table; and the whole is no longer than a
-pull request takes.
+Texts of a trail are untrusted: names of files and agents, and reasons of failures. None of them can create a heading, a
+link, an image or a mention, or leave its table cell. The whole fits into the description of a pull request.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from typing import Any, Final, NamedTuple
 from bonobofs.system.terminal import escape
 
 EXAMPLES: Final = 5
-"""Agents that are named in the title, and paths with a refusal."""
+"""Most agents in the title, and most paths of a denial."""
 LONGEST: Final = 300
-"""Characters of a name; of a longer one the beginning and the end are shown."""
+"""Most characters of a name. A longer name is shortened in its middle."""
 
 _CALLS: Final = re.compile(r"[@#&]|://|www\.", re.IGNORECASE)
-"""What GitHub and its like make a link of, or send a message for, in spite of a backslash."""
+"""Text that GitHub and similar sites turn into a link or a mention in spite of a backslash."""
 
 
-def written(document: dict[str, Any]) -> str:
-    """The report that `report.Report.document` gives, as Markdown."""
+def render(document: dict[str, Any]) -> str:
+    """Return the document of `report.Report.document` as Markdown."""
     return "\n".join(_lines(document)) + "\n"
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
     totals, more = document["totals"], document["more"]
     agents = sorted({session["agent"] for session in document["sessions"]})
-    yield f"# What was done by {_listed([_code(agent) for agent in agents[:EXAMPLES]], len(agents)) or 'nobody'}"
+    yield f"# Changes by {_listed([_code(agent) for agent in agents[:EXAMPLES]], len(agents)) or 'no agent'}"
     yield ""
     yield (
         f"{_many(totals['paths'], 'path')} changed, {_many(totals['refused'], 'change')} refused, "
@@ -48,16 +47,16 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 class _Section(NamedTuple):
-    """A heading and what is below it, cut where it would be longer than a comment may be with the others."""
+    """A heading and its items, limited in length so that all sections fit into one comment."""
 
     title: str
     characters: int
-    tell: Callable[[dict[str, Any]], str]
-    """One item, as one line or several."""
+    render: Callable[[dict[str, Any]], str]
+    """Returns the lines of one item."""
     what_to_do: str = ""
     heading: tuple[str, ...] = ()
     of_each: str = ""
-    """What the items are told under, each under its own, where there is more than one of it."""
+    """Key that groups the items, if they have more than one value of it."""
 
     def lines(self, items: list[dict[str, Any]], more: int) -> Iterator[str]:
         yield from ("", f"## {self.title}", "")
@@ -69,8 +68,8 @@ class _Section(NamedTuple):
         if len(groups) <= 1:
             yield from self.heading
         for number, item in enumerate(items):
-            told = self.tell(item)
-            left -= len(told) + 1
+            text = self.render(item)
+            left -= len(text) + 1
             if left < 0 and number:
                 more += len(items) - number
                 break
@@ -79,7 +78,7 @@ class _Section(NamedTuple):
                     yield ""
                 under = item[self.of_each]
                 yield from (f"In {_code(under)}:", "", *self.heading)
-            yield told
+            yield text
         if more:
             yield from ("", f"And {more} more.")
 
@@ -140,44 +139,44 @@ _SECTIONS: Final = {
         "Failed",
         4_000,
         _failed_line,
-        "They were allowed, and nothing came of them: mend what is in the way.",
+        "The policy permitted these changes, and they failed: remove the cause.",
     ),
-    "alerts": _Section("Alerts", 4_000, _noticed_line, "Somebody should look at each before this is merged."),
+    "alerts": _Section("Alerts", 4_000, _noticed_line, "Review each one before the merge."),
     "out_of_band": _Section(
         "Changed behind the mount",
         4_000,
         _behind_line,
-        "No rule judged these, and nobody is known for them: look at each.",
+        "No rule was applied to these, and their author is unknown: review each one.",
     ),
     "unfinished": _Section(
-        "Begun and not known to be ended",
+        "Begun without a recorded outcome",
         4_000,
         _noticed_line,
-        "They were made or not; `bonobofs audit verify` says what is there now.",
+        "They may have been made; `bonobofs audit verify` shows the present state.",
     ),
     "sessions": _Section("Sessions", 7_000, _session_line),
 }
-"""Together less than the 65,536 characters that a pull request takes."""
+"""Together less than the 65,536 characters of a pull request's description."""
 
 
 def _cell(text: str) -> str:
-    """Text as a code span in a table."""
+    """Return a text as a code span in a table."""
     return _code(text).replace("|", "\\|")
 
 
 def _code(text: str) -> str:
-    """Text as a code span: no Markdown, no link and nobody's name in it, whatever is in it."""
+    """Return a text as a code span, in which no Markdown, link or mention is active."""
     safe = escape(text)
     if len(safe) > LONGEST:
         safe = f"{safe[: LONGEST // 2]}…{safe[-LONGEST // 2 :]}"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", safe)), default=0))
-    # A space at both ends is taken off when the span is read, unless it holds spaces only.
+    # A renderer removes one space at both ends, unless the span has spaces only.
     pad = " " if "`" in safe or (safe[:1] == safe[-1:] == " " and safe.strip(" ")) else ""
     return f"{fence}{pad}{safe}{pad}{fence}" if safe else "the root"
 
 
 def _plain(text: str) -> str:
-    """Text that is no Markdown, whatever is in it. What would call somebody, or lead somewhere, is a code span."""
+    """Return a text with its Markdown escaped. A text with a mention or a link becomes a code span."""
     safe = escape(text)
     if len(safe) > LONGEST or _CALLS.search(safe):
         return _code(text)

@@ -1,8 +1,8 @@
-"""Names that a killed process left in the source, taken away by the next session.
+"""Remove temporary names that a killed process left in the source.
 
-A file that is whole comes onto a name that is taken by way of another name: a link to that, and a rename. In between
-there is a moment in which the process may be killed. The intent of the change stands in its trail without a good
-outcome, and states the name, which nobody else can have: it ends in 32 random digits.
+A complete file replaces an existing one by a link to a temporary sibling name and a rename. If the process is killed
+between the two, the temporary name stays. The trail then has the intent without a successful outcome, and the intent
+declares the name. No other program uses such a name: it ends in 32 random digits.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ REMOVE_STRAY: Final = "remove_temporary"
 _PREFIX: Final = ".bonobofs-"
 _DIGITS: Final = 32
 _LOOKED_AT: Final = 64
-"""Entries at the end of a trail. Outcomes are written before the next change, so only the last can be without."""
+"""Entries that are searched at the end of a trail. Outcomes are written before the next change."""
 
 
 class Stray(NamedTuple):
-    """A name that may have been left, and the intent that states it."""
+    """A temporary name that may exist, and the intent that declares it."""
 
     path: str
     session: str
     intent: int
     inode: int | None
-    """Number of the inode that the name was to lead to, where the intent states it."""
+    """Inode number of the file, if the intent declares it."""
 
 
 def stray_name() -> str:
-    """A name that nobody has."""
+    """Return a new temporary name."""
     return _PREFIX + secrets.token_hex(_DIGITS // 2)
 
 
 def is_stray_name(name: object) -> bool:
-    """Whether `stray_name` could have given this."""
+    """True if `name` has the form of a temporary name."""
     if not isinstance(name, str) or not name.startswith(_PREFIX):
         return False
     digits = name.removeprefix(_PREFIX)
@@ -55,7 +55,7 @@ def is_stray_name(name: object) -> bool:
 
 
 def by_way_of(path: str, details: Mapping[str, Any]) -> str | None:
-    """The name, beside the one that an intent is to end at, by way of which it gets there; None: it states none."""
+    """Return the temporary sibling name that an intent declares, as a path, or None."""
     name, to = details.get(BY), details.get("to")
     if not is_stray_name(name):
         return None
@@ -64,7 +64,7 @@ def by_way_of(path: str, details: Mapping[str, Any]) -> str | None:
 
 
 def left_in(home: Path, source: Path) -> list[Stray]:
-    """What the ended sessions of a source that can be read may have left there."""
+    """Return the temporary names that the ended sessions of a source may have left there."""
     return [
         stray
         for session in read_all(home)[0]
@@ -74,10 +74,10 @@ def left_in(home: Path, source: Path) -> list[Stray]:
 
 
 def remove(root: int, trail: Trail, strays: Iterable[Stray]) -> None:
-    """Take away what is still there below the directory `root`, each entered in `trail` first.
+    """Remove the names that still exist below the directory `root`. `trail` records each removal before it is made.
 
-    Only a file or a symlink that is the one meant, reached without a symlink and on the file system of `root`. What
-    cannot be had is looked for again by the next session. TrailError: nothing was removed that is not entered.
+    Only a file or a symlink with the declared inode number is removed, reached without a symlink and on the file system
+    of `root`. The next session tries again if one cannot be removed. TrailError: no unrecorded removal was made.
     """
     for stray in strays:
         above, _, name = stray.path.rpartition("/")

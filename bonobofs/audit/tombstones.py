@@ -1,7 +1,7 @@
-"""The record of pruned trails: what was removed, up to which entry, by whom and why.
+"""The record of pruned trails: for each, its last entry, the agent and the reason.
 
-`pruned.jsonl` in the state directory is a trail of its own, with `pruned.head` beside it: it is append-only and
-hash-chained, and `audit.verify` checks it like any other. It has no closing entry, because every pruning appends to it.
+`pruned.jsonl` in the state directory is a trail of its own, with its head in `pruned.head`. `audit.verify` checks it
+like any other trail. It has no closing entry, because every pruning appends to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import TrailError
 
 PRUNED: Final = "pruned"
-"""Name of the record, and what stands for a session in its entries."""
+"""Name of the record, and `session` of its entries."""
 PRUNE: Final = "prune"
 
 
@@ -28,18 +28,19 @@ class Tombstone(NamedTuple):
     session: str
     agent: str
     seq: int
-    """Number of its last entry, which is the number of its entries."""
+    """Number of the last entry."""
     hash: str
     first: str
-    """When its first entry was made, ISO 8601; "" without entries."""
+    """Time of the first entry in ISO 8601; "" for an empty trail."""
     last: str
+    """Time of the last entry."""
     bytes: int
-    """What it held on the disk."""
+    """Size on the disk."""
     why: str
 
 
 Tombstones = Callable[[], Mapping[str, Tombstone]]
-"""Reads the tombstones, by session, as they are at this moment."""
+"""Reads the present tombstones by session."""
 
 
 def record_path(home: Path) -> Path:
@@ -51,7 +52,7 @@ def record_head(home: Path) -> Path:
 
 
 def tombstones(home: Path) -> dict[str, Tombstone]:
-    """Read the tombstones of a state directory, by session; a damaged one is left out. TrailError: unreadable."""
+    """Read the tombstones of a state directory by session. A damaged tombstone is omitted. TrailError."""
     if not record_path(home).exists():
         return {}
     entries = (entry.details for entry in read(record_path(home)) if entry.operation == PRUNE)
@@ -69,9 +70,9 @@ def _tombstone(details: dict[str, Any]) -> Tombstone | None:
 
 @contextmanager
 def appending(home: Path, agent: str) -> Iterator[Trail]:
-    """Open the record to append tombstones, for the length of a `with` block; the caller holds the retention lock.
+    """Open the record to append tombstones. The caller holds the retention lock and has verified the record.
 
-    The record is known to verify. What a crash left behind its last whole line is cut off. TrailError.
+    An incomplete last line, which a crash can leave, is cut off. TrailError.
     """
     path, head, identity = record_path(home), record_head(home), Identity(PRUNED, agent, "")
     if not path.exists() and not head.exists():
@@ -103,6 +104,6 @@ def _resumed(path: Path, head: Path, identity: Identity) -> Trail:
 
 
 def bury(trail: Trail, tombstone: Tombstone) -> None:
-    """Append a tombstone and bring it to the disk. TrailError: it is not known to be there, and nothing is removed."""
+    """Append a tombstone and sync it to the disk. TrailError: the caller must not remove the trail."""
     trail.event(PRUNE, tombstone._asdict())
     trail.sync()

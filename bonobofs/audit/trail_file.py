@@ -1,9 +1,9 @@
-"""A trail on the disk: plain while its session lives, compressed once it has ended. One function opens both forms.
+"""Open, compress and remove the file of a trail: plain while its session lives, compressed after the session's end.
 
-`trails/SESSION.jsonl.gz` holds the bytes of `trails/SESSION.jsonl`, and `zcat` reads it. It is a sequence of gzip
-members, each of one block of the trail, so that a reader can begin at any offset. All blocks but the last have the same
-size. The last member is empty; its extra field (RFC 1952) is the index of the blocks. All paths here name the plain
-form, and all offsets count its bytes: the cursors of readers survive the compression.
+`trails/SESSION.jsonl.gz` contains the bytes of `trails/SESSION.jsonl`, and `zcat` reads it. It is a sequence of gzip
+members, one for each block of the trail, so that a reader can start at any offset. All blocks but the last have the
+same size. The last member is empty; its extra field (RFC 1952) is the index of the blocks. All paths in this module
+name the plain form, and all offsets count its bytes, so that the cursors of readers survive the compression.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import BinaryIO, Final
 
 BLOCK: Final = 64 * 1024
 _MOST_BLOCKS: Final = 16_000
-"""An extra field has at most 65,535 bytes, and each block takes four; longer trails have larger blocks."""
+"""An extra field has at most 65,535 bytes, and each block takes four of them. Longer trails have larger blocks."""
 _LARGEST_BLOCK: Final = 16 * 1024 * 1024
 _MEMBER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _LAST_MEMBER: Final = b"\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff"
 _EXTRA: Final = struct.Struct("<H2sHIQ")
-"""Size of the extra field, name and size of its only part, size of a block, size of the trail. Behind it, for each
-block, the size of its member (u32), and the offset of the last member (u64)."""
+"""Size of the extra field, name and size of its only part, size of a block, size of the trail. Then follow the size of
+each block's member (u32) and the offset of the last member (u64)."""
 _NOTHING: Final = b"\x03\x00" + bytes(8)
-"""An empty gzip member behind its header."""
+"""An empty gzip member without its header."""
 _OFFSET: Final = struct.Struct("<Q")
 
 
@@ -39,20 +39,20 @@ def compressed(trail: Path) -> Path:
 
 
 def open_trail(trail: Path) -> BinaryIO:
-    """Open a trail for reading, in whichever form it is. FileNotFoundError: there is neither.
+    """Open a trail for reading, plain or compressed. FileNotFoundError: neither exists.
 
-    Where both are, a compression was interrupted, and the plain form counts. A damaged block is read as one line that
-    is no entry. A compressed form that was cut off ends with its last whole block.
+    If both exist, a compression was interrupted, and the plain form is read. A damaged block reads as one line that is
+    not an entry. A truncated compressed form ends with its last complete block.
     """
     try:
         return trail.open("rb")
     except FileNotFoundError:
-        # The compressed form takes its name before the plain one loses its own.
+        # `compress` creates the compressed form before it removes the plain one.
         return _open_compressed(compressed(trail))
 
 
 def stat_trail(trail: Path) -> os.stat_result:
-    """Return the status of the form that is read; its size is that on the disk. FileNotFoundError as `open_trail`."""
+    """Return the status of the form that `open_trail` opens. FileNotFoundError as there."""
     try:
         return trail.stat()
     except FileNotFoundError:
@@ -66,10 +66,10 @@ def size_of(trail: Path) -> int:
 
 
 def compress(trail: Path) -> None:
-    """Replace the plain form of a trail that has ended by the compressed one.
+    """Replace the plain form of an ended trail by the compressed form.
 
-    The plain form is removed after the compressed one is on the disk and was read back. A process that is killed at any
-    step leaves the plain form, the compressed one, or both alike. OSError: the plain form is still there.
+    The plain form is removed after the compressed form is on the disk and was read back. A process that is killed at
+    any step leaves the plain form, the compressed form, or both. OSError: the plain form still exists.
     """
     target = compressed(trail)
     part = target.with_name(f"{target.name}.part")
@@ -77,7 +77,7 @@ def compress(trail: Path) -> None:
         written = _write(trail, part)
         with _open_compressed(part) as stream:
             if _digest(stream) != written:
-                raise OSError(errno.EIO, "what was compressed does not read back")
+                raise OSError(errno.EIO, "the compressed trail does not read back")
         os.rename(part, target)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def remove(trail: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk. OSError."""
+    """Sync a directory to the disk. OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -105,7 +105,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _write(trail: Path, part: Path) -> bytes:
-    """Write the compressed form of a trail; return the SHA-256 of the plain one."""
+    """Write the compressed form of a trail; return the SHA-256 of the plain form."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with trail.open("rb") as plain, os.fdopen(os.open(part, flags, 0o600), "wb") as out:
         status = os.fstat(plain.fileno())
@@ -136,7 +136,7 @@ def _digest(stream: BinaryIO) -> bytes:
 
 
 def _unpacked(packed: bytes, most: int) -> tuple[bytes, int]:
-    """Return what the first gzip member of `packed` holds, and its size; nothing where it is not whole or too large."""
+    """Return the content and size of the first gzip member; (b"", 0) if it is incomplete or larger than `most`."""
     unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         data = unpacked.decompress(packed, most)
@@ -156,7 +156,7 @@ class _Blocks(io.RawIOBase):
         self._file = file
         self._at = 0
         self._held: tuple[int, bytes] = (-1, b"")
-        """The last block that was read: its number and its bytes."""
+        """Cache of the last block read: its number and its bytes."""
         try:
             self._block, self._size, self._offsets = self._index() or self._scan()
         except BaseException:
@@ -199,7 +199,7 @@ class _Blocks(io.RawIOBase):
         return data if len(data) == size else b"?" * (size - 1) + b"\n"
 
     def _index(self) -> tuple[int, int, list[int]] | None:
-        """Return the size of a block, that of the trail, and where members begin; None without a whole index."""
+        """Return the size of a block, the size of the trail and the offsets of the members; None: no valid index."""
         size = os.fstat(self._file.fileno()).st_size
         ending = self._pread(_OFFSET.size + len(_NOTHING), size - _OFFSET.size - len(_NOTHING))
         if len(ending) != _OFFSET.size + len(_NOTHING):
@@ -218,7 +218,7 @@ class _Blocks(io.RawIOBase):
         return (block, total, offsets) if offsets[-1] == offset else None
 
     def _scan(self) -> tuple[int, int, list[int]]:
-        """As `_index`, from the members themselves, up to the first that is not whole."""
+        """Return the same as `_index` from the members themselves, up to the first incomplete one."""
         block, total, offsets = _LARGEST_BLOCK, 0, [0]
         while True:
             data, size = _unpacked(self._pread(2 * block, offsets[-1]), block)

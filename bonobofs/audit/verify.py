@@ -1,11 +1,12 @@
-"""Whether trails are what was written: the first entry that is changed, missing, moved or added, and lost ends.
+"""Verify trails: find the first entry that was changed, removed, moved or added, and missing ends.
 
-The chain says that something is wrong at an entry; what was done is told by what comes after it. So a trail is read to
-its end, in constant memory: at the first break a few questions are noted (does the entry that belongs here stand
-further down? does this one stand there again?), and answered by the time the end is reached.
+The hash chain shows the entry at which a trail breaks. The lines after it show what was done. So a trail is read to its
+end in constant memory: at the first break the walk notes what it looks for (the expected entry further down, a second
+copy of this one), and judges at the end.
 
-What it rests on is the head, which is kept outside the trail. Entries after the head (at most a second of them) can be
-cut off, and a history rewritten together with its head cannot be told: only an outside witness tells those.
+Verification relies on the head, a file outside the trail. It cannot detect that entries after the head (at most one
+second) were cut off, or that a trail was rewritten together with its head. Only the posted heads of an outside witness
+detect these.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO
-from bonobofs.audit.reader import LONGEST_LINE, OTHER_NAMES, trails_in
+from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO, other_paths
+from bonobofs.audit.reader import LONGEST_LINE, lines_of, trails_in
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.trail_file import open_trail
@@ -32,10 +33,10 @@ from bonobofs.errors import TrailError
 from bonobofs.system.paths import open_directory_beneath
 
 OPEN_INTENTS: Final = 100_000
-"""How many intents without outcome are kept in mind; beyond that the oldest are counted only."""
+"""Most intents without outcome that a walk keeps. Beyond that the oldest are counted only."""
 
 Look = Callable[[str], str]
-"""Says what the source shows at a path now, in a few words."""
+"""Describes in a few words what the source has at a path now."""
 
 _CLAIMS = re.compile(rb'"seq":(\d{1,18}),"prev":"([0-9a-f]{64})"')
 _ENDED = re.compile(rb',"hash":"[0-9a-f]{64}"\}.')
@@ -43,22 +44,22 @@ _BEGINNING = b'{"timestamp":"'
 
 
 class What(enum.StrEnum):
-    """What was done to a trail, as well as the evidence tells."""
+    """What was done to a trail, according to the evidence."""
 
     CHANGED = "changed"
     MISSING = "missing"
     MOVED = "moved"
     ADDED = "added"
     TAIL = "tail"
-    """Entries that the head knows of are missing at the end."""
+    """Entries up to that of the head are missing at the end."""
     TRAIL = "trail"
     """The whole trail is missing or cannot be read."""
     HEAD = "head"
     """The head is missing or cannot be read."""
     ORPHAN = "orphan"
-    """An outcome whose intent is not there, or had its outcome before."""
+    """An outcome whose intent is missing or already has an outcome."""
     WITNESS = "witness"
-    """The trail is not the one whose heads were posted."""
+    """The trail does not match a posted head."""
     SESSION = "session"
     """The session's document cannot be read."""
 
@@ -67,49 +68,49 @@ class Status(enum.StrEnum):
     """How a session's trail ends."""
 
     CLOSED = "closed"
-    """With a closing entry: a clean end."""
+    """It has a closing entry."""
     OPEN = "open"
-    """Its session lives."""
+    """It has no closing entry, and its session lives."""
     CRASHED = "crashed"
-    """Without a closing entry, and its session does not live."""
+    """It has no closing entry, and its session does not live."""
     GONE = "gone"
-    """There is no trail."""
+    """The trail does not exist."""
     PRUNED = "pruned"
-    """There is no trail any more, and the record of pruned trails says so."""
+    """The trail does not exist, and the record of pruned trails has its tombstone."""
 
 
 class Finding(NamedTuple):
-    """Something that is not as it was written."""
+    """One damage of a trail."""
 
     session: str
     what: What
     seq: int | None
-    """Number of the entry that it is about."""
+    """Number of the entry concerned."""
     line: int | None
-    """Line of the trail, from 1, on which it shows."""
+    """Line of the trail, from 1."""
     message: str
 
 
 class Unfinished(NamedTuple):
-    """An intent without outcome: the change may have been made or not."""
+    """An intent without outcome. The change may have been made."""
 
     seq: int
     timestamp: str
     operation: str
     path: str
     shows: str
-    """What the source shows now; "" when nobody looked."""
+    """What the source has at the path now; "" if `verify` did not look."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What is known of one session's trail."""
+    """The result for one session's trail."""
 
     session: str
     status: Status = Status.CRASHED
     entries: int = 0
     torn: bool = False
-    """The last line was cut short before it was whole, as a crash does; nothing was done on its strength."""
+    """The last line is incomplete, as after a crash. No change relied on it."""
     findings: list[Finding] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     unfinished_uncounted: int = 0
@@ -117,12 +118,12 @@ class Report:
 
 
 class Head(NamedTuple):
-    """What a head file says."""
+    """The content of a head file."""
 
     seq: int
     hash: str
     settled: datetime | None
-    """All that was entered before this moment is on the disk; None: nothing was synced yet."""
+    """All entries before this time are on the disk. None: the trail was never synced."""
 
 
 def verify(
@@ -135,15 +136,15 @@ def verify(
 ) -> Iterator[Report]:
     """Verify every trail of a state directory, by session.
 
-    `live` says whether the process of a session runs; `look` gives the sight of a session's source; `expected` are
-    sessions that are known to have had a trail; `pruned` reads the tombstones.
+    `live` returns whether the process of a session runs, `look` returns the Look of a session's source. `expected` are
+    sessions that had a trail. `pruned` reads the tombstones.
     """
     found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
     for session in sorted(found.union(expected, pruned())):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
             report = verify_trail(*paths, session=session, live=live(session), look=look(session))
-            # A tombstone is written before its trail is removed, which may be at this moment.
+            # The tombstone is written before the trail is removed, which may happen during this call.
             if report.status is Status.GONE and (tombstone := pruned().get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
             yield report
@@ -152,49 +153,49 @@ def verify(
 
 
 def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = False, look: Look | None = None) -> Report:
-    """Verify one trail against its head. TrailError: it is there and cannot be read."""
+    """Verify one trail against its head. TrailError: it exists and cannot be read."""
     report = Report(session)
     walk = _Walk(report)
-    # The head first: a living trail may only have more than the head said, never less.
+    # Read the head first, so that a trail that grows meanwhile has at least the head's entries.
     head = _judged_head(head_path, report)
     try:
         with open_trail(trail) as stream:
             walk.head = head
-            for raw in iter(lambda: stream.readline(LONGEST_LINE), b""):
+            for raw in lines_of(stream):
                 walk.take(raw)
     except FileNotFoundError:
         report.status = Status.GONE
-        message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head tells nothing"
+        message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head cannot be read"
         report.findings.insert(0, Finding(session, What.TRAIL, None, None, message))
         return report
     except OSError as error:
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
     walk.end()
     if live and report.entries == 0 and head is None:
-        report.findings.clear()  # It is being made at this moment: the head comes just after the trail.
+        report.findings.clear()  # The session is creating the trail. It creates the head after it.
     report.status = Status.CLOSED if walk.closed else Status.OPEN if live else Status.CRASHED
     report.unfinished = [_unfinished(seq, intent, look) for seq, intent in walk.intents.items()]
     return report
 
 
 def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
-    """Report on a trail that was pruned; a pruning that was interrupted leaves the head."""
+    """Report on a pruned trail. An interrupted pruning leaves the head."""
     report = Report(tombstone.session, Status.PRUNED)
     try:
         head = read_head(head_path)
     except (FileNotFoundError, TrailError):
         return report
     if head.seq > tombstone.seq or (head.seq == tombstone.seq and head.hash != tombstone.hash):
-        message = f"the record of pruned trails ends it with entry {tombstone.seq}, and its head knows of another end"
+        message = f"the tombstone ends the trail with entry {tombstone.seq}, and its head names another end"
         report.findings.append(Finding(report.session, What.TRAIL, None, None, message))
     return report
 
 
 def read_head(path: Path) -> Head:
-    """Read a head file; FileNotFoundError, or TrailError when it is not a head."""
+    """Read a head file. FileNotFoundError; TrailError: it is damaged."""
     try:
         data = path.read_bytes()[: HEAD_SIZE + 1]
-        # It is rewritten in place: two equal readings are no half of one and half of another.
+        # The file is rewritten in place. Two equal reads are a complete content.
         while (again := path.read_bytes()[: HEAD_SIZE + 1]) != data:
             data = again
         document = json.loads(data)
@@ -205,14 +206,14 @@ def read_head(path: Path) -> Head:
     except OSError as error:
         raise TrailError(f"the head {path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise TrailError(f"the head {path} is not as it was written") from None
+        raise TrailError(f"the head {path} is damaged") from None
     if type(seq) is not int or not isinstance(link, str) or len(data) != HEAD_SIZE:
-        raise TrailError(f"the head {path} is not as it was written")
+        raise TrailError(f"the head {path} is damaged")
     return Head(seq, link, settled)
 
 
 def look_below(source: Path) -> Look:
-    """Give a sight of a source directory that follows no symlink, not even on the way to a path."""
+    """Return a Look at a source directory. It follows no symlink in any component of a path."""
 
     def look(path: str) -> str:
         above, _, name = path.rpartition("/")
@@ -233,11 +234,11 @@ def look_below(source: Path) -> Look:
 
 
 class _Line(NamedTuple):
-    """A line and what it says of itself. What an unsound line says is a claim and proves nothing."""
+    """A line and its own fields. The fields of an unsound line prove nothing."""
 
     number: int
     sound: bool
-    """Its hash is that of its bytes, and it belongs to this session."""
+    """`hash` matches its bytes, and it belongs to this session."""
     seq: int
     prev: str
     hash: str
@@ -245,20 +246,20 @@ class _Line(NamedTuple):
 
 
 class _Break:
-    """The first place where a trail does not go on as it should, and what the lines after it tell of the cause."""
+    """The first line at which the chain breaks, and the evidence of the lines after it."""
 
     def __init__(self, line: _Line, before: _Line | None, head: Head | None) -> None:
         self.line = line
         self.head = head
         self.before = before
-        """The last line that was in its place."""
+        """The last line before the break."""
         self.expected = before.seq + 1 if before is not None else 1
         self.link = before.hash if before is not None else ZERO
         self.next: _Line | None = None
         self.expected_at = 0
-        """Line on which the entry that belongs here stands; 0: on none."""
+        """Number of the line with the expected entry; 0: none."""
         self.again_at = 0
-        """Line on which the same entry as `line` stands again; 0: on none."""
+        """Number of the line with a second copy of `line`; 0: none."""
 
     def take(self, line: _Line) -> None:
         if self.next is None:
@@ -285,8 +286,8 @@ class _Break:
     def _judge_unsound(self) -> tuple[What, int | None, int, str]:
         line, expected = self.line, self.expected
         if self.expected_at:
-            return What.ADDED, None, line.number, f"line {line.number} is no entry of this trail: it was added"
-        message = f"entry {expected} on line {line.number} does not agree with its own hash: it was changed"
+            return What.ADDED, None, line.number, f"line {line.number} is not an entry of this trail: it was added"
+        message = f"entry {expected} on line {line.number} does not match its own hash: it was changed"
         return What.CHANGED, expected, line.number, message
 
     def _judge_ahead(self) -> tuple[What, int | None, int, str]:
@@ -294,13 +295,13 @@ class _Break:
         if self.expected_at and self.again_at:
             return What.ADDED, line.seq, line.number, f"entry {line.seq} was added on line {line.number} as a copy"
         if self.expected_at == line.number + 1:
-            message = f"entry {line.seq} was moved: it stands on line {line.number}, before entry {expected}"
+            message = f"entry {line.seq} was moved: it is on line {line.number}, before entry {expected}"
             return What.MOVED, line.seq, line.number, message
         if self.expected_at:
-            message = f"entry {expected} was moved: it stands on line {self.expected_at}, not on line {line.number}"
+            message = f"entry {expected} was moved: it is on line {self.expected_at}, not on line {line.number}"
             return What.MOVED, expected, self.expected_at, message
         if self.next is not None and self.next.seq == expected + 1 and self.next.prev != line.hash:
-            message = f"entry {expected} on line {line.number} was changed: it calls itself entry {line.seq}"
+            message = f"entry {expected} on line {line.number} was changed: its number is {line.seq}"
             return What.CHANGED, expected, line.number, message
         gap = f"entry {expected} is" if line.seq == expected + 1 else f"entries {expected} to {line.seq - 1} are"
         return What.MISSING, expected, line.number, f"{gap} missing before line {line.number}"
@@ -308,14 +309,16 @@ class _Break:
     def _judge_unlinked(self) -> tuple[What, int | None, int, str]:
         line, expected = self.line, self.expected
         if self.expected_at:
-            message = f"line {line.number} was added: entry {expected} stands on line {self.expected_at}"
+            message = f"line {line.number} was added: entry {expected} is on line {self.expected_at}"
             return What.ADDED, expected, line.number, message
         goes_on = self.next is None or (self.next.seq, self.next.prev) == (expected + 1, line.hash)
         if self.before is not None and goes_on:
             before = self.before
-            message = f"entry {before.seq} on line {before.number} was changed: the entry after it knows another hash"
+            message = f"entry {before.seq} on line {before.number} was changed: the next entry has another hash of it"
             return What.CHANGED, before.seq, before.number, message
-        message = f"entry {expected} on line {line.number} was changed: it does not know the entry before it"
+        message = (
+            f"entry {expected} on line {line.number} was changed: it does not have the hash of the entry before it"
+        )
         return What.CHANGED, expected, line.number, message
 
     def _judge_behind(self) -> tuple[What, int | None, int, str]:
@@ -323,14 +326,14 @@ class _Break:
         followed = self.next is not None and (self.next.seq, self.next.prev) == (line.seq + 1, line.hash)
         known = self.head is not None and (self.head.seq, self.head.hash) == (line.seq, line.hash)
         if before is not None and (followed or known) and line.hash != before.hash and line.prev == before.prev:
-            message = f"line {before.number} was added: the trail goes on from the other entry {line.seq}"
+            message = f"line {before.number} was added: the trail continues from the other entry {line.seq}"
             return What.ADDED, before.seq, before.number, message
         message = f"line {line.number} was added: there is an entry {line.seq} before it"
         return What.ADDED, line.seq, line.number, message
 
 
 class _Walk:
-    """The state of one reading."""
+    """The state while one trail is read."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -353,14 +356,14 @@ class _Walk:
             return
         line = _parsed(raw, self._number, self._report.session)
         self._report.entries += 1
-        # What an unsound line says of itself must not hide a missing tail; but it does stand for one entry.
+        # An unsound line counts as one entry. Its own number must not hide a missing tail.
         self._highest = max(self._highest, line.seq if line.sound else self._due()[0] if self._break is None else 0)
         if line.sound and self.head is not None and (line.seq, line.hash) == (self.head.seq, self.head.hash):
             self._head_seen = True
         if self._break is not None:
             self._break.take(line)
         elif self.closed and self._last is not None and (line.seq, line.prev) != (self._last.seq, self._last.prev):
-            self._find(What.ADDED, line.seq or None, line.number, f"line {line.number} stands after the closing entry")
+            self._find(What.ADDED, line.seq or None, line.number, f"line {line.number} is after the closing entry")
             self._break = _Break(line, self._last, self.head)
         elif line.sound and (line.seq, line.prev) == self._due():
             self._last = line
@@ -373,7 +376,7 @@ class _Walk:
             self._pair(line)
 
     def end(self) -> None:
-        """Judge what only the end tells."""
+        """Judge the trail at its end."""
         report = self._report
         if self._break is not None and not self.closed:
             report.findings.insert(0, self._break.finding(report.session))
@@ -385,9 +388,9 @@ class _Walk:
         if self._highest < head.seq:
             lost = self._highest + 1
             which = f"entry {lost} is" if lost == head.seq else f"entries {lost} to {head.seq} are"
-            self._find(What.TAIL, lost, None, f"{which} missing at the end: the head knows of them")
+            self._find(What.TAIL, lost, None, f"{which} missing at the end: the head ends with entry {head.seq}")
         elif not report.findings:
-            message = f"entry {head.seq} is another than the one that the head knows: the trail or the head was changed"
+            message = f"entry {head.seq} does not have the hash of the head: the trail or the head was changed"
             self._find(What.CHANGED, head.seq, None, message)
 
     def _due(self) -> tuple[int, str]:
@@ -398,11 +401,11 @@ class _Walk:
         self.closed = (document.get("kind"), document.get("operation")) == ("event", CLOSE)
         if not self._pair(line) and not self._orphan:
             self._orphan = True
-            message = f"entry {line.seq} on line {line.number} is an outcome, and there is no intent that waits for it"
+            message = f"entry {line.seq} on line {line.number} is an outcome without an open intent"
             self._find(What.ORPHAN, line.seq, line.number, message)
 
     def _pair(self, line: _Line) -> bool:
-        """Keep an intent, or strike the one that an outcome ends; False when an outcome ends none."""
+        """Add an intent, or remove the intent of an outcome. False: the outcome has no open intent."""
         document = line.document
         if document.get("result") == "denied":
             return True
@@ -425,7 +428,7 @@ class _Walk:
         return False
 
     def _judge_rest(self) -> None:
-        """Judge what stands after the last newline: a write that a crash cut short, or something else."""
+        """Judge the bytes after the last newline: a write that a crash interrupted, or an addition."""
         rest = self._rest
         torn = not rest.strip(b"\0") or (
             rest.startswith(_BEGINNING[: len(rest)]) and _ENDED.search(rest) is None and rest.isascii()
@@ -433,7 +436,7 @@ class _Walk:
         if torn and not self.closed:
             self._report.torn = True
         else:
-            self._find(What.ADDED, None, self._number, f"what stands on line {self._number} at the end is no entry")
+            self._find(What.ADDED, None, self._number, f"line {self._number} at the end is not an entry: it was added")
 
     def _find(self, what: What, seq: int | None, line: int | None, message: str) -> None:
         self._report.findings.append(Finding(self._report.session, what, seq, line, message))
@@ -461,7 +464,7 @@ def _judged_head(path: Path, report: Report) -> Head | None:
     try:
         return read_head(path)
     except FileNotFoundError:
-        message = f"the head {path} is missing: a tail that was cut off cannot be told"
+        message = f"the head {path} is missing: a missing end of the trail cannot be detected"
     except TrailError as error:
         message = str(error)
     report.findings.append(Finding(report.session, What.HEAD, None, None, message))
@@ -471,12 +474,12 @@ def _judged_head(path: Path, report: Report) -> Head | None:
 def _unfinished(seq: int, intent: dict[str, Any], look: Look | None) -> Unfinished:
     path, details = str(intent.get("path", "")), intent.get("details")
     details = details if isinstance(details, dict) else {}
-    others = [*(details.get(key) for key in OTHER_NAMES), by_way_of(path, details)]
+    temporary = by_way_of(path, details)
     shows = ""
     if look is not None and LAYER in details:
-        shows = "kept apart from the source, which it left as it is"
+        shows = "the change was not in the source, but in another layer"
     elif look is not None:
-        names = [path, *(other for other in others if isinstance(other, str))]
+        names = [path, *other_paths(details), *([temporary] if temporary is not None else [])]
         shows = look(path) if len(names) == 1 else "; ".join(f"{name}: {look(name)}" for name in names)
     return Unfinished(seq, str(intent.get("timestamp", "")), str(intent.get("operation", "")), path, shows)
 

@@ -1,11 +1,11 @@
-"""The trail of one session.
+"""Append the hash-chained trail of one session.
 
-What is on the disk decides: `seq` and `prev` advance only over what a write(2) has taken whole. An intent is there
-before its effect; an outcome waits and rides in the next write, so that a change costs one system call.
+The disk is authoritative: `seq` and `prev` advance only after a write(2) has taken the whole line. The trail has an
+intent before its effect. An outcome is queued and written together with the next entry, so that a change costs one
+system call.
 
-Cost of a change is the reason for the shape of `intent` and `outcome`: whatever stays the same for a session, or for
-an operation and a rule, is written out once, and nothing between is looked up or copied that need not be. An outcome
-gets its place and its hash when it is queued, while the caller goes on already, and not before the next change.
+`intent` and `outcome` are on the path of every change. Text that is constant for a session, or for an operation and a
+rule, is formatted once and cached. An outcome gets its number and its hash when it is queued.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
 from bonobofs.audit.trail_file import sync_directory
-from bonobofs.errors import TrailError
+from bonobofs.errors import TrailError, error_text
 from bonobofs.policy.decision import Denied
 
 HEAD_SIZE: Final = 192
-"""Bytes of a head file. Always the same, so that rewriting it in place needs no new block on a full disk."""
+"""Bytes of a head file. The size is constant, so that rewriting the file in place needs no block of a full disk."""
 
 LONGEST_OF_REFUSAL: Final = 1024
-"""Bytes of a path, or of a text in the details, that the entry of a refusal holds. A refused path can have 150 KB."""
+"""Most bytes of a path, or of a text in the details, in the entry of a denial. A denied path can have 150 KB."""
 _END_OF_REFUSAL: Final = 255
-"""Characters below which a text has at most that many bytes; bytes that are kept of each end of a longer one."""
+"""Characters that always fit into LONGEST_OF_REFUSAL bytes; bytes that a longer text keeps of each end."""
 
 CLOSE: Final = "close"
-"""Operation of the event that ends a trail which was ended cleanly."""
+"""Operation of the last event of a trail that was closed cleanly."""
 
 
 class Identity(NamedTuple):
-    """Whose trail it is."""
+    """The session and the agent of a trail."""
 
     session: str
     """UUID of the session."""
@@ -50,19 +50,19 @@ class Identity(NamedTuple):
 
 
 End = tuple[int, str, int]
-"""Where a trail ends on the disk: number and hash of the last entry, and the file's size in bytes."""
+"""End of a trail on the disk: number and hash of the last entry, and the size of the file in bytes."""
 
 
 class Trail:
     """The append-only, hash-chained trail of one session: one JSON object a line, one write(2) a change.
 
-    Entries may be made in one thread while another calls `sync`; entries from several threads are taken one by one.
+    Several threads may append entries and call `sync`.
     """
 
     def __init__(
         self, descriptor: int, head_descriptor: int, identity: Identity, path: Path, end: End = (0, ZERO, 0)
     ) -> None:
-        """Take two descriptors, both new and empty unless `end` says where the trail ends; `create` makes them."""
+        """Use two descriptors. Both files are new and empty, or the trail ends at `end`. `create` opens new ones."""
         self.path: Final = path
         self.identity: Final = identity
         self._descriptor = descriptor
@@ -71,12 +71,11 @@ class Trail:
         self._synced = -1
         self._failing = False
         self._refusal = ""
-        """Why nothing can be entered any more; "" while all is well."""
+        """Why the trail accepts no more entries; "" if it does."""
         self._queued: Final[list[str]] = []
         self._last: tuple[int, str] = end[:2]
-        """Number and hash of the last entry that is on the disk or queued."""
-        # Lock order: _syncing, then _writing. fdatasync runs under _syncing alone, so that nobody who changes a file
-        # waits for a disk that another asked to be synced.
+        """Number and hash of the last entry, written or queued."""
+        # Lock order: _syncing, then _writing. fdatasync runs under _syncing alone, so that a change never waits for it.
         self._syncing: Final = threading.Lock()
         self._writing: Final = threading.Lock()
         self._clock = (-1, "")
@@ -85,39 +84,39 @@ class Trail:
         self._intent: Final = f',"result":"allowed","reason":null,"kind":"intent"{session}'
         self._done: Final = f',"result":"allowed","reason":null,"kind":"outcome"{session}"","path":'
         self._failed: Final = f',"kind":"outcome"{session}"","path":'
-        # Filled as they are met. Each has as many members as there are operations, or operations by rules.
+        # Caches. Their sizes are bounded by the number of operations, and of operations times rules.
         self._begins: Final[dict[tuple[str, str], str]] = {}
         self._ends: Final[dict[tuple[str, str, str], str]] = {}
 
     @classmethod
     def create(cls, path: Path, head_path: Path, identity: Identity) -> Trail:
-        """Make the trail and its head file, both 0600 and neither there before; TrailError when that cannot be."""
+        """Create the trail and its head file with mode 0600. TrailError: one exists, or cannot be created."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        made: dict[Path, int] = {}
+        created: dict[Path, int] = {}
         try:
-            made[path] = os.open(path, flags | os.O_APPEND, 0o600)
-            made[head_path] = os.open(head_path, flags, 0o600)
-            trail = cls(made[path], made[head_path], identity, path)
+            created[path] = os.open(path, flags | os.O_APPEND, 0o600)
+            created[head_path] = os.open(head_path, flags, 0o600)
+            trail = cls(created[path], created[head_path], identity, path)
             trail._write_head(trail._end)
-            os.fsync(made[head_path])
+            os.fsync(created[head_path])
             for directory in {path.parent, head_path.parent}:
                 sync_directory(directory)
         except (OSError, TrailError) as error:
-            for name, descriptor in made.items():
+            for name, descriptor in created.items():
                 os.close(descriptor)
                 name.unlink()
-            raise TrailError(f"the trail {path} cannot be made: {_said(error)}") from error
+            raise TrailError(f"the trail {path} cannot be created: {error_text(error)}") from error
         return trail
 
     @property
     def head(self) -> tuple[int, str]:
-        """Number and hash of the last entry on the disk; (0, 64 zeros) when there is none."""
+        """Number and hash of the last entry on the disk; (0, 64 zeros) for an empty trail."""
         seq, link, _ = self._end
         return seq, link
 
     @property
     def is_synced(self) -> bool:
-        """Whether all that was entered is on the disk, so that an idle session need not wake it each second."""
+        """True if all entries are on the disk. An idle session then leaves the disk asleep."""
         return not self._queued and self._end[0] == self._synced
 
     def intent(  # noqa: PLR0913 - the fields of a record
@@ -132,13 +131,13 @@ class Trail:
         bytes: int = 0,  # noqa: A002 - the record's name for it
         lock: str = "none",
         details: dict[str, Any] | None = None,
-        asked: str = "{}",
+        caller: str = "{}",
     ) -> int:
-        """Enter that an allowed change is about to be made, and give its `seq`.
+        """Record that a permitted change is about to be made; return its `seq`.
 
-        `asked` is the beginning of the details, as `object_of` writes it: what stays the same for a caller. When this
-        returns, this entry and all queued outcomes are in the kernel: a killed process loses none of them.
-        TrailError: nothing was entered, and the change must not be made; the next call tries anew.
+        `caller` is the constant first part of the details, as `object_of` writes it. After the return this entry and
+        all queued outcomes are in the kernel, and survive a kill of the process.
+        TrailError: nothing was recorded, and the caller must not make the change. The next call tries again.
         """
         micros = time_ns() // 1000
         second = micros // 1000000
@@ -149,8 +148,8 @@ class Trail:
         end = self._ends.get((action, lock, rule)) or self._ending(action, lock, rule)
         if details:
             more = object_of(details)
-            asked = more if asked == "{}" else f"{asked[:-1]},{more[1:]}"
-        before = f'{clock}{micros - second * 1000000:06d}{begin}{asked}{self._intent}{quoted(tool)},"path":'
+            caller = more if caller == "{}" else f"{caller[:-1]},{more[1:]}"
+        before = f'{clock}{micros - second * 1000000:06d}{begin}{caller}{self._intent}{quoted(tool)},"path":'
         body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
             return self._write((body,))
@@ -168,9 +167,9 @@ class Trail:
         bytes: int = 0,  # noqa: A002 - the record's name for it
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Queue how the intent `seq` ended; `error` is an errno, 0 when it succeeded. Never raises.
+        """Queue the outcome of the intent `seq`; `error` is an errno, or 0 if the change was made. Never raises.
 
-        `reason` says why it failed; "": the name and the meaning of the errno.
+        `reason` says why it failed; "" means the name and the text of the errno.
         """
         micros = time_ns() // 1000
         second = micros // 1000000
@@ -188,7 +187,7 @@ class Trail:
         with self._writing:
             self._queue(body)
 
-    def called(  # noqa: PLR0913 - the fields of a record
+    def call(  # noqa: PLR0913 - the fields of a record
         self,
         operation: str,
         path: str,
@@ -202,17 +201,14 @@ class Trail:
         error: int = 0,
         reason: str = "",
     ) -> int:
-        """Enter a call that changed nothing, and give its `seq`; `error` and `reason` as for `outcome`.
-
-        TrailError: it could not be entered.
-        """
+        """Record a call that changed nothing; return its `seq`. `error` and `reason` as for `outcome`. TrailError."""
         entry = self._entry("event", operation, guard, details, path=path, tool=tool)
         entry.rule, entry.lock, entry.bytes = rule, lock, bytes
         if error:
             entry.result, entry.reason = "error", reason or reason_of(error)
-        return self._append(body_of(entry))
+        return self._append_body(body_of(entry))
 
-    def denied(
+    def denial(
         self,
         denied: Denied,
         action: str,
@@ -222,26 +218,26 @@ class Trail:
         lock: str = "none",
         details: dict[str, Any] | None = None,
     ) -> int:
-        """Enter that a change was refused, and give its `seq`. TrailError: it could not be entered."""
+        """Record a denial; return its `seq`. TrailError."""
         path, details = _cut(denied.path, details)
         entry = self._entry("intent", denied.operation, guard, details, path=path, tool=tool, action=action)
         entry.lock = lock
-        return self._append(body_of(_refused(entry, denied)))
+        return self._append_body(body_of(_refused(entry, denied)))
 
-    def repeated(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
-        """Enter that the denial `seq` came `count` times more since it was entered, and give this entry's `seq`."""
+    def denial_repeats(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
+        """Record that the denial `seq` was repeated `count` times; return the `seq` of this entry. TrailError."""
         path, details = _cut(denied.path, {"intent": seq, "count": count})
         entry = self._entry("outcome", denied.operation, guard, details, path=path)
-        return self._append(body_of(_refused(entry, denied)))
+        return self._append_body(body_of(_refused(entry, denied)))
 
-    def counted(self, denied: Denied, directory: str, count: int, *, guard: str = "file") -> int:
-        """Enter `count` refusals like this one, none of which was entered, and give this entry's `seq`.
+    def denial_count(self, denied: Denied, directory: str, count: int, *, guard: str = "file") -> int:
+        """Record `count` denials like `denied`, which have no entries of their own; return the `seq`. TrailError.
 
-        `directory` is where most of the refusals of that time were.
+        `directory` is the directory of most of these denials.
         """
         path, details = _cut(directory, {"count": count})
         entry = self._entry("outcome", denied.operation, guard, details, path=path)
-        return self._append(body_of(_refused(entry, denied)))
+        return self._append_body(body_of(_refused(entry, denied)))
 
     def alert(
         self,
@@ -253,27 +249,27 @@ class Trail:
         code: str = "",
         details: dict[str, Any] | None = None,
     ) -> int:
-        """Enter what a person should look at, and give its `seq`. With a `code` it is about a refusal."""
+        """Record an alert for a person; return its `seq`. An alert with a `code` is about a denial. TrailError."""
         if code:
             path, details = _cut(path, details)
         entry = self._entry("alert", operation, guard, details, path=path)
         entry.reason, entry.code = reason, code or None
         entry.result, entry.governance = ("denied", "deny") if code else ("error", "pass")
-        return self._append(body_of(entry))
+        return self._append_body(body_of(entry))
 
     def event(
         self, operation: str, details: dict[str, Any] | None = None, *, guard: str = "file", path: str = ""
     ) -> int:
-        """Enter what happened to the session itself, and give its `seq`."""
-        return self._append(body_of(self._entry("event", operation, guard, details, path=path)))
+        """Record an event of the session itself; return its `seq`. TrailError."""
+        return self._append_body(body_of(self._entry("event", operation, guard, details, path=path)))
 
-    def enter(self, entry: AuditEntry) -> int:
-        """Enter a record made elsewhere, and give its `seq`.
+    def append(self, entry: AuditEntry) -> int:
+        """Append an entry; return its `seq`. TrailError.
 
-        Session, place and hashes are the trail's own; an `agent_id` that is not given is the session's agent's.
+        The trail sets the session, `seq` and hashes, and an empty `agent_id`.
         """
         session, _, agent_id = self.identity
-        return self._append(body_of(replace(entry, session=session, agent_id=entry.agent_id or agent_id)))
+        return self._append_body(body_of(replace(entry, session=session, agent_id=entry.agent_id or agent_id)))
 
     def flush(self) -> None:
         """Write the queued outcomes. TrailError: they stay queued."""
@@ -281,17 +277,16 @@ class Trail:
             self._write(())
 
     def sync(self) -> None:
-        """Write the queued outcomes, bring the trail to the disk and then renew the head.
+        """Write the queued outcomes, sync the trail to the disk, and then rewrite the head.
 
-        The head is renewed also where nothing was entered: whoever asked can wait for that. TrailError: the trail is
-        not known to be on the disk; after a failed fdatasync nothing can be entered any more, because the kernel may
-        have dropped what it could not write and would not say so again.
+        The head is rewritten even if the trail has no new entry. TrailError: the trail may not be on the disk. After a
+        failed fdatasync the trail accepts no more entries: the kernel may have dropped pages and reports that once.
         """
         with self._syncing:
             self._settle(())
 
     def close(self, *, final: bool = True) -> None:
-        """Enter the clean end if it is `final`, sync, and close the files. A second call does nothing."""
+        """Record the clean end if `final`, sync, and close the files. A second call does nothing."""
         with self._syncing:
             if self._descriptor < 0:
                 return
@@ -305,7 +300,7 @@ class Trail:
                     self._descriptor = self._head_descriptor = -1
 
     def _settle(self, closing: tuple[str, ...]) -> None:
-        """Write what is queued and `closing`, sync, renew the head; _syncing is held."""
+        """Write the queued outcomes and `closing`, sync, rewrite the head. The caller holds _syncing."""
         with self._writing:
             moment = time_ns()
             self._write(closing)
@@ -316,7 +311,7 @@ class Trail:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
-                self._refusal = f"it could not be brought to the disk: {_said(error)}"
+                self._refusal = f"it could not be synced to the disk: {error_text(error)}"
                 raise self._unwritten() from error
         self._write_head(end, moment)
 
@@ -349,19 +344,19 @@ class Trail:
         )
 
     def _turn(self, second: int) -> str:
-        """Begin a new second: all of a line's timestamp that is before the point. One pair, so that threads agree."""
+        """Format a timestamp up to its seconds. One tuple holds both, so that each thread sees a matching pair."""
         clock = f'{{"timestamp":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.'
         self._clock = (second, clock)
         return clock
 
     def _begin(self, guard: str, operation: str) -> str:
-        """What follows a line's timestamp, up to its details."""
+        """Format the part of a line between its timestamp and its details."""
         text = f'+00:00","guard":{quoted(guard)},"operation":{quoted(operation)}{self._agent}'
         self._begins[guard, operation] = text
         return text
 
     def _ending(self, action: str, lock: str, rule: str) -> str:
-        """What follows the path of a change that is allowed, up to its bytes."""
+        """Format the part of a permitted change's line between its path and its bytes."""
         text = (
             f',"action":{quoted(action)},"governance":"pass","lock":{quoted(lock)},"code":null,"rule":{quoted(rule)}'
             ',"bytes":'
@@ -370,21 +365,21 @@ class Trail:
         return text
 
     def _queue(self, body: str) -> None:
-        """Give an entry its place behind what waits; _writing is held."""
+        """Append an entry to the queue. The caller holds _writing."""
         seq, link = self._last
         text = f'{within_bounds(body)}{seq + 1},"prev":"{link}"'
         link = sha256(text.encode()).hexdigest()
         line = f'{text},"hash":"{link}"}}\n'
-        # In this order no call stands between the two, so no signal handler can part them.
+        # No call is between the two statements, so no signal handler can run between them.
         self._last = seq + 1, link
         self._queued.append(line)
 
-    def _append(self, body: str) -> int:
+    def _append_body(self, body: str) -> int:
         with self._writing:
             return self._write((body,))
 
     def _write(self, bodies: tuple[str, ...]) -> int:
-        """Write the queued outcomes and `bodies` by one write(2), and give the last `seq`; _writing is held."""
+        """Write the queued outcomes and `bodies` by one write(2); return the last `seq`. The caller holds _writing."""
         if self._refusal:
             raise self._unwritten()
         queued = self._queued
@@ -407,13 +402,13 @@ class Trail:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             end = (seq, link, size + written)
         except BaseException as error:
-            # A signal handler may raise after the write: what was not counted must not stay.
+            # A signal handler may raise after the write. Remove the bytes, because `_end` does not count them.
             self._cut_back(size, must=written > 0)
             if isinstance(error, OSError):
                 self._note_failure(error)
-                raise TrailError(f"the trail {self.path} cannot be written: {_said(error)}") from error
+                raise TrailError(f"the trail {self.path} cannot be written: {error_text(error)}") from error
             raise
-        # No call stands between these, so no signal handler can part them.
+        # No call is between these statements, so no signal handler can run between them.
         self._end = end
         self._last = seq, link
         del queued[:waiting]
@@ -425,13 +420,13 @@ class Trail:
             if must or os.fstat(self._descriptor).st_size > size:
                 os.ftruncate(self._descriptor, size)
         except OSError as error:
-            self._refusal = f"half an entry could not be cut off: {_said(error)}"
+            self._refusal = f"an incomplete entry could not be cut off: {error_text(error)}"
 
     def _note_failure(self, error: OSError) -> None:
-        """Queue one alert for as long as writing fails; it is entered by the first write that succeeds."""
+        """Queue one alert at the first failed write. The first write that succeeds records it."""
         if not self._failing:
             self._failing = True
-            entry = self._entry("alert", "alert", "file", {"error": _said(error)})
+            entry = self._entry("alert", "alert", "file", {"error": error_text(error)})
             entry.result, entry.reason = "error", "The trail could not be written."
             self._queue(body_of(entry))
 
@@ -444,7 +439,7 @@ class Trail:
             if written != HEAD_SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise TrailError(f"the head of the trail {self.path} cannot be written: {_said(error)}") from error
+            raise TrailError(f"the head of the trail {self.path} cannot be written: {error_text(error)}") from error
         self._synced = seq
 
     def _unwritten(self) -> TrailError:
@@ -452,9 +447,9 @@ class Trail:
 
 
 def _cut(path: str, details: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Cut the path and the texts of the details of a refusal to LONGEST_OF_REFUSAL bytes; name what was cut.
+    """Limit the path and the texts of the details of a denial to LONGEST_OF_REFUSAL bytes.
 
-    The details then hold length in bytes and SHA-256 of the whole path.
+    If the path is cut, the details get its length in bytes and its SHA-256.
     """
     details = dict(details or {})
     for key, value in details.items():
@@ -473,7 +468,7 @@ def _shortened(data: bytes) -> str:
 
 
 def reason_of(error: int) -> str:
-    """Say an errno: its name and its meaning."""
+    """Return the name and the text of an errno."""
     return f"{errno.errorcode.get(error, error)}: {os.strerror(error)}"
 
 
@@ -483,7 +478,3 @@ def _refused(entry: AuditEntry, denied: Denied) -> AuditEntry:
     if denied.instead:
         entry.details = {**entry.details, "instead": denied.instead}
     return entry
-
-
-def _said(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -22,7 +22,7 @@ from bonobofs.beads.bd_session import Beads
 from bonobofs.beads.issue import Issues
 from bonobofs.beads.issue_metadata import Who
 from bonobofs.beads.refusals import Fault
-from bonobofs.enforcement.enforcer import Admission, Caller, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError
 from bonobofs.files.failed_calls import enter_failure
 from bonobofs.files.results import GuardedSession, claiming, is_of_the_session, not_the_agent
@@ -87,9 +87,7 @@ class Call:
         if isinstance(verdict, Fault):
             self.is_entered = True
             with self._session.turn:
-                raise self._session.guard.refuse(
-                    denied(verdict, self._asked.operation), self._asked.caller, guard=GUARD
-                )
+                raise self._session.guard.deny(denied(verdict, self._asked.operation), self._asked.caller, guard=GUARD)
         return verdict
 
     def answer(self) -> Decision:
@@ -97,7 +95,7 @@ class Call:
         request = _request(self._asked.operation)
         self.is_entered = True
         with self._session.turn:
-            self._session.guard.note(request, caller=self._asked.caller, guard=GUARD)
+            self._session.guard.record_call(request, caller=self._asked.caller, guard=GUARD)
             return self._session.guard.decide(request)
 
     @property
@@ -168,15 +166,15 @@ class Gate:
         guard = self._session.guard
         if not is_of_the_session(agent, guard.agent):
             with self._session.turn:
-                raise guard.refuse(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
+                raise guard.deny(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
         for operation in (asked.operation, *asked.also):
             decision = guard.decide(_request(operation))
             if isinstance(decision, Denied):
                 with self._session.turn:
-                    raise guard.refuse(decision, asked.caller, guard=GUARD)
+                    raise guard.deny(decision, asked.caller, guard=GUARD)
         if fault is not None:
             with self._session.turn:
-                raise guard.refuse(denied(fault, asked.operation), asked.caller, guard=GUARD)
+                raise guard.deny(denied(fault, asked.operation), asked.caller, guard=GUARD)
 
 
 def denied(fault: Fault, operation: Operation) -> Denied:

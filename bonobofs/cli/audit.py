@@ -22,7 +22,7 @@ from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
 from bonobofs.audit.entry import COUNTS, AuditEntry
-from bonobofs.audit.index import By, Count, Index, Progress, Wanted, microseconds
+from bonobofs.audit.index import Count, GroupBy, Index, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
 from bonobofs.cli.output import document, note, say, waiting
@@ -93,7 +93,9 @@ def query(
     result: Annotated[str | None, typer.Option(metavar="RESULT", help="allowed, denied or error.")] = None,
     since: Since = None,
     until: Until = None,
-    count: Annotated[By | None, typer.Option(metavar="FIELD", help=f"Count by {', '.join(By)} instead.")] = None,
+    count: Annotated[
+        GroupBy | None, typer.Option(metavar="FIELD", help=f"Count by {', '.join(GroupBy)} instead.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Search the record. Each change is shown with how it ended; in JSON that is its `outcome`.
@@ -285,29 +287,29 @@ def export(
         reader.export_csv(entries, out)
 
 
-def _check_filters(home: Path, index: Index, wanted: Wanted) -> None:
+def _check_filters(home: Path, index: Index, wanted: IndexQuery) -> None:
     """Refuse a filter whose value no entry has and bonobofs does not know. UsageError, with the nearest values."""
-    known: dict[By, Iterable[str]] = {
-        By.RESULT: ("allowed", "denied", "error"),
-        By.OPERATION: [each.value for each in Operation],
-        By.RULE: (*BUILT_IN_RULES, *session.rules_of_sessions(home)),
-        By.SESSION: [one.session.session for one in session.statuses(home, ended=True)],
-        By.AGENT: session.agents_of(home),
+    known: dict[GroupBy, Iterable[str]] = {
+        GroupBy.RESULT: ("allowed", "denied", "error"),
+        GroupBy.OPERATION: [each.value for each in Operation],
+        GroupBy.RULE: (*BUILT_IN_RULES, *session.rules_of_sessions(home)),
+        GroupBy.SESSION: [one.session.session for one in session.statuses(home, ended=True)],
+        GroupBy.AGENT: session.agents_of(home),
     }
     for by, values in known.items():
         value = getattr(wanted, by.value)
-        alone = Wanted(**{by.value: value}, agent_id=wanted.agent_id if by is By.AGENT else None)
+        alone = IndexQuery(**{by.value: value}, agent_id=wanted.agent_id if by is GroupBy.AGENT else None)
         if value is None or value in values or next(iter(index.changes(alone)), None) is not None:
             continue
-        recorded = [name for one in index.count(Wanted(), by) for name in (one.value, one.label) if name]
+        recorded = [name for one in index.count(IndexQuery(), by) for name in (one.value, one.label) if name]
         raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
 
 
 def _query(
     home: Path, agent: str | None, of_session: str | None, path: str | None, since: str | None, until: str | None
-) -> Wanted:
+) -> IndexQuery:
     now = datetime.now(UTC)
-    return Wanted(
+    return IndexQuery(
         agent=agent,
         agent_id=session.identity_of(home, agent) if agent is not None else None,
         session=of_session,
@@ -335,10 +337,10 @@ def _print_trouble(progress: Progress) -> None:
         note(f"the trail of session {name} is not the one that was read before; look: bonobofs audit verify")
 
 
-def _print_counts(counts: list[Count], by: By, *, json: bool) -> None:
+def _print_counts(counts: list[Count], by: GroupBy, *, json: bool) -> None:
     if json:
         named = [{by.value: one.value, "changes": one.changes, "times": one.times} for one in counts]
-        if by is By.AGENT:
+        if by is GroupBy.AGENT:
             named = [{**plain, "label": one.label} for plain, one in zip(named, counts, strict=True)]
         document(named)
         return

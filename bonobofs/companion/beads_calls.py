@@ -20,7 +20,7 @@ from bonobofs.beads.call_plan import act
 from bonobofs.beads.issue_service import Acting
 from bonobofs.beads.refusals import UNANSWERED
 from bonobofs.companion.session_context import SessionContext
-from bonobofs.enforcement.enforcer import Caller
+from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy.decision import Denied, Refused, as_document
 from bonobofs.policy.request import Operation, WorkspacePath
@@ -85,7 +85,7 @@ def bd(session: SessionContext, arguments: Arguments) -> Any:
     except Unanswered as unanswered:
         operation = next((_OPERATIONS[word] for word in words if word in _OPERATIONS), Operation.CALL)
         denied = Denied(*UNANSWERED[unanswered.rule], WorkspacePath(""), operation, about=unanswered.about)
-        raise session.guard.refuse(denied, caller, guard="beads") from None
+        raise session.guard.deny(denied, caller, guard="beads") from None
     if isinstance(asked, Reading):
         return _read(session, asked, caller)
     return _ask(session, asked)
@@ -95,7 +95,7 @@ def _read(session: SessionContext, asked: Reading, caller: Caller) -> Any:
     policy, role = session.guard.policy, session.guard.agent.role
     if role not in policy.roles:
         denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
-        raise session.guard.refuse(denied, caller, guard="beads")
+        raise session.guard.deny(denied, caller, guard="beads")
     with issues_of(session).beads.turn() as turn:
         output = turn.read(asked.arguments)
     if output.status is None:

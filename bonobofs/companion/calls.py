@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from bonobofs.companion.git_calls import GIT_COMMANDS
 from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.session_context import SessionContext
-from bonobofs.enforcement.enforcer import Caller
+from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.files.file_guard import operation_of
 from bonobofs.files.results import claiming, is_of_the_session, not_the_agent
@@ -66,7 +66,7 @@ def handle_call(
         operation = Operation(word) if word in list(Operation) else Operation.CALL
         shown = path if isinstance(path, str) and len(os.fsencode(path)) <= _MAX_PATH else ""
         denied = not_the_agent(WorkspacePath(shown), operation)
-        raise session.guard.refuse(denied, claiming(Caller(name), str(claimed)[:_MAX_SHOWN]))
+        raise session.guard.deny(denied, claiming(Caller(name), str(claimed)[:_MAX_SHOWN]))
     MAKER.set(impersonate)  # of this thread, until its next call
     if name in WITH_DESCRIPTORS:
         arguments["descriptors"] = fds
@@ -191,7 +191,7 @@ def _check_lease_terms(session: SessionContext, name: str, seconds: int) -> None
     """Raises Refused if the role may not acquire leases, or not for that long."""
     refusal = check_lease(session.guard.policy, session.guard.agent.role, seconds)
     if refusal is not None:
-        raise session.guard.refuse(Denied(*refusal, WorkspacePath(""), Operation.CALL), Caller(name))
+        raise session.guard.deny(Denied(*refusal, WorkspacePath(""), Operation.CALL), Caller(name))
 
 
 def _acquire(session: SessionContext, arguments: Arguments) -> Any:

@@ -6,17 +6,17 @@ ends: one entry for each path, and one entry for many paths below one `.git`, wh
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import TOUCHES
+from bonobofs.audit.entry import AuditEntry, touched_paths
+from bonobofs.audit.path_history import with_renames
+from bonobofs.audit.reader import entries_of, paths_of
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_file import open_trail, stat_trail
 from bonobofs.beads.bd_lock import is_held, lock_path
@@ -247,8 +247,7 @@ class _OtherTrails:
         self._ended = {path: ended for path, ended in self._ended.items() if ended + _SLACK >= since}
         self._renames = {rename: ended for rename, ended in self._renames.items() if ended + _SLACK >= since}
         changed = {*self._ended, *(path for paths in self._open.values() for path in paths)}
-        for old, new in self._renames:
-            changed |= {new + path.removeprefix(old) for path in changed if path.startswith(f"{old}/")}
+        changed = with_renames(changed, self._renames)
         above = self._source + "/"
         return {reachable(path.removeprefix(above)) for path in changed if path.startswith(above)}
 
@@ -276,34 +275,31 @@ class _OtherTrails:
                     offset = stream.seek(end - _MAX_READ)
                     offset += len(stream.readline())
                 stream.seek(offset)
-                data = stream.read(end - offset)
+                for line, entry in entries_of(stream, trail.stem):
+                    offset += len(line)
+                    self._add_entry(name, source, entry)
+                    if offset >= end:
+                        break
         except OSError:
             return
-        complete = data.rfind(b"\n") + 1
-        self._offsets[name] = offset + complete
-        for line in data[:complete].splitlines():
-            self._add_entry(name, source, line)
+        self._offsets[name] = offset
 
-    def _add_entry(self, name: str, source: str, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-            kind, details = entry["kind"], entry["details"]
-            if kind == "intent" and entry["result"] == "allowed":
-                paths = [f"{source}/{path}" for path in _paths(entry["path"], details)]
-                # A worktree's session changes the repository that it shares with the main work tree.
-                if f"{source}/{_GIT}" in paths and _shared_git_dir(source) == self._git_dir:
-                    paths.append(f"{self._source}/{_GIT}")
-                self._open[name, entry["seq"]] = paths
-                if "to" in details:
-                    self._renames[paths[0], paths[1]] = _FOREVER
-            elif kind == "outcome":
-                moment = datetime.fromisoformat(entry["timestamp"]).timestamp()
-                paths = self._open.pop((name, details["intent"]), [])
-                self._ended |= dict.fromkeys(paths, moment)
-                if tuple(paths[:2]) in self._renames:
-                    self._renames[paths[0], paths[1]] = moment
-        except (ValueError, KeyError, TypeError):
-            return  # no valid entry; `audit verify` reports it
+    def _add_entry(self, name: str, source: str, entry: AuditEntry) -> None:
+        details = entry.details
+        if entry.kind == "intent" and entry.result == "allowed":
+            paths = [f"{source}/{path}" for path in _paths(entry)]
+            # A worktree's session changes the repository that it shares with the main work tree.
+            if f"{source}/{_GIT}" in paths and _shared_git_dir(source) == self._git_dir:
+                paths.append(f"{self._source}/{_GIT}")
+            self._open[name, entry.seq] = paths
+            if isinstance(details.get("to"), str):
+                self._renames[paths[0], paths[1]] = _FOREVER
+        elif entry.kind == "outcome" and isinstance(intent := details.get("intent"), int):
+            moment = entry.timestamp.timestamp()
+            paths = self._open.pop((name, intent), [])
+            self._ended |= dict.fromkeys(paths, moment)
+            if tuple(paths[:2]) in self._renames:
+                self._renames[paths[0], paths[1]] = moment
 
     def _session_of(self, name: str) -> Session | None:
         if name not in self._sessions:
@@ -317,15 +313,7 @@ class _OtherTrails:
         return self._sessions[name]
 
 
-def _paths(path: str, details: dict[str, Any]) -> Iterator[str]:
-    """Every path that an intent concerns."""
-    yield path
-    for key in ("to", "from"):
-        if isinstance(details.get(key), str):
-            yield details[key]
-    temporary = by_way_of(path, details)
-    if temporary is not None:
-        yield temporary
-    touches = details.get(TOUCHES)
-    if isinstance(touches, list):
-        yield from (touched for touched in touches if isinstance(touched, str))
+def _paths(entry: AuditEntry) -> list[str]:
+    """Return every path that an intent names."""
+    temporary = by_way_of(entry.path, entry.details)
+    return [*paths_of(entry), *([temporary] if temporary is not None else []), *touched_paths(entry.details)]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from bonobofs.companion.session_context import GrantedCheckout, SessionContext
-from bonobofs.enforcement.enforcer import Caller
+from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import GitError, UsageError
 from bonobofs.policy import messages
 from bonobofs.policy.decision import Code, Denied
@@ -57,7 +57,7 @@ def _begin(session: SessionContext, arguments: Arguments) -> Any:
     operation = _OPERATIONS.get(subcommand, Operation.CALL)
     if evaluate_isolation_boundary(subcommand, env=standing, cwd=arguments["directory"]) is not None:
         denied = Denied(Code.OUTSIDE, "git.isolation", *_ISOLATION, WorkspacePath(""), operation)
-        raise session.guard.refuse(denied, caller, guard="git")
+        raise session.guard.deny(denied, caller, guard="git")
     policy = session.guard.policy
     own = callable_words(policy, session.who.role)["git"]
     if subcommand not in own and (EVERY not in own or arguments["remote"]):
@@ -65,7 +65,7 @@ def _begin(session: SessionContext, arguments: Arguments) -> Any:
         # Another word is a program on the PATH of the agent: the sentence stays one of a few.
         named = subcommand if subcommand in FAMILIES["git"] else "subcommands of others"
         refusal = messages.role_lacks(session.who.role, "git", named, own, others)
-        raise session.guard.refuse(Denied(*refusal, WorkspacePath(""), operation), caller, guard="git")
+        raise session.guard.deny(Denied(*refusal, WorkspacePath(""), operation), caller, guard="git")
     return {"root": root, "reads_content": policy.judges_content}
 
 
@@ -85,7 +85,7 @@ def _preflight(session: SessionContext, arguments: Arguments) -> Any:
     wanted = []
     for path, (denial, made) in denied.items():
         if denial.code in (Code.LEASED, Code.OUTSIDE, Code.UNRECORDED):
-            raise session.guard.refuse(denial, caller)
+            raise session.guard.deny(denial, caller)
         mode, oid = files[path][:2]
         kept = denial.code is Code.KEEP and mode != GONE and not made
         wanted.append([path, KEPT if kept else mode, oid])
@@ -157,7 +157,7 @@ def _explained(
     first = next(iter(refused))
     shown = "; ".join(f"{path}: {why}" for path, why in list(refused.items())[:_MOST_SHOWN])
     more = f"; and {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
-    return session.guard.refuse(denied[first][0]._replace(about=f"The command would change {shown}{more}."), caller)
+    return session.guard.deny(denied[first][0]._replace(about=f"The command would change {shown}{more}."), caller)
 
 
 def _finish(session: SessionContext, arguments: Arguments) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
-from bonobofs.enforcement.enforcer import Admission, Caller
+from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.policy.decision import Refused
@@ -125,7 +125,7 @@ class GitWorker:
             with suppress(OSError):  # it is recorded; that the mount may not show it yet changes nothing for git
                 admission.end(asked["error"])
         elif what == "refuse":
-            self._authorizer.refuse(decode_denied(asked), Caller(*asked["caller"]), guard=asked["guard"])
+            self._authorizer.deny(decode_denied(asked), Caller(*asked["caller"]), guard=asked["guard"])
         elif what == "find":
             agent, tip = self._published().find(asked["ref"])
             return {"agent": agent, "tip": tip}

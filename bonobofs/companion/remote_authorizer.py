@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bonobofs.audit.entry import shortened
-from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, RelatedChange
+from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import ProtocolError, TrailError, UsageError
 from bonobofs.ipc.channel import Channel
 from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, encode_request
@@ -100,7 +100,7 @@ class RemoteAuthorizer:
         request: Request,
         context: Context = NO_FACTS,
         *related: RelatedChange,
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
@@ -137,19 +137,19 @@ class RemoteAuthorizer:
         """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
         return self._ask(MessageKind.DECIDE, {})[1]
 
-    def note(  # noqa: PLR0913 - as for `Authorizer.note`
+    def record_call(  # noqa: PLR0913 - as for `Authorizer.record_call`
         self,
         request: Request,
         context: Context = NO_FACTS,
         *,
         guard: str = "file",
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """As `Authorizer.note`."""
+        """As `Authorizer.record_call`."""
         document = {
             "question": encode_request(request, context),
             "caller": list(caller),
@@ -163,8 +163,8 @@ class RemoteAuthorizer:
         if "code" in reply:
             raise Refused(decode_denied(reply))
 
-    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """As `Authorizer.refuse`."""
+    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
+        """As `Authorizer.deny`."""
         self._ask(MessageKind.DENY, {**encode_denied(denied), "caller": list(caller), "guard": guard})
         return Refused(denied)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bonobofs.audit.reader import Record
+from bonobofs.audit.reader import RecentEntries
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.files.file_guard import FileGuard
 from bonobofs.files.file_tools import FileTools
@@ -80,7 +80,7 @@ class SessionContext:
             config.issue,
         )
         self.guard: Final = authorizer
-        self.log: Final = Record(Path(config.trail).parent, {self.who.agent: self.who.agent_id}.get)
+        self.log: Final = RecentEntries(Path(config.trail).parent, {self.who.agent: self.who.agent_id}.get)
         self.turn: Final = threading.Lock()
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker

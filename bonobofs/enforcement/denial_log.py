@@ -1,7 +1,8 @@
-"""A limit to the refusals that a session enters one by one.
+"""Denials in the trail: repetitions are counted, floods are limited, and repeated or serious denials raise an alert.
 
-A program can cause thousands of different refusals a second, and each entry takes some hundred bytes of the disk that
-all sessions share. Beyond the limit refusals are counted by guard, operation and rule.
+A program can cause thousands of different denials a second, and each entry takes some hundred bytes of the disk that
+all sessions share. The log records up to RATE denials a second one by one, and counts the others by guard, operation
+and rule.
 """
 
 from __future__ import annotations
@@ -9,39 +10,171 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from time import CLOCK_BOOTTIME, clock_gettime
-from typing import Final
+from time import CLOCK_BOOTTIME, clock_gettime, monotonic
+from typing import Any, Final
 
+from bonobofs.audit.entry import object_of
 from bonobofs.audit.writer import Trail
-from bonobofs.policy.decision import Denied
+from bonobofs.enforcement.authorizer import ACTIONS, Caller
+from bonobofs.errors import TrailError
+from bonobofs.policy.compiled import is_never_held
+from bonobofs.policy.decision import Code, Denied, Holding, Refused, as_document
+from bonobofs.policy.request import Operation
 
 ALERT_DENIALS: Final = 3
 ALERT_WINDOW: Final = 300.0
-"""The third denial of one agent within this many seconds is an alert, once per as many."""
+"""The third denial of one agent within this many seconds raises an alert, at most one in this many seconds."""
+RATE: Final = 100
+"""Denials a second that the log records one by one."""
+BURST: Final = 1000
+"""Denials that the log records at once after a quiet time."""
+QUIET: Final = 1.0
+"""Seconds without a further denial after which a count is recorded."""
+LONGEST: Final = 5.0
+"""Seconds after which a count is recorded although denials go on."""
+BETWEEN_ALERTS: Final = 300.0
+"""Seconds between two alerts about a flood of denials."""
+SHOWN_DENIALS: Final = 100
+"""Number of denials in `denials.jsonl`: the last ones."""
+
 _FORM: Final = struct.Struct(f"={ALERT_DENIALS + 1}d")
-"""The file: the last alert, then the last denials, the oldest first; CLOCK_BOOTTIME, 0 for none."""
+"""The shared file: time of the last alert, then of the last denials, the oldest first; CLOCK_BOOTTIME, 0 for none."""
 _NONE: Final = (0.0,) * (ALERT_DENIALS + 1)
 _TRIES: Final = 100
-"""Attempts at the lock, which its holders keep for microseconds. A stopped holder must not stop a mount."""
+"""Attempts to lock the shared file. A holder keeps the lock for microseconds; a stopped one must not stop a mount."""
+_MOST_DIRECTORIES: Final = 64
+_OPTIONAL_LOCKS: Final = frozenset(
+    ("index.lock", "gc.pid.lock", "maintenance.lock", "commit-graph.lock", "commit-graph-chain.lock")
+)
+"""Locks that git takes for an optimization. Git continues without them."""
+
+_Mark = tuple[Operation, str, Code, str, str]
+"""Key of equal denials: operation, path, code, guard, and at a gate the caller's details."""
+
+
+class _Repeat:
+    """A recorded denial, and the number of its repetitions since."""
+
+    __slots__ = ("count", "denied", "guard", "last", "seq")
+
+    def __init__(self, denied: Denied, guard: str, seq: int, now: float) -> None:
+        self.denied = denied
+        self.guard = guard
+        self.seq = seq
+        self.last = now
+        self.count = 0
+
+
+class DenialLog:
+    """The denials of one session, in its trail and in `denials.jsonl`."""
+
+    def __init__(self, trail: Trail, shared: Path | None = None) -> None:
+        """`shared` is the file in which all sessions of the agent count denials (`denials_path`)."""
+        self._trail: Final = trail
+        self.last: Final[deque[tuple[object, dict[str, Any]]]] = deque(maxlen=SHOWN_DENIALS)
+        """Content of `denials.jsonl`: the uid of the caller, if known, and the denial."""
+        self.number = 0
+        """Denials since the session began, repetitions included."""
+        self._repeats: dict[_Mark, _Repeat] = {}
+        self._window: Final = DenialWindow(shared)
+        self._limit: Final = RefusalLimit(trail)
+
+    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
+        """Record a denial, or count it if it repeats or exceeds the limit. Return the exception to raise.
+
+        The denial of an optional lock of git is shown and not recorded: each `git status` tries to take one.
+        """
+        if denied.operation is Operation.CREATE_FILE and _is_optional_lock(denied.path):
+            self.show(denied, caller)
+            return Refused(denied)
+        now = monotonic()
+        # All calls of a gate have one path. The details tell them apart.
+        call = "" if guard == "file" else object_of(caller.details)
+        mark = (denied.operation, denied.path, denied.code, guard, call)
+        repeat = self._repeats.get(mark)
+        try:
+            if repeat is not None:
+                repeat.count += 1
+                repeat.last = now
+            elif not self._limit.admits(now):
+                self._limit.count(denied, guard, now)
+            else:
+                seq = self._record(denied, caller, guard)
+                self._repeats[mark] = _Repeat(denied, guard, seq, now)
+            if not _is_attempt(denied.path) and self._window.add():
+                self._alert(denied, guard, "three denials of one agent within five minutes")
+        except TrailError:
+            pass  # the denial stands without its entry; the next sync records that the trail failed
+        self.show(denied, caller)
+        return Refused(denied)
+
+    def show(self, denied: Denied, caller: Caller) -> None:
+        """Add a denial to `denials.jsonl` only."""
+        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        document = {"timestamp": timestamp, **as_document(denied, denied.path, denied.operation)}
+        self.last.append((caller.details.get("uid"), document))
+        self.number += 1
+
+    def flush_idle(self, now: float) -> None:
+        """Record the counts of the denials that have not repeated for QUIET seconds. TrailError."""
+        for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
+            self._flush(mark)
+        self._limit.settle(now)
+
+    def flush_all(self) -> None:
+        """Record all counts. TrailError."""
+        for mark in list(self._repeats):
+            self._flush(mark)
+        self._limit.settle()
+
+    def _record(self, denied: Denied, caller: Caller, guard: str) -> int:
+        action = ACTIONS.get(denied.operation, "modify")
+        details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
+        if denied.about:
+            details = {**details, "about": denied.about}
+        lock = lock_of(denied.holding)
+        seq = self._trail.denial(denied, action, guard=guard, tool=caller.tool, lock=lock, details=details)
+        if denied.code is Code.OUTSIDE:
+            self._alert(denied, guard, "an attempt to leave the workspace")
+        elif denied.code is Code.IDENTITY:
+            self._alert(denied, guard, denied.reason)
+        return seq
+
+    def _flush(self, mark: _Mark) -> None:
+        repeat = self._repeats.pop(mark)
+        if repeat.count:
+            try:
+                self._trail.denial_repeats(repeat.seq, repeat.denied, repeat.count, guard=repeat.guard)
+            except TrailError:
+                self._repeats[mark] = repeat
+                raise
+
+    def _alert(self, denied: Denied, guard: str, reason: str) -> None:
+        self._trail.alert(reason, operation=denied.operation, guard=guard, path=denied.path, code=denied.code)
 
 
 class DenialWindow:
-    """Counts the denials of one agent. Never raises: without its file it counts those of this process."""
+    """The times of an agent's last denials, which all of its sessions share through one file. Never raises.
+
+    If the file cannot be used, the window has the denials of this process only.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: the file of the agent, made at the first denial; None: there is none."""
+        """`path` is the shared file; the first denial creates it. None: no file."""
         self._path: Final = path
         self._times = _NONE
 
     def add(self) -> bool:
-        """Count a denial of this moment; True: it is due for an alert, which is counted as given."""
+        """Add a denial now. True: the caller raises an alert, and the window has counted it."""
         if self._path is None:
             return self._count()
         try:
-            file = _opened(self._path)
+            file = _open_shared(self._path)
         except OSError:
             return self._count()
         try:
@@ -59,7 +192,7 @@ class DenialWindow:
         data = os.pread(file, _FORM.size, 0)
         if len(data) == _FORM.size:
             now = clock_gettime(CLOCK_BOOTTIME)
-            # A time after now is of an earlier boot.
+            # A time after now is from an earlier boot.
             self._times = tuple(time if 0.0 < time <= now else 0.0 for time in _FORM.unpack(data))
 
     def _count(self) -> bool:
@@ -72,7 +205,83 @@ class DenialWindow:
         return alert
 
 
-def _opened(path: Path) -> int:
+class _Group:
+    """Denials of one guard, operation and rule."""
+
+    __slots__ = ("count", "denied", "directories")
+
+    def __init__(self, denied: Denied) -> None:
+        self.denied: Final = denied
+        self.count = 0
+        self.directories: Final[dict[str, int]] = {}
+        """Denials by the first directory of the path."""
+
+    def add(self, path: str) -> None:
+        self.count += 1
+        directory = path.partition("/")[0] if "/" in path else ""
+        if directory in self.directories or len(self.directories) < _MOST_DIRECTORIES:
+            self.directories[directory] = self.directories.get(directory, 0) + 1
+
+    @property
+    def top(self) -> str:
+        """The directory with the most denials."""
+        return max(self.directories, key=self.directories.__getitem__)
+
+
+class RefusalLimit:
+    """A token bucket, and the counts of the denials that found it empty."""
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail: Final = trail
+        self._tokens = float(BURST)
+        self._filled = 0.0
+        self._groups: Final[dict[tuple[str, ...], _Group]] = {}
+        self._began = 0.0
+        self._last = 0.0
+        self._alerted = -inf
+
+    def admits(self, now: float) -> bool:
+        """Take a token. False: the bucket is empty, and the caller counts the denial."""
+        self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
+        self._filled = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def count(self, denied: Denied, guard: str, now: float) -> None:
+        """Count a denial."""
+        if not self._groups:
+            self._began = now
+        self._last = now
+        key = (guard, denied.operation, denied.code, denied.rule)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(denied)
+        group.add(denied.path)
+
+    def settle(self, now: float = inf) -> None:
+        """Record the counts that are due at `now`, and an alert if the last one is old. TrailError: they stay due."""
+        if not self._groups or (now - self._last < QUIET and now - self._began < LONGEST):
+            return
+        if self._last - self._alerted >= BETWEEN_ALERTS:
+            count = sum(group.count for group in self._groups.values())
+            top = max(self._groups.values(), key=lambda group: group.count).top
+            reason = f"Refusals came faster than {RATE} a second; the rest is counted by operation and rule."
+            self._trail.alert(reason, operation="refusals", path=top, details={"count": count})
+            self._alerted = self._last
+        while self._groups:
+            key, group = next(iter(self._groups.items()))
+            self._trail.denial_count(group.denied, group.top, group.count, guard=key[0])
+            del self._groups[key]
+
+
+def lock_of(holding: Holding | None) -> str:
+    """Return the holder of a lease as entries name it in `lock`."""
+    return "none" if holding is None else holding.chain or holding.holder
+
+
+def _open_shared(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags, 0o600)
@@ -92,85 +301,10 @@ def _is_locked(file: int) -> bool:
     return False
 
 
-RATE: Final = 100
-"""Refusals a second that are entered one by one."""
-BURST: Final = 1000
-"""Refusals that are entered at once after a quiet time."""
-QUIET: Final = 1.0
-"""Seconds without a counted refusal after which the counts are entered."""
-LONGEST: Final = 5.0
-"""Seconds after which the counts are entered although refusals go on."""
-BETWEEN_ALERTS: Final = 300.0
-"""Seconds."""
-_MOST_DIRECTORIES: Final = 64
+def _is_attempt(path: str) -> bool:
+    """True for a name that a program only tries: git at each `git status`, an editor at each save."""
+    return is_never_held(path.rpartition("/")[2]) or _is_optional_lock(path)
 
 
-class _Group:
-    """Refusals of one guard, operation and rule."""
-
-    __slots__ = ("count", "denied", "directories")
-
-    def __init__(self, denied: Denied) -> None:
-        self.denied: Final = denied
-        self.count = 0
-        self.directories: Final[dict[str, int]] = {}
-        """Refusals by the first directory of the path."""
-
-    def add(self, path: str) -> None:
-        self.count += 1
-        directory = path.partition("/")[0] if "/" in path else ""
-        if directory in self.directories or len(self.directories) < _MOST_DIRECTORIES:
-            self.directories[directory] = self.directories.get(directory, 0) + 1
-
-    @property
-    def top(self) -> str:
-        """The directory of most of the refusals."""
-        return max(self.directories, key=self.directories.__getitem__)
-
-
-class RefusalLimit:
-    """A token bucket, and the counts of what found it empty."""
-
-    def __init__(self, trail: Trail) -> None:
-        self._trail: Final = trail
-        self._tokens = float(BURST)
-        self._filled = 0.0
-        self._groups: Final[dict[tuple[str, ...], _Group]] = {}
-        self._began = 0.0
-        self._last = 0.0
-        self._alerted = -inf
-
-    def admits(self, now: float) -> bool:
-        """Take a token; False: there is none, so the refusal is to be counted."""
-        self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
-        self._filled = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-    def count(self, denied: Denied, guard: str, now: float) -> None:
-        """Count a refusal."""
-        if not self._groups:
-            self._began = now
-        self._last = now
-        key = (guard, denied.operation, denied.code, denied.rule)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = _Group(denied)
-        group.add(denied.path)
-
-    def settle(self, now: float = inf) -> None:
-        """Enter the counts if they are due by `now`, with an alert if the last is old. TrailError: they stay."""
-        if not self._groups or (now - self._last < QUIET and now - self._began < LONGEST):
-            return
-        if self._last - self._alerted >= BETWEEN_ALERTS:
-            count = sum(group.count for group in self._groups.values())
-            top = max(self._groups.values(), key=lambda group: group.count).top
-            reason = f"Refusals came faster than {RATE} a second; the rest is counted by operation and rule."
-            self._trail.alert(reason, operation="refusals", path=top, details={"count": count})
-            self._alerted = self._last
-        while self._groups:
-            key, group = next(iter(self._groups.items()))
-            self._trail.counted(group.denied, group.top, group.count, guard=key[0])
-            del self._groups[key]
+def _is_optional_lock(path: str) -> bool:
+    return f"/{path}".rpartition("/")[2] in _OPTIONAL_LOCKS and "/.git/" in f"/{path}"

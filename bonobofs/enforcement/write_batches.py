@@ -1,24 +1,26 @@
-"""Counters of changes in scratch layers: one intent and one outcome for many changes.
+"""Many changes under one intent: batches of writes to one file, and counters of changes in scratch layers.
 
-A build makes tens of thousands of changes in scratch paths, and the source sees none of them. The guard counts them by
-program and scratch path. The first change of a counter enters its intent; the outcome carries the counts.
+A program writes a file in many requests; the trail has one intent and one outcome for all of them. A build makes tens
+of thousands of changes in scratch paths, and the source sees none of them; the trail has their numbers, by program and
+scratch path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from bonobofs.audit.entry import COUNTS, LAYER
 from bonobofs.audit.writer import Trail
-from bonobofs.policy.decision import Layer
-from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.enforcement.authorizer import ACTIONS, Outcome
+from bonobofs.policy.decision import Layer, Permit
+from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 QUIET: Final = 1.0
-"""Seconds without a change after which a counter is entered."""
+"""Seconds without a change after which a batch or a counter is closed."""
 LONGEST: Final = 10.0
-"""Seconds after which a counter is entered although changes go on."""
+"""Seconds after which a counter is closed although changes go on."""
 MOST: Final = 64
 """Open counters. Further programs and paths share one counter, whose program and path are empty."""
 
@@ -28,7 +30,7 @@ _COUNT_OF: Final = {"create": "created", "modify": "modified", "delete": "delete
 class ScratchCounter:
     """The changes of one program at and below one scratch path since the intent `seq`."""
 
-    __slots__ = ("began", "bytes", "counts", "last", "path", "runs", "seq")
+    __slots__ = ("batches", "began", "bytes", "counts", "last", "path", "seq")
 
     def __init__(self, path: WorkspacePath, seq: int) -> None:
         self.path: Final = path
@@ -37,14 +39,18 @@ class ScratchCounter:
         self.last = self.began
         self.counts = dict.fromkeys(("created", "modified", "deleted", "failed"), 0)
         self.bytes = 0
-        self.runs = 0
-        """Runs of writes that are still open; each is counted when it ends."""
+        self.batches = 0
+        """Open write batches. Each is counted when it closes."""
 
     def add(self, action: str, error: int, written: int) -> None:
-        """Count one change: `action` is create, modify or delete; `error` is an errno, 0 where it was made."""
+        """Count one change: `action` is create, modify or delete; `error` is an errno, or 0 if the change was made."""
         self.last = monotonic()
         self.counts["failed" if error else _COUNT_OF[action]] += 1
         self.bytes += written
+
+    def count(self, outcome: Outcome) -> None:
+        """Count the outcome of one change."""
+        self.add(outcome.action, outcome.error, outcome.written)
 
 
 class ScratchCounters:
@@ -55,9 +61,9 @@ class ScratchCounters:
         self._open: dict[tuple[str, str], ScratchCounter] = {}
 
     def find(self, tool: str, path: WorkspacePath, rule: str, caller: str) -> ScratchCounter:
-        """Return the open counter of this program and scratch path; open it where there is none.
+        """Return the open counter of this program and scratch path; open one if there is none.
 
-        `caller` is the caller of the first change, as the trail takes it. TrailError: the intent cannot be entered.
+        `caller` is the caller's details as JSON. TrailError: the trail cannot record the intent.
         """
         counter = self._open.get((tool, path))
         if counter is not None:
@@ -67,7 +73,7 @@ class ScratchCounters:
             if (tool, path) in self._open:
                 return self._open[tool, path]
         details = {LAYER: Layer.SCRATCH.value, COUNTS: {}}
-        seq = self._trail.intent(Operation.WRITE_FILE, path, "modify", rule, tool=tool, details=details, asked=caller)
+        seq = self._trail.intent(Operation.WRITE_FILE, path, "modify", rule, tool=tool, details=details, caller=caller)
         counter = self._open[tool, path] = ScratchCounter(path, seq)
         return counter
 
@@ -76,13 +82,94 @@ class ScratchCounters:
         return [
             counter
             for counter in self._open.values()
-            if now - counter.began >= LONGEST or (not counter.runs and now - counter.last >= QUIET)
+            if now - counter.began >= LONGEST or (not counter.batches and now - counter.last >= QUIET)
         ]
 
     def __iter__(self) -> Iterator[ScratchCounter]:
         return iter(list(self._open.values()))
 
-    def close(self, counter: ScratchCounter) -> dict[str, Any]:
-        """Forget a counter; return the details of its outcome."""
+    def close(self, counter: ScratchCounter) -> Outcome:
+        """Forget a counter; return its outcome."""
         self._open = {key: other for key, other in self._open.items() if other is not counter}
-        return {COUNTS: counter.counts}
+        request = Request(Operation.WRITE_FILE, counter.path)
+        return Outcome(counter.seq, request, "modify", 0, counter.bytes, {COUNTS: counter.counts})
+
+
+class WriteBatch:
+    """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close."""
+
+    __slots__ = ("count", "counter", "generation", "last", "limit", "permit", "request", "seq", "size", "written")
+
+    def __init__(
+        self,
+        request: Request,
+        permit: Permit,
+        generation: int,
+        seq: int,
+        now: float,
+        counter: ScratchCounter | None = None,
+    ) -> None:
+        self.request = request
+        self.counter = counter
+        self.extend(permit)
+        self.generation = generation
+        self.seq = seq
+        self.last = now
+        self.count = 0
+        self.written = 0
+        self.size = 0
+
+    def extend(self, permit: Permit) -> None:
+        """Continue the batch under this permit."""
+        self.permit = permit
+        self.limit = permit.max_size if permit.max_size is not None else 1 << 63
+
+
+class WriteBatches:
+    """The open batches of one session, by the caller's key of a file."""
+
+    def __init__(self, end: Callable[[Outcome], None]) -> None:
+        """`end` takes the outcome of each batch that closes."""
+        self._end: Final = end
+        self._open: dict[int, WriteBatch] = {}
+
+    def add(self, key: int, batch: WriteBatch) -> WriteBatch:
+        """Add a new batch; no batch of this key is open."""
+        if batch.counter is not None:
+            batch.counter.batches += 1
+        self._open[key] = batch
+        return batch
+
+    def rename(self, key: int, new: int) -> None:
+        """Change the key of a batch. An open batch of the new key is closed."""
+        self.close(new)
+        self._open[new] = self._open.pop(key)
+
+    def close(self, key: int, error: int = 0) -> None:
+        """Close the batch of a key, if there is one."""
+        batch = self._open.pop(key, None)
+        if batch is None:
+            return
+        batch.generation = -1  # a reference to this batch is no longer current
+        action = ACTIONS.get(batch.request.operation, "modify")
+        if batch.counter is not None:
+            batch.counter.batches -= 1
+            batch.counter.add(action, error, batch.written)
+            return
+        details = {"writes": batch.count, "size": batch.size}
+        self._end(Outcome(batch.seq, batch.request, action, error, batch.written, details))
+
+    def close_all(self) -> None:
+        """Close every batch."""
+        for key in list(self._open):
+            self.close(key)
+
+    def idle(self, now: float) -> list[int]:
+        """Return the keys of the batches without a write for QUIET seconds."""
+        return [key for key, batch in self._open.items() if now - batch.last >= QUIET]
+
+    def close_counted(self, counter: ScratchCounter) -> None:
+        """Close the batches that this counter counts."""
+        if counter.batches:
+            for key in [key for key, batch in self._open.items() if batch.counter is counter]:
+                self.close(key)

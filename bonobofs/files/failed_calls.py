@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from bonobofs.enforcement.enforcer import Caller, is_entered, mark_entered, reason_of_exception
+from bonobofs.enforcement.authorizer import Caller, failure_reason, is_recorded, mark_recorded
 from bonobofs.errors import BonobofsError
 from bonobofs.files.results import GuardedSession
 from bonobofs.policy.decision import Refused
@@ -32,15 +32,15 @@ def enter_failure(
 
     The caller is to see the error, not that the record cannot be written: that is refused with the next change.
     """
-    if isinstance(error, Refused) or is_entered(error):
+    if isinstance(error, Refused) or is_recorded(error):
         return
     code = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
     about = {"error": type(error).__name__} if details is None else details
     with suppress(OSError), session.turn:
-        session.guard.note(
-            request, caller=caller, guard=guard, details=about, error=code, reason=reason_of_exception(error)
+        session.guard.record_call(
+            request, caller=caller, guard=guard, details=about, error=code, reason=failure_reason(error)
         )
-    mark_entered(error)
+    mark_recorded(error)
 
 
 def recorded(guard: str, **operations: Operation) -> Callable[[type[_Guard]], type[_Guard]]:

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.entry import BY
-from bonobofs.enforcement.enforcer import Authorizer, Caller, unrecorded
+from bonobofs.enforcement.authorizer import Authorizer, Caller, unrecorded
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.files.atomic_write import MODE, put
 from bonobofs.files.failed_calls import recorded
@@ -181,7 +181,7 @@ class FileGuard(Closing):
         """The path as it was named, if the agent is who it says it is."""
         named = self._workspace.named(path)
         if not is_of_the_session(agent, self._guard.agent):
-            raise self._guard.refuse(not_the_agent(named, operation), claiming(caller, agent))
+            raise self._guard.deny(not_the_agent(named, operation), claiming(caller, agent))
         return named
 
     def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
@@ -189,11 +189,11 @@ class FileGuard(Closing):
         decision = self._guard.decide(request, context)
         if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
             # No path at all: nothing is looked up under it.
-            raise self._guard.refuse(decision, caller)
+            raise self._guard.deny(decision, caller)
         place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
         if place is not None:
             return place
-        raise self._guard.refuse(led_out(request.path, request.operation), caller)
+        raise self._guard.deny(led_out(request.path, request.operation), caller)
 
     def _fail(self, request: Request, context: Context, caller: Caller, error: Exception) -> NoReturn:
         """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
@@ -216,7 +216,7 @@ class FileGuard(Closing):
         for asked, known in [(request, context), *((each, NO_FACTS) for each in directories)]:
             decision = self._guard.decide(asked, known)
             if isinstance(decision, Denied):
-                raise self._guard.refuse(decision, caller)
+                raise self._guard.deny(decision, caller)
         for each in directories:
             with self._guard.authorize(each, caller=Caller(caller.tool)) as permit:
                 place.make_directory(permit)
@@ -239,14 +239,14 @@ class FileGuard(Closing):
         try:
             self._guard.sync()
         except TrailError as error:
-            raise self._guard.refuse(unrecorded(request), caller) from error
+            raise self._guard.deny(unrecorded(request), caller) from error
 
     def _answer(self, caller: Caller, questions: list[tuple[Request, Context]]) -> ValidationResult:
         """What is said of the first that is denied, which is entered, else of the first."""
         decisions = [self._guard.decide(request, context) for request, context in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
-                return told(self._guard.refuse(decision, caller).decision)
+                return told(self._guard.deny(decision, caller).decision)
         return told(decisions[0])
 
 

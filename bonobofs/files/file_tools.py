@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from bonobofs.enforcement.enforcer import Authorizer, Caller
+from bonobofs.enforcement.authorizer import Authorizer, Caller
 from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, Reading
 from bonobofs.files.failed_calls import enter_failure, recorded
 from bonobofs.files.file_guard import FileGuard, PathLike
@@ -152,18 +152,18 @@ class FileTools(Closing):
         with self._turn:
             decision = self._authorizer.decide(request)
             if isinstance(decision, Denied):
-                raise self._authorizer.refuse(decision, caller)
+                raise self._authorizer.deny(decision, caller)
         # No turn is held meanwhile: whoever reads for long keeps nobody from changing, and no lease from binding.
         try:
             found = read(request.path)
         except LedOutError:
             with self._turn:
-                raise self._authorizer.refuse(led_out(request.path, operation), caller) from None
+                raise self._authorizer.deny(led_out(request.path, operation), caller) from None
         except Exception as error:
             enter_failure(self._session, request, error, caller, details={})
             raise
         with self._turn:
-            self._authorizer.note(request._replace(path=found.path), caller=caller, size=found.size)
+            self._authorizer.record_call(request._replace(path=found.path), caller=caller, size=found.size)
         return found.result
 
 

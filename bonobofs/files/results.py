@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.enforcement.enforcer import Authorizer, Caller
+from bonobofs.enforcement.authorizer import Authorizer, Caller
 from bonobofs.policy.decision import Code, Decision, Denied, Permit
 from bonobofs.policy.request import Operation, Principal, WorkspacePath
 

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any, Final
 
-from bonobofs.enforcement.enforcer import Admission, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, RelatedChange
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir

@@ -23,7 +23,8 @@ from bonobofs.audit.entry import INODE, TOUCHES
 from bonobofs.audit.recovery import Difference
 from bonobofs.audit.temp_cleanup import Stray, by_way_of
 from bonobofs.audit.writer import Trail
-from bonobofs.enforcement.enforcer import Admission, Caller, Enforcer, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.companion_supervisor import Companion
 from bonobofs.fuse.diagnostics import Diagnostics
@@ -182,7 +183,7 @@ class RemoteAuthorization:
             change.admission.end(errno.EOWNERDEAD)
             # If the trail cannot be written now, the next session records the outcome and removes the file.
             with suppress(TrailError):
-                self._enforcer.enter_outcomes()
+                self._enforcer.write_outcomes()
                 self._enforcer.trail.flush()
                 if change.stray is not None:
                     temp_cleanup.remove(self._root, self._enforcer.trail, [change.stray])
@@ -222,7 +223,7 @@ class RemoteAuthorization:
 
     def _authorize(self, request: Document) -> Document:
         details, guard = request["details"], request["guard"]
-        self._enforcer.forget_in_time()
+        self._enforcer.expire_leases()
         if request.get("generation", self._enforcer.state[0]) != self._enforcer.state[0]:
             return {"stale": True}
         first, *related = changes = [_change(question) for question in (request["question"], *request["related"])]
@@ -230,7 +231,7 @@ class RemoteAuthorization:
         for change in changes:
             decision = self._decide_in_source(change)
             if isinstance(decision, Denied):
-                raise self._enforcer.refuse(decision, caller, guard=guard)
+                raise self._enforcer.deny(decision, caller, guard=guard)
         admission = self._enforcer.authorize(
             first.request,
             first.context,
@@ -241,7 +242,7 @@ class RemoteAuthorization:
             action=request["action"],
             guard=guard,
         )
-        self._enforcer.beside += 1
+        self._enforcer.companion_changes += 1
         self._in_flight[request["id"]] = self._track(admission, changes, {**caller.details, **(details or {})})
         return encode_decision(admission.permit)
 
@@ -255,13 +256,13 @@ class RemoteAuthorization:
         return _InFlight(admission, exact, tuple(path for path in paths if path.endswith("/")), stray)
 
     def _deny(self, request: Document) -> Document:
-        refused = self._enforcer.refuse(decode_denied(request), Caller(*request["caller"]), guard=request["guard"])
+        refused = self._enforcer.deny(decode_denied(request), Caller(*request["caller"]), guard=request["guard"])
         return encode_denied(refused.decision)
 
     def _record_call(self, request: Document) -> Document:
         del request["id"]
         change, caller = _change(request.pop("question")), Caller(*request.pop("caller"))
-        self._enforcer.note(change.request, change.context, caller=caller, **request)
+        self._enforcer.record_call(change.request, change.context, caller=caller, **request)
         return {}
 
     def _event(self, request: Document) -> Document:
@@ -278,7 +279,7 @@ class RemoteAuthorization:
         change.admission.reason = request["reason"]
         change.admission.end(request["error"])
         with suppress(TrailError):  # the outcome stays queued; the next change is refused if the trail still fails
-            self._enforcer.enter_outcomes()
+            self._enforcer.write_outcomes()
             self._enforcer.trail.flush()
         try:
             self._invalidate(change)
@@ -597,7 +598,7 @@ class CompanionRequests:
 
     def _apply_leases(self, number: int, until: float, leases: list[dict[str, Any]] | None) -> None:
         # Between two requests of the kernel, only changes of the companion are in flight.
-        self._enforcer.follow(until, None if leases is None else compile_leases(leases))
+        self._enforcer.set_leases(until, None if leases is None else compile_leases(leases))
         self._leases_error = ""
         if self._companion is not None:
             self._authorization.acknowledge(number, self._companion.send)
@@ -611,7 +612,7 @@ class CompanionRequests:
     def _leases_state(self) -> str | None:
         """Why the leases are unknown; None: they are known."""
         leases = self._enforcer.policy.leases
-        if leases is None or (leases.known and not self._enforcer.is_forgetting()):
+        if leases is None or (leases.known and not self._enforcer.leases_expired()):
             return None
         return self._leases_error or (_LEASES_NO_REASON if self._companion is not None else _LEASES_NO_COMPANION)
 

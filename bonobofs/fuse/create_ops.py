@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from bonobofs.enforcement.enforcer import RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.fd_cache import stale
@@ -48,7 +48,7 @@ class CreateOps(GrantOps):
             steps = self._take_in_file(header, grant, parent, name, umask, groups)
             return finished(steps) if grant.size <= INLINE else steps
         self._check_staging_limit(header, request, context)
-        batch = self._enforcer.begin(
+        batch = self._enforcer.open_batch(
             _CREATING, request, context, self._source.now, caller=self._caller(header), layer=None
         )
         try:
@@ -56,7 +56,7 @@ class CreateOps(GrantOps):
             self._act_as(header, groups, umask)
             node, reply = self._make_file(target_dir, directory, name, mode, batch.permit)
         except BaseException as error:
-            self._enforcer.settle(_CREATING, getattr(error, "errno", None) or errno.EIO)
+            self._enforcer.close_batch(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
                 # The kernel did not know the file. After ESTALE it looks the name up again, and then opens and
                 # truncates a file that exists.
@@ -65,7 +65,7 @@ class CreateOps(GrantOps):
         finally:
             self._source.act_as_self()
         self._add_upper(parent, target_dir, name)
-        self._enforcer.rekey(_CREATING, node.id)
+        self._enforcer.rename_batch(_CREATING, node.id)
         node.batch = self._limit_batch(batch, node, 0)
         node.has_no_xattrs = True
         return reply + OPENED

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.enforcer import Admission
+from bonobofs.enforcement.authorizer import Admission
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import Node
@@ -153,7 +153,7 @@ class GrantOps(OverlayOps):
     ) -> Admission:
         """Return the admission of a change of a name. `st` is the file that a removal removes."""
         if self.grants.files and self.grants.admits(request, st):
-            return self._enforcer.admit_published(request, self._caller(header))
+            return self._enforcer.authorize_published(request, self._caller(header))
         return self._enforcer.authorize(request, context, caller=self._caller(header), layer=None)
 
     def _take_in_file(
@@ -162,7 +162,7 @@ class GrantOps(OverlayOps):
         """Create a granted file whole. Return the reply to CREATE."""
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
         by, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
-        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode()}) as permit:
+        with self._enforcer.authorize_published(request, self._caller(header), {BY: by.decode()}) as permit:
             if header.uid:
                 store.check_reserve(grant.size)
             try:
@@ -201,7 +201,7 @@ class GrantOps(OverlayOps):
             return False
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
         by, details = stray_name().encode(), {"target": os.fsdecode(target)}
-        with self._enforcer.admit_published(request, self._caller(header), {BY: by.decode(), **details}) as permit:
+        with self._enforcer.authorize_published(request, self._caller(header), {BY: by.decode(), **details}) as permit:
             try:
                 self._act_as(header, groups, 0)
                 parent.store.symlink(parent.store.directory(parent, changing=True), by, target, permit)

@@ -15,7 +15,7 @@ from bonobofs.fuse.abi import ROOT_ID
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 
 if TYPE_CHECKING:
-    from bonobofs.enforcement.enforcer import WriteBatch
+    from bonobofs.enforcement.write_batches import WriteBatch
     from bonobofs.fuse.layer_store import LayerStore
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from bonobofs.enforcement.enforcer import Caller, Enforcer
+from bonobofs.enforcement.authorizer import Caller
+from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
@@ -176,7 +177,7 @@ class MountContext:
         if path == ".git" or path.startswith(".git/"):
             path = self._inodes.join(node, name) if name else path
             (refusal, *_) = self._enforcer.policy.protect.find(path.split("/"))
-            raise self._enforcer.refuse(Denied(*refusal, path, operation), self._caller(header))
+            raise self._enforcer.deny(Denied(*refusal, path, operation), self._caller(header))
 
     def _is_moving(self, path: str) -> bool:
         return any(is_below(WorkspacePath(path), tree) for tree in self._moving_trees)
@@ -208,7 +209,7 @@ class MountContext:
             WorkspacePath(path),
             operation,
         )
-        self._enforcer.refuse(denied, self._caller(header))
+        self._enforcer.deny(denied, self._caller(header))
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     def _caller(self, header: Header) -> Caller:
@@ -318,7 +319,7 @@ class MountContext:
         node = self._inodes.forget(node_id, count)
         if node is not None:
             if node.batch is not None:
-                self._enforcer.settle(node.id)
+                self._enforcer.close_batch(node.id)
             if node.parent is not None and not node.layer:
                 self._own_effects.note_fingerprint(node.ino, node.fingerprint)
             node.store.release(node)
@@ -493,10 +494,10 @@ class MountContext:
         if node is not None:
             self._check_external(node, st)
         if node is not None and node.batch is not None:
-            self._enforcer.settle(node.id)
+            self._enforcer.close_batch(node.id)
             node.batch = None
         elif stat.S_ISDIR(st.st_mode):
-            self._enforcer.end_runs()  # open files below are decided by their new paths
+            self._enforcer.close_batches()  # open files below are decided by their new paths
         return node
 
     def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:

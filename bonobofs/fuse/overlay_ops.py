@@ -12,7 +12,8 @@ import os
 import stat
 from collections.abc import Callable
 
-from bonobofs.enforcement.enforcer import WriteBatch, WrongLayerError
+from bonobofs.enforcement.authorizer import WrongLayerError
+from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME, UpperDir
@@ -158,9 +159,7 @@ class OverlayOps(TempFileOps):
         """
         links = self._inodes.links(node.ino)
         if len(links) > MOST_NAMES:
-            raise self._enforcer.refuse(
-                Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header)
-            )
+            raise self._enforcer.deny(Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header))
         for parent, name in links:
             verdict = self._enforcer.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
             if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
@@ -170,7 +169,7 @@ class OverlayOps(TempFileOps):
             except OSError:
                 leads = False
             if leads:
-                raise self._enforcer.refuse(
+                raise self._enforcer.deny(
                     Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header)
                 )
 
@@ -178,7 +177,7 @@ class OverlayOps(TempFileOps):
         """Raise Refused if the [[scratch]] has no room for a file of this size and `more` bytes."""
         denied = self._overlay.sizes.refusal(request, number, size, more=more)
         if denied is not None:
-            raise self._enforcer.refuse(denied, self._caller(header))
+            raise self._enforcer.deny(denied, self._caller(header))
 
     def _check_free_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
         """Raise ENOSPC if the change allocates `needed` bytes that are reserved."""
@@ -232,7 +231,7 @@ class OverlayOps(TempFileOps):
         """Record in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
             words = error.words if isinstance(error, CrossLayerError) else ELSEWHERE
-            self._enforcer.show_denial(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
+            self._enforcer.denial_log.show(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
 
     def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         super()._after_unlink(node, parent, name, st)

@@ -71,7 +71,7 @@ class ReadOps(MountContext):
         node = self._node(header.node_id)
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
         if node.batch is not None:
-            self._enforcer.settle(node.id)
+            self._enforcer.close_batch(node.id)
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:

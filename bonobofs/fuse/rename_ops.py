@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Final
 
 from bonobofs.audit.entry import REPLACES
-from bonobofs.enforcement.enforcer import Caller, RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import Caller, RelatedChange, WrongLayerError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.inode_table import Node, joined
@@ -302,7 +302,7 @@ class RenameOps(OverlayOps):
         """Record that a directory could not be read, so that nothing was moved."""
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        self._enforcer.note(
+        self._enforcer.record_call(
             request,
             LEAVES,
             caller=self._caller(header),

@@ -94,7 +94,7 @@ class Server:
             agent,
             self._trail,
             outcomes_later=True,
-            holds_apart=True,
+            has_layers=True,
             denials=denials_path(Path(config.home), agent.id),
         )
         inodes = InodeTable()
@@ -214,7 +214,7 @@ class Server:
         """The last denials that the viewer may see, as far as they fit: a path alone may have 150 KB."""
         lines: deque[bytes] = deque()
         room = LONGEST
-        for uid, denial in reversed(self._enforcer.denials):
+        for uid, denial in reversed(self._enforcer.denial_log.last):
             if viewer not in (ALL, uid):
                 continue
             line = json.dumps(denial).encode() + b"\n"
@@ -230,7 +230,7 @@ class Server:
         self._transport.handshake(watched=self._watched)
         self._supervisor.listen()
         # Without a companion, the leases stay unknown.
-        self._enforcer.follow(0.0)
+        self._enforcer.set_leases(0.0)
         self._begin_trail()
         self._await_leases(_FIRST_LEASES_SECONDS)
         threading.Thread(target=self._keep_synced, daemon=True).start()
@@ -277,7 +277,7 @@ class Server:
             unmount(self._config.mountpoint, lazy=True)
 
     def _before(self, now: float) -> None:
-        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.known_until:
+        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.leases_expire_at:
             self._await_leases(_RENEW_SECONDS)
         self._operations.begin(now)
 
@@ -285,7 +285,7 @@ class Server:
         """Wait for a lease snapshot before changes are refused: the companion may only be late."""
         deadline = time.monotonic() + seconds
         self._supervisor.on_readable()
-        while self._enforcer.is_forgetting() and (left := deadline - time.monotonic()) > 0:
+        while self._enforcer.leases_expired() and (left := deadline - time.monotonic()) > 0:
             fd = self._supervisor.fileno()
             if fd < 0:
                 break
@@ -293,11 +293,11 @@ class Server:
             poll.register(fd, select.POLLIN)
             if poll.poll(left * 1000):
                 self._supervisor.on_readable()
-        self._enforcer.forget_in_time()
+        self._enforcer.expire_leases()
 
     def _after(self) -> None:
         try:
-            self._enforcer.enter_outcomes()
+            self._enforcer.write_outcomes()
             self._backing.after()
             self._operations.prune_nodes()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
@@ -322,7 +322,7 @@ class Server:
         """Settle idle writes, or after SIGUSR1 all of them. True: there are more."""
         try:
             if not self._settle_requested:
-                return self._enforcer.settle_quiet(now)
+                return self._enforcer.flush_idle(now)
             self._settle()
         except TrailError as error:
             self._trail_fails = True
@@ -333,8 +333,8 @@ class Server:
         self._has_more = self._settle_quiet(now)
         if self._trail_fails:
             self._trail_fails = False
-            self._enforcer.end_runs()
-            self._enforcer.end_counters()
+            self._enforcer.close_batches()
+            self._enforcer.close_counters()
         if self._reload_requested:
             self._reload_requested = False
             self._requests.reload()
@@ -347,7 +347,7 @@ class Server:
         """On SIGUSR1: record the outcome of every write, sync the trail, and touch `settled`."""
         self._settle_requested = False
         try:
-            self._enforcer.settle_all()
+            self._enforcer.flush_all()
             self._trail.sync()
         finally:
             Path(self._config.session_dir, "settled").touch(mode=0o600)
@@ -380,7 +380,7 @@ class Server:
     def _end_trail(self) -> None:
         self._synced.set()
         try:
-            self._enforcer.settle_all()
+            self._enforcer.flush_all()
             self._trail.close()
         except TrailError as error:
             self._diagnostics.log(str(error))

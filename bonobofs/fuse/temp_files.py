@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.enforcer import RelatedChange
+from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, is_below, joined
@@ -196,7 +196,7 @@ class TempFileOps(MountContext):
         if (self._temp_files.is_full or self._source.is_crowded) and _is_staged(
             self._enforcer.decide(request, context)
         ):
-            raise self._enforcer.refuse(
+            raise self._enforcer.deny(
                 Denied(*messages.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
             )
 
@@ -204,7 +204,7 @@ class TempFileOps(MountContext):
         """Raise Refused if the state directory's disk has no space for so many bytes and inodes."""
         denied = self._overlay.room.refusal(request, size, names)
         if denied is not None:
-            raise self._enforcer.refuse(denied, self._caller(header))
+            raise self._enforcer.deny(denied, self._caller(header))
 
     def _stage_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
         """Create a staged file as the current caller.
@@ -260,7 +260,7 @@ class TempFileOps(MountContext):
 
     def _close_batch(self, node: Node) -> None:
         if node.batch is not None:
-            self._enforcer.settle(node.id)
+            self._enforcer.close_batch(node.id)
             node.batch = None
 
     # -- linked

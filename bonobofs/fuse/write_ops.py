@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from bonobofs.enforcement.enforcer import WriteBatch, WrongLayerError
+from bonobofs.enforcement.authorizer import WrongLayerError
+from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -88,7 +89,7 @@ class WriteOps(GrantOps):
             self._check_free_space(header, node, batch.request, needed)
             return node.store.append(fd, data, batch.permit) if at < 0 else node.store.write(fd, data, at, batch.permit)
         except BaseException as error:
-            self._enforcer.settle(node.id, getattr(error, "errno", None) or errno.EIO)
+            self._enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
 
     def _count_write(self, batch: WriteBatch, node: Node, written: int, size: int) -> None:
@@ -146,7 +147,7 @@ class WriteOps(GrantOps):
             if isinstance(verdict, Permit) and verdict.layer is node.layer:
                 batch.extend(verdict)
                 return self._limit_batch(batch, node, context.size)
-        node.batch = self._enforcer.begin(
+        node.batch = self._enforcer.open_batch(
             node.id, request, context, self._source.now, caller=self._caller(header), layer=node.layer
         )
         return self._limit_batch(node.batch, node, context.size)

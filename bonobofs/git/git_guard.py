@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import Caller, RelatedChange
+from bonobofs.enforcement.authorizer import Caller, RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.files.failed_calls import enter_failure, recorded
 from bonobofs.files.resource import Closing
@@ -109,7 +109,7 @@ class _Operation:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
             caller = self.caller._replace(details={**self.caller.details, **details})
             with self.session.turn:
-                raise self.session.guard.refuse(denied, caller, guard="git")
+                raise self.session.guard.deny(denied, caller, guard="git")
 
     def demand_part(self, part: RelatedChange, *codes: Code) -> None:
         """Refused, once recorded, if the engine denies it, with one of these codes if any are named."""
@@ -396,7 +396,7 @@ class GitGuard(Closing):
         authorizer = self._session.guard
         if not is_of_the_session(agent, authorizer.agent):
             with self._session.turn:
-                raise authorizer.refuse(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
+                raise authorizer.deny(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
 
     @contextmanager
     def _operation(self, agent: str, operation: Operation, caller: Caller) -> Iterator[_Operation]:
@@ -406,7 +406,7 @@ class GitGuard(Closing):
         with self._session.turn:
             decision = self._session.guard.decide(request)
             if isinstance(decision, Denied):
-                raise self._session.guard.refuse(decision, caller, guard="git")
+                raise self._session.guard.deny(decision, caller, guard="git")
         try:
             with opened(self._workspace.root, self._session.home) as checkout:
                 yield _Operation(self._session, checkout, request, caller)
@@ -417,7 +417,7 @@ class GitGuard(Closing):
 
     def _note(self, call: _Operation, **details: Any) -> None:
         with self._session.turn:
-            self._session.guard.note(call.request, caller=call.caller, details=details, guard="git")
+            self._session.guard.record_call(call.request, caller=call.caller, details=details, guard="git")
 
     def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[RelatedChange]:
         """What a checkout asks of the policy: each path that becomes what no protected branch has there."""

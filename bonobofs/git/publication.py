@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import pygit2
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import Authorizer, Caller, RelatedChange
+from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules, judge
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
@@ -365,7 +365,7 @@ class Publisher:
 
     def _refuse(self, denied: Denied, caller: Caller) -> NoReturn:
         with self._turn:
-            raise self._authorizer.refuse(denied, caller, guard=GUARD)
+            raise self._authorizer.deny(denied, caller, guard=GUARD)
 
     # -- recording and making
 

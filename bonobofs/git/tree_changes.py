@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bonobofs.enforcement.enforcer import RelatedChange
+from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.enforcer import NOBODY, Admission, Caller, Outcome, RelatedChange
+from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, identity, rules_of
@@ -156,7 +156,7 @@ class JudgingAuthorizer:
         request: Request,
         context: Context = NO_FACTS,
         *parts: RelatedChange,
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
@@ -167,7 +167,7 @@ class JudgingAuthorizer:
             for part in (RelatedChange(request, context), *parts):
                 verdict = self.decide(part.request, part.context)
                 if isinstance(verdict, Denied):
-                    raise self.refuse(verdict, caller, guard=guard)
+                    raise self.deny(verdict, caller, guard=guard)
             answer = self._channel.ask(
                 "admit",
                 question=encode_request(request, context),
@@ -186,23 +186,23 @@ class JudgingAuthorizer:
             raise Refused(permit)
         return Admission(self._ended, request, permit, answer["number"], action, guard)
 
-    def note(  # noqa: PLR0913 - as for `Authorizer.note`
+    def record_call(  # noqa: PLR0913 - as for `Authorizer.record_call`
         self,
         request: Request,
         context: Context = NO_FACTS,
         *,
         guard: str = "file",
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """As `Authorizer.note`; publication has no call that changes nothing."""
+        """As `Authorizer.record_call`; publication has no call that changes nothing."""
         raise NotImplementedError
 
-    def refuse(self, denied: Denied, caller: Caller = NOBODY, *, guard: str = "file") -> Refused:
-        """As `Authorizer.refuse`."""
+    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
+        """As `Authorizer.deny`."""
         self._channel.ask("refuse", **encode_denied(denied), caller=list(caller), guard=guard)
         return Refused(denied)
 
@@ -398,7 +398,7 @@ class Worker:
 
     def _refuse(self, refusal: Refusal, about: str, caller: Caller) -> Refused:
         operation = Operation.PUBLISH if caller is PUSH else Operation.CHECKOUT_BRANCH
-        return self._authorizer.refuse(refusal.of(operation, about=about), caller, guard=GUARD)
+        return self._authorizer.deny(refusal.of(operation, about=about), caller, guard=GUARD)
 
     def _upload(self, descriptors: list[int]) -> dict[str, Any]:
         receiving = _Receiving(self._directory, self._common, self._advertised(""))

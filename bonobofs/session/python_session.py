@@ -52,7 +52,7 @@ class ChangeLock:
     def __enter__(self) -> Callable[[], bool]:
         # The thread that follows the leases may only be late. An Event has a lock written in Python.
         deadline = monotonic() + _RENEW_SECONDS
-        while self._enforcer.is_forgetting() and monotonic() < deadline:
+        while self._enforcer.leases_expired() and monotonic() < deadline:
             sleep(_PAUSE)
         return self._lock.__enter__
 
@@ -67,10 +67,10 @@ class ChangeLock:
         while not self._lock.acquire(timeout=BEAT):
             heartbeat()
         try:
-            self._enforcer.follow(snapshot.expires_at, leases)
+            self._enforcer.set_leases(snapshot.expires_at, leases)
             # The entry that counts repeated denials waits for the next snapshot if it cannot be written now.
             with contextlib.suppress(TrailError):
-                self._enforcer.settle_quiet(monotonic())
+                self._enforcer.flush_idle(monotonic())
         finally:
             self._lock.release()
         return True
@@ -141,7 +141,7 @@ def open_session(
         with Database.open(state) as database, _following_leases(state, session, guard) as turn:
             log = AuditLog(trail, lambda label: agent_registry.identity_of(database, label))
             yield OpenSession(session, guard, log, turn, state)
-        guard.settle_all()
+        guard.flush_all()
     finally:
         ended.set()
         trail.close()
@@ -162,7 +162,7 @@ def _following_leases(home: Path, session: Session, enforcer: Enforcer) -> Itera
     """Judge by the leases for the length of a `with` block; gives the lock that each change must hold. StateError."""
     holder = Holder(session.agent, session.agent_id, session.chain).key
     lock, ended = ChangeLock(enforcer), threading.Event()
-    enforcer.follow(0.0)
+    enforcer.set_leases(0.0)
     follower = LeaseFollower(home, session.session, holder, session.source, lock.apply, ended)
     follower.read_first()
     # An expired snapshot refuses changes, and says why; the error itself needs no report.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.entry import ZERO, instant
 from bonobofs.audit.index import Index, Progress
 from bonobofs.audit.reader import is_closed, last, read, since, trails_in
-from bonobofs.audit.report import About
+from bonobofs.audit.report import SessionFacts
 from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
 from bonobofs.audit.trail_file import compress, remove, stat_trail
 from bonobofs.audit.verify import Report, read_head, verify_trail
@@ -238,16 +238,16 @@ def rebuild_index(home: Path) -> Progress:
         return index.rebuild()
 
 
-def about_sessions(home: Path) -> dict[str, About]:
+def about_sessions(home: Path) -> dict[str, SessionFacts]:
     """What is known of each session that can be read, by UUID; of other hosts' by the database."""
     from bonobofs.state import heartbeats  # noqa: PLC0415 - as above
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
     with Database.open(home) as database:
-        found = {name: About(role, source) for name, role, source in heartbeats.list_sessions(database)}
+        found = {name: SessionFacts(role, source) for name, role, source in heartbeats.list_sessions(database)}
     for session in read_all(home)[0]:
         head = _head(home, session.session)
-        found[session.session] = About(session.role, session.source, session.policy.digest, *head)
+        found[session.session] = SessionFacts(session.role, session.source, session.policy.digest, *head)
     return found
 
 

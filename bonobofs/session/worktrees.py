@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit.entry import TOUCHES
 from bonobofs.beads.bd_session import seek_beads
 from bonobofs.beads.beads_guard import BeadsGuard
-from bonobofs.enforcement.enforcer import ACTIONS
+from bonobofs.enforcement.authorizer import ACTIONS
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
 from bonobofs.git import linked_worktree
 from bonobofs.git.branch_rules import new_branch, rules_of

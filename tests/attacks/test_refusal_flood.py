@@ -12,8 +12,7 @@ from pathlib import Path
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import LONGEST_OF_REFUSAL
-from bonobofs.enforcement.denial_log import BURST, RATE
-from bonobofs.enforcement.enforcer import SHOWN_DENIALS
+from bonobofs.enforcement.denial_log import BURST, RATE, SHOWN_DENIALS
 from tests.fuse.people import outcome, tell
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 

@@ -45,7 +45,7 @@ def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE
 
 def note(trail: Trail, seconds: float, text: str) -> None:
     moment = NOW + timedelta(seconds=seconds)
-    trail.enter(AuditEntry(moment, "git", "note", trail.identity.agent, {"text": text}, "allowed", None))
+    trail.append(AuditEntry(moment, "git", "note", trail.identity.agent, {"text": text}, "allowed", None))
 
 
 def texts(entries: Iterable[AuditEntry]) -> list[str]:
@@ -150,7 +150,7 @@ def test_a_moment_is_given_back_from_now_or_in_iso_form() -> None:
     assert since("2026-01-31T12:00:00.123456Z", NOW) == NOW
     assert since("2026-01-31", NOW) == datetime(2026, 1, 31).astimezone()
     for wrong in ("", "yesterday", "10", "m", "-5m", "1.5h", "999999w", "10m\x1b["):
-        with pytest.raises(UsageError, match="is no moment"):
+        with pytest.raises(UsageError, match="is not a time"):
             since(wrong, NOW)
 
 

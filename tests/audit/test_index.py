@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from bonobofs import session
 from bonobofs.audit import index as module
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import By, Index, Wanted, microseconds, text_from, text_of
+from bonobofs.audit.index import GroupBy, Index, IndexQuery, decode_text, encode_text, microseconds
 from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
 from bonobofs.audit.reader import UNREADABLE, Change, read, trails_in
 from bonobofs.audit.trail_file import compress
@@ -58,7 +58,7 @@ def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE
 
 
 def paths(index: Index, **wanted: Any) -> list[str]:
-    return [found.entry.path for found in index.changes(Wanted(**wanted))]
+    return [found.entry.path for found in index.changes(IndexQuery(**wanted))]
 
 
 def joined(entries: Iterable[AuditEntry]) -> list[Change]:
@@ -90,7 +90,7 @@ def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Crea
     trail.outcome(first, Operation.WRITE_FILE, "long", bytes=9)
     trail.intent(Operation.MKDIR, "open", "create", "code")
     assert index.catch_up().entries == 2
-    assert [(each.entry.path, each.result, each.outcome is not None) for each in index.changes(Wanted())] == [
+    assert [(each.entry.path, each.result, each.outcome is not None) for each in index.changes(IndexQuery())] == [
         ("long", "allowed", True),
         ("short", "allowed", True),
         ("failed", "error", True),
@@ -143,7 +143,7 @@ def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index
     change(trail, "failed", error=28)
     change(trail, "d", Operation.MKDIR)
     change(other, "elsewhere")
-    trail.denied(DENIED, "create")
+    trail.denial(DENIED, "create")
     trail.flush()
     other.flush()
     index.catch_up()
@@ -164,18 +164,18 @@ def test_changes_are_counted_by_what_they_share(create: Create, home: Path, inde
     """A refusal that repeats counts as often as it was asked; alerts are no changes."""
     trail = create(home / "trails")
     change(trail, "a.md")
-    trail.repeated(trail.denied(DENIED, "create"), DENIED, 41)
+    trail.denial_repeats(trail.denial(DENIED, "create"), DENIED, 41)
     trail.alert("three denials", path="a.sh", code="SUFFIX")
     trail.flush()
     index.catch_up()
-    counted = index.count(Wanted(), By.RESULT)
+    counted = index.count(IndexQuery(), GroupBy.RESULT)
     assert [(one.value, one.changes, one.times) for one in counted] == [("denied", 2, 42), ("allowed", 1, 1)]
-    (by_rule,) = index.count(Wanted(result="denied"), By.RULE)
+    (by_rule,) = index.count(IndexQuery(result="denied"), GroupBy.RULE)
     assert (by_rule.value, by_rule.times) == ("artifacts", 42)
-    (by_agent,) = index.count(Wanted(), By.AGENT)
+    (by_agent,) = index.count(IndexQuery(), GroupBy.AGENT)
     assert (by_agent.value, by_agent.label) == ("id-of-alice", "alice")
-    assert index.count(Wanted(), By.SESSION)[0].value == "s"
-    assert len(index.count(Wanted(), By.PATH, most=1)) == 1
+    assert index.count(IndexQuery(), GroupBy.SESSION)[0].value == "s"
+    assert len(index.count(IndexQuery(), GroupBy.PATH, most=1)) == 1
 
 
 def test_changes_come_by_time_and_each_trail_keeps_its_own_order(create: Create, home: Path, index: Index) -> None:
@@ -184,7 +184,7 @@ def test_changes_come_by_time_and_each_trail_keeps_its_own_order(create: Create,
     now = datetime(2026, 1, 31, 12, tzinfo=UTC)
     for trail, seconds in ((one, 1), (one, 5), (one, 2), (two, 3), (two, 6)):
         moment = now + timedelta(seconds=seconds)
-        trail.enter(AuditEntry(moment, "git", "note", "a", {}, "allowed", None, path=f"{trail.path.stem}{seconds}"))
+        trail.append(AuditEntry(moment, "git", "note", "a", {}, "allowed", None, path=f"{trail.path.stem}{seconds}"))
     index.catch_up()
     assert paths(index) == ["one1", "two3", "one5", "one2", "two6"]
 
@@ -199,7 +199,7 @@ def test_a_line_in_the_making_waits_for_its_end(create: Create, home: Path, inde
     assert index.catch_up().entries == 1
     trail.path.write_bytes(whole)
     assert index.catch_up().entries == 1
-    assert [each.outcome is not None for each in index.changes(Wanted())] == [True]
+    assert [each.outcome is not None for each in index.changes(IndexQuery())] == [True]
 
 
 def test_a_trail_that_was_redone_is_read_anew_and_told(create: Create, home: Path, index: Index) -> None:
@@ -292,7 +292,7 @@ def test_any_name_of_a_trail_can_be_kept(create: Create, home: Path, index: Inde
     odd.write_bytes(trail.path.read_bytes())
     assert [index.catch_up().entries for _ in range(2)] == [4, 0]
     assert paths(index, session=odd.stem) == ["a"]
-    assert {one.value for one in index.count(Wanted(), By.SESSION)} == {"s", odd.stem}
+    assert {one.value for one in index.count(IndexQuery(), GroupBy.SESSION)} == {"s", odd.stem}
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
@@ -304,7 +304,7 @@ def test_a_moment_that_has_no_name_elsewhere_is_damage(create: Create, home: Pat
     with trail.path.open("a") as out:
         out.write(json.dumps({**document, "timestamp": moment, "seq": 0}) + "\n")
     assert index.catch_up().entries == 2
-    assert [each.entry.operation for each in index.changes(Wanted())] == ["e", UNREADABLE]
+    assert [each.entry.operation for each in index.changes(IndexQuery())] == ["e", UNREADABLE]
 
 
 def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
@@ -319,7 +319,7 @@ def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
     trail.path.write_bytes(raw + b"{}\n\xff\x00\n" + raw + raw.replace(b'"intent":1', b'"intent":[]') + huge)
     monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 1)
     assert index.catch_up().entries == 10
-    found = list(index.changes(Wanted()))
+    found = list(index.changes(IndexQuery()))
     assert sum(1 + (each.outcome is not None) for each in found) == 10
     assert sum(each.entry.operation == UNREADABLE for each in found) == 2
 
@@ -355,9 +355,9 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
                     trail.outcome(number, Operation.WRITE_FILE, path, error=number % 2)
                     trail.flush()
                 case "denied":
-                    trail.denied(DENIED._replace(path=WorkspacePath(path)), "create")
+                    trail.denial(DENIED._replace(path=WorkspacePath(path)), "create")
                 case "repeated":
-                    trail.repeated(number, DENIED, number)
+                    trail.denial_repeats(number, DENIED, number)
                 case _:
                     trail.alert("look", path=path)
     whole = trail.path.read_bytes()
@@ -374,7 +374,7 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
         index.catch_up()
 
         def held() -> list[Change]:
-            return sorted(index.changes(Wanted()), key=lambda each: each.entry.seq)
+            return sorted(index.changes(IndexQuery()), key=lambda each: each.entry.seq)
 
         assert held() == expected
         index.rebuild()
@@ -386,10 +386,10 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
 @given(st.text(st.characters()))
 def test_every_text_has_one_form_in_the_tables(text: str) -> None:
     """ASCII, and it can be read back."""
-    stored = text_of(text)
+    stored = encode_text(text)
     assert stored.isascii()
     assert "\0" not in stored
-    assert text_from(stored) == text
+    assert decode_text(stored) == text
 
 
 def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: Index) -> None:
@@ -419,7 +419,7 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
                 reader.stdout.readline()
             os.kill(reader.pid, signal.SIGKILL)
     index.catch_up()
-    assert [each.entry.path for each in index.changes(Wanted())] == [
+    assert [each.entry.path for each in index.changes(IndexQuery())] == [
         each.entry.path for each in joined(read(trail.path))
     ]
     assert index.catch_up().entries == 0
@@ -435,7 +435,7 @@ def test_a_hundred_trails_that_grow_are_all_kept_up_with(create: Create, home: P
         index.catch_up()
     assert index.catch_up().entries == 0
     for trail in trails:
-        found = list(index.changes(Wanted(session=trail.identity.session)))
+        found = list(index.changes(IndexQuery(session=trail.identity.session)))
         assert found == joined(read(trail.path))
 
 
@@ -468,7 +468,7 @@ def test_an_index_that_is_built_anew_while_trails_grow_has_each_entry_once(
     index = Index(home, "here", tables)
     index.catch_up()
     for trail in trails:
-        assert list(index.changes(Wanted(session=trail.identity.session))) == joined(read(trail.path))
+        assert list(index.changes(IndexQuery(session=trail.identity.session))) == joined(read(trail.path))
 
 
 def test_tables_of_another_version_are_made_anew(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
@@ -527,7 +527,7 @@ def test_an_older_version_leaves_the_index_of_a_newer_one(
     tables = open_tables(home)
     with tables.engine.begin() as connection:
         connection.execute(SCHEMA.update().values(version=1000))
-    with pytest.raises(StateError, match="from a newer bonobofs"):
+    with pytest.raises(StateError, match="use the newer bonobofs"):
         open_tables(home)
     tables.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from bonobofs.audit import index as module
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import By, Index, Wanted, microseconds
+from bonobofs.audit.index import GroupBy, Index, IndexQuery, microseconds
 from bonobofs.audit.index_store import open_tables
 from bonobofs.audit.reader import Change, read, trails_in
 from bonobofs.audit.report import Report
@@ -47,7 +47,7 @@ def write_trails(home: Path, chance: random.Random) -> None:
         moment = BEGAN
         for _ in range(chance.randint(0, 40)):
             moment += timedelta(milliseconds=chance.choice((0, 1, 1000)))
-            trail.enter(entry(chance, moment, label, identity, trail.head[0]))
+            trail.append(entry(chance, moment, label, identity, trail.head[0]))
         trail.close()
         with trail.path.open("ab") as out:
             out.write(chance.choice((b"", b"garbage\n", b'{"timestamp":')))
@@ -92,7 +92,7 @@ def scanned(home: Path) -> list[list[Change]]:
     return found
 
 
-def answers(change: Change, session: str, wanted: Wanted) -> bool:
+def answers(change: Change, session: str, wanted: IndexQuery) -> bool:
     one, outcome = change
     last = max(microseconds(each.timestamp) for each in (one, outcome) if each is not None)
     other = next((one.details[key] for key in ("to", "from") if key in one.details), "")
@@ -119,7 +119,7 @@ def below(path: str, asked: str) -> bool:
     return len(names) >= len(wanted) and all(want in ("*", name) for name, want in zip(names, wanted, strict=False))
 
 
-def asked(chance: random.Random) -> Wanted:
+def asked(chance: random.Random) -> IndexQuery:
     """One, two or three filters: with more hardly anything answers."""
 
     def moment() -> int:
@@ -139,7 +139,7 @@ def asked(chance: random.Random) -> Wanted:
     chosen: dict[str, Any] = {}
     for one in chance.sample(filters, chance.randint(1, 3)):
         chosen |= one
-    return Wanted(**chosen)
+    return IndexQuery(**chosen)
 
 
 def told(changes: list[Change]) -> list[str]:
@@ -160,7 +160,7 @@ def test_it_answers_as_the_trails_do(home: Path, index: Index, seed: int, monkey
         expected = [each for name, changes in trails.items() for each in changes if answers(each, name, wanted)]
         assert told(found) == told(expected), wanted
         assert [one.entry.timestamp for one in found] == sorted(one.entry.timestamp for one in found)
-        for by in (By.AGENT, By.PATH, By.RULE, By.CODE, By.RESULT, By.OPERATION):
+        for by in (GroupBy.AGENT, GroupBy.PATH, GroupBy.RULE, GroupBy.CODE, GroupBy.RESULT, GroupBy.OPERATION):
             assert counted(index, wanted, by) == counted_here(expected, by), (wanted, by)
 
 
@@ -170,7 +170,7 @@ def test_the_rules_that_refused_most_are_the_same_by_either_way(home: Path, inde
     write_trails(home, random.Random(seed))
     index.catch_up()
     report = Report({})
-    report.add(index.changes(Wanted()))
+    report.add(index.changes(IndexQuery()))
     top = Counter[str]()
     for one in report.document()["top_denied_rules"]:
         top[one["rule"]] += one["times"]
@@ -179,20 +179,20 @@ def test_the_rules_that_refused_most_are_the_same_by_either_way(home: Path, inde
         if change.entry.result == "denied" and change.entry.kind != "alert":
             refused[change.entry.rule] += change.entry.details.get("count", 1)
     assert top == refused
-    assert {one.value: one.times for one in index.count(Wanted(result="denied"), By.RULE)} == refused
+    assert {one.value: one.times for one in index.count(IndexQuery(result="denied"), GroupBy.RULE)} == refused
 
 
-def counted(index: Index, wanted: Wanted, by: By) -> dict[str, tuple[int, int]]:
+def counted(index: Index, wanted: IndexQuery, by: GroupBy) -> dict[str, tuple[int, int]]:
     return {one.value: (one.changes, one.times) for one in index.count(wanted, by)}
 
 
-def counted_here(changes: list[Change], by: By) -> dict[str, tuple[int, int]]:
+def counted_here(changes: list[Change], by: GroupBy) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for change in changes:
         one = change.entry
         if one.kind not in ("intent", "outcome"):
             continue
-        values = {By.AGENT: one.agent_id, By.RESULT: change.result, By.CODE: one.code or ""}
+        values = {GroupBy.AGENT: one.agent_id, GroupBy.RESULT: change.result, GroupBy.CODE: one.code or ""}
         value = values[by] if by in values else getattr(one, by.value)
         number, times = found.get(value, (0, 0))
         found[value] = number + 1, times + one.details.get("count", 1)

@@ -87,8 +87,8 @@ def test_every_kind_of_entry_has_every_field_in_the_one_order_and_the_hash_last(
     )
     trail.outcome(seq, Operation.RENAME, "a", details={"size": 3})
     trail.outcome(trail.intent(Operation.LINK, "c", "create", "code"), Operation.LINK, "c", error=28)
-    denial = trail.denied(KEPT, "delete", tool="/bin/rm")
-    trail.repeated(denial, KEPT, 41)
+    denial = trail.denial(KEPT, "delete", tool="/bin/rm")
+    trail.denial_repeats(denial, KEPT, 41)
     trail.alert("Look at this.", path="x", code="OUTSIDE")
     trail.event("open", {"boot": "b"})
     AuditLog(trail).log(AuditEntry(datetime.now(UTC), "git", "commit", "alice", {"n": [1, {}]}, "allowed", None))
@@ -98,8 +98,8 @@ def test_every_kind_of_entry_has_every_field_in_the_one_order_and_the_hash_last(
 
 
 def test_what_is_refused_failed_and_repeated_says_so(trail: Trail) -> None:
-    denial = trail.denied(KEPT, "delete", tool="/bin/rm", details={"pid": 7})
-    trail.repeated(denial, KEPT, 41)
+    denial = trail.denial(KEPT, "delete", tool="/bin/rm", details={"pid": 7})
+    trail.denial_repeats(denial, KEPT, 41)
     trail.outcome(trail.intent(Operation.LINK, "c", "create", "code"), Operation.LINK, "c", error=28)
     trail.flush()
     refused, repeated, _, failed = documents(trail)
@@ -224,7 +224,7 @@ def test_an_entry_of_seven_fields_is_logged_with_the_sessions_identity(trail: Tr
 def test_trail_and_head_are_for_their_owner_alone_and_never_made_twice(tmp_path: Path) -> None:
     trail = create(tmp_path)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob(f"{SESSION}.*")} == {0o600}
-    with pytest.raises(TrailError, match="cannot be made"):
+    with pytest.raises(TrailError, match="cannot be created"):
         create(tmp_path)
     trail.event("note")
     trail.close()
@@ -233,7 +233,7 @@ def test_trail_and_head_are_for_their_owner_alone_and_never_made_twice(tmp_path:
 
 def test_a_trail_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / f"{SESSION}.head").touch()
-    with pytest.raises(TrailError, match="cannot be made"):
+    with pytest.raises(TrailError, match="cannot be created"):
         create(tmp_path)
     assert [path.name for path in tmp_path.glob("*.*")] == [f"{SESSION}.head"]
 
@@ -376,7 +376,7 @@ def test_a_trail_whose_half_entry_cannot_be_cut_off_takes_nothing_more() -> None
     """A pipe takes half of a long write, and cannot be cut back."""
     first, second = run(POISONED).splitlines()
     assert first.startswith("the trail t cannot be written: ")
-    assert second == "the trail t cannot be written: half an entry could not be cut off: Invalid argument"
+    assert second == "the trail t cannot be written: an incomplete entry could not be cut off: Invalid argument"
 
 
 INTERRUPTED = """

@@ -51,13 +51,13 @@ class Past:
             moment, guard, operation, "alice", dict(details or {}), "allowed", None, "intent", path=path
         )
         intent.action = action
-        seq = self.trail.enter(intent)
+        seq = self.trail.append(intent)
         if took is not None:
             ended = moment + timedelta(seconds=took)
             more = {} if size is None else {"size": size}
             outcome = AuditEntry(ended, guard, operation, "alice", {"intent": seq} | more, result, None, "outcome")
             outcome.path = path
-            self.trail.enter(outcome)
+            self.trail.append(outcome)
 
     def settle(self, at: float) -> None:
         """Make the head say that all was on the disk at a moment."""

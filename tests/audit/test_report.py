@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import Change
-from bonobofs.audit.report import MOST, About, Report
+from bonobofs.audit.report import MOST, Report, SessionFacts
 from bonobofs.system.terminal import escape
 from tests.worlds import ALLOW_ALL, Mounted, bonobofs
 
@@ -52,7 +52,7 @@ def refusal(path: str, times: int = 0) -> Change:
 
 
 def told(*changes: Change) -> dict[str, Any]:
-    report = Report({"s": About(role="impl", source="/src", seq=9, hash="f" * 64)})
+    report = Report({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add(changes)
     return report.document()
 
@@ -159,11 +159,11 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 def test_the_markdown_says_it_in_order() -> None:
     """What was changed, what was refused, and what to do about it."""
-    report = Report({"s": About(role="impl", source="/src", seq=9, hash="f" * 64)})
+    report = Report({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add([change("create_file", "a|`b`\n## Refused", written=7), refusal("x.sh"), refusal("x.sh", times=1)])
     text = report.markdown()
     assert text.splitlines() == [
-        "# What was done by `alice`",
+        "# Changes by `alice`",
         "",
         "1 path changed, 2 changes refused, 0 failed, 0 alerts.",
         "",
@@ -188,7 +188,7 @@ def test_the_markdown_says_it_in_order() -> None:
 
 def test_what_was_done_in_several_sources_is_told_apart() -> None:
     """The same path in two of them is two files; of a session whose source is not known nothing is another's."""
-    report = Report({"s": About(source="/one"), "t": About(source="/two")})
+    report = Report({"s": SessionFacts(source="/one"), "t": SessionFacts(source="/two")})
     moved = change("rename", "a", to="b")
     for session in ("s", "t", "u", "v"):
         report.add(
@@ -239,7 +239,7 @@ def test_nothing_that_stands_in_a_record_is_markdown(
     behind = AuditEntry(NOW, "file", "out_of_band", agent, details, "allowed", None, kind="event", **given)
     failed = AuditEntry(NOW, "file", operation, agent, {}, "error", reason, kind="outcome")
     made = change("create_file", path).entry
-    report = Report({reason: About(role=rule, source=path, seq=1, hash="f")})
+    report = Report({reason: SessionFacts(role=rule, source=path, seq=1, hash="f")})
     report.add(
         [*map(Change, entries), Change(behind), Change(entries[1], failed), Change(replace(made, session=reason))]
     )
@@ -261,7 +261,8 @@ def test_nothing_that_stands_in_a_record_is_markdown(
 def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:
     """However much there is to tell; what is left out is counted."""
     long = "/".join(["x" * 250] * 15)
-    report = Report({f"s{number}": About(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)})
+    about = {f"s{number}": SessionFacts(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)}
+    report = Report(about)
     for number in range(3000):
         refused = replace(refusal(f"{long}/{number}").entry, rule=f"rule{number}", session=f"s{number % 300}")
         report.add([change("create_file", f"{long}/{number}"), Change(refused)])

@@ -349,7 +349,7 @@ def test_of_an_intent_it_is_told_what_was_kept_apart_and_what_may_have_been_left
     trail.close()
     (report,) = verify(tmp_path, look=lambda _: look_below(source))
     kept, entering = (each.shows for each in report.unfinished)
-    assert kept == "kept apart from the source, which it left as it is"
+    assert kept == "the change was not in the source, but in another layer"
     assert entering == f"x.tmp: absent; plan.md: a file, 4 bytes, mode 644; {left}: a file, 4 bytes, mode 644"
 
 

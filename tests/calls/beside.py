@@ -11,7 +11,7 @@ from typing import Any
 from bonobofs.companion import main as process
 from bonobofs.companion.calls import CALLS
 from bonobofs.companion.session_context import SessionContext
-from bonobofs.enforcement.enforcer import Caller
+from bonobofs.enforcement.authorizer import Caller
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 

@@ -214,9 +214,7 @@ def test_a_report_says_what_came_of_it(world: World) -> None:
     """For a pull request, in Markdown; for programs, as JSON. Its hash is that of the record's head."""
     said = bonobofs("audit", "report", "--agent", "alice")
     assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith(
-        "# What was done by `alice`\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n"
-    )
+    assert said.stdout.startswith("# Changes by `alice`\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n")
     assert "| `aidlc-docs/plan.md` | created | " in said.stdout
     assert "what to do: Write a .md file of at most" in said.stdout
     world.umount()

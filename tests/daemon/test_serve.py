@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs import daemon, session
-from bonobofs.audit.index import Wanted
+from bonobofs.audit.index import IndexQuery
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.daemon import main
 from bonobofs.daemon.main import Daemon, running
@@ -39,7 +39,7 @@ def parts(home: Path) -> dict[str, str]:
 def indexed(home: Path, path: str) -> bool:
     """Whether the index has a path, without being brought up to the trails by this look."""
     with session.open_index(home) as index:
-        return any(True for _ in index.changes(Wanted(path=path)))
+        return any(True for _ in index.changes(IndexQuery(path=path)))
 
 
 def test_it_starts_stands_and_ends(home: Path) -> None:
@@ -187,12 +187,12 @@ def test_one_that_is_ended_midway_loses_nothing(home: Path) -> None:
     until(lambda: counted(home) >= 20_001, "all is there", seconds=60)
     daemon.stop(home)
     with session.open_index(home) as index:
-        assert [one.entry.seq for one in index.changes(Wanted())] == list(range(1, 20_002))
+        assert [one.entry.seq for one in index.changes(IndexQuery())] == list(range(1, 20_002))
 
 
 def counted(home: Path) -> int:
     with session.open_index(home) as index:
-        return sum(1 for _ in index.changes(Wanted()))
+        return sum(1 for _ in index.changes(IndexQuery()))
 
 
 def test_each_state_directory_has_its_own_over_one_database(

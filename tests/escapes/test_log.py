@@ -225,7 +225,7 @@ def test_a_clock_that_goes_back_breaks_nothing(home: Path) -> None:
     moment = datetime(2031, 5, 1, tzinfo=UTC)
     for number in range(10):
         at = moment - timedelta(days=400 * number)
-        trail.enter(AuditEntry(at, "file", "note", "al", {}, "allowed", None, path=f"{number}.md"))
+        trail.append(AuditEntry(at, "file", "note", "al", {}, "allowed", None, path=f"{number}.md"))
     trail.close()
     assert bonobofs("audit", "verify").returncode == 0
     shown = [json.loads(line) for line in bonobofs("audit", "tail", "--json").stdout.splitlines()]

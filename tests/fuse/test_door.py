@@ -84,7 +84,7 @@ class Server:
 
     def close(self) -> None:
         with contextlib.suppress(TrailError):
-            self.guard.settle_all()
+            self.guard.flush_all()
         with contextlib.suppress(TrailError):
             self._log.close()
 
@@ -100,7 +100,7 @@ class Server:
         return int(p.ENTRY_OUT.unpack_from(self.send(p.Opcode.LOOKUP, p.ROOT_ID, name.encode() + b"\0"))[0])
 
     def entries(self) -> list[AuditEntry]:
-        self.guard.settle_all()
+        self.guard.flush_all()
         return list(read(self.trail))
 
     def tree(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Rig:
         self.first = self.look()
 
     def close(self) -> None:
-        self._guard.settle_all()
+        self._guard.flush_all()
         self._log.close()
         for node_id in list(self._operations._nodes):
             if node_id != p.ROOT_ID:
@@ -167,7 +167,7 @@ class Rig:
 
     def wrong(self) -> list[str]:
         """What the record does not explain, what changed where nothing may, and what nobody foresaw."""
-        self._guard.settle_all()
+        self._guard.flush_all()
         now = self.look()
         before, after = ({p[7:]: e for p, e in tree.items() if p.startswith("source/")} for tree in (self.first, now))
         found = unexplained(before, after, read(self.trail))

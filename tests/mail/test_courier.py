@@ -159,7 +159,7 @@ def test_a_refusal_goes_at_once_and_the_rest_waits_for_a_digest(desk: Desk) -> N
     change(trail, "a")
     courier = desk.courier(pace=Pace(digest=3600, head=3600))
     assert desk.run(courier) == 0
-    trail.denied(DENIED, "create")
+    trail.denial(DENIED, "create")
     assert desk.run(courier) == 1
     assert ranges(desk.posted()) == [(1, 3)]
     change(trail, "b")
@@ -185,7 +185,7 @@ def test_others_are_written_to_and_see_what_happened(home: Path, original: Origi
     desk = Desk(home, original.url, project, to=("lead-1",))
     trail = desk.trail()
     change(trail, "a\n~~~\n# forged")
-    trail.denied(DENIED, "create", details={"pid": 1})
+    trail.denial(DENIED, "create", details={"pid": 1})
     trail.alert("three denials", code="SUFFIX", path="a.sh")
     desk.run(desk.courier())
     (message,) = original.messages
@@ -391,10 +391,10 @@ def test_who_is_refused_without_end_keeps_nobody_waiting(far_desk: Desk) -> None
     """An agent that hammers must not keep others' alerts from the thread."""
     hammering, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
     other.alert("look")
-    hammering.denied(DENIED, "create")
+    hammering.denial(DENIED, "create")
 
     def goes_on() -> bool:
-        hammering.denied(DENIED, "create")
+        hammering.denial(DENIED, "create")
         return True
 
     trails = {path.stem: path for path in sorted(far_desk.trails.glob("*.jsonl"))}

@@ -1,0 +1,199 @@
+"""The interface of enforcement: the Authorizer protocol, the callers, the admissions and their outcomes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol
+
+from bonobofs.errors import BonobofsError
+from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
+from bonobofs.policy.engine import Policy
+from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request
+
+_LONGEST_REASON: Final = 500
+"""Characters of a failure's reason that the trail keeps."""
+
+ACTIONS: Final[dict[Operation, str]] = {
+    Operation.CREATE_FILE: "create",
+    Operation.MKDIR: "create",
+    Operation.MKNOD: "create",
+    Operation.SYMLINK: "create",
+    Operation.LINK: "create",
+    Operation.DELETE_FILE: "delete",
+    Operation.RMDIR: "delete",
+    Operation.CALL: "",
+    Operation.READ_FILE: "",
+    Operation.LIST_FILES: "",
+    Operation.SEARCH_FILES: "",
+    Operation.CREATE_BRANCH: "create",
+    Operation.DELETE_BRANCH: "delete",
+    Operation.TAG: "create",
+    Operation.CREATE_WORKTREE: "create",
+    Operation.REMOVE_WORKTREE: "delete",
+    Operation.CREATE_ISSUE: "create",
+    Operation.CREATE_EPIC: "create",
+}
+"""`action` recorded for each operation. Operations not listed are `modify`."""
+
+
+class Caller(NamedTuple):
+    """The program that makes a request: evidence, never an identity."""
+
+    tool: str = ""
+    details: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
+
+
+NO_CALLER: Final = Caller()
+
+
+class RelatedChange(NamedTuple):
+    """A further name that the same change touches. It is judged with the change."""
+
+    request: Request
+    context: Context = NO_FACTS
+    layer: Layer | None = Layer.SOURCE
+    """The layer that holds or will hold the bytes of this name. None: any layer."""
+
+
+class WrongLayerError(OSError):
+    """The verdict permits the change, but in another layer than the caller is about to change; EXDEV."""
+
+    def __init__(self, permit: Permit) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.permit = permit
+
+
+class Outcome(NamedTuple):
+    """How an authorized change ended. It is not yet in the trail."""
+
+    seq: int
+    request: Request
+    action: str
+    error: int
+    written: int
+    details: dict[str, Any] | None
+    guard: str = "file"
+    reason: str = ""
+    """Why the change failed. "": the errno says it."""
+
+
+class Admission:
+    """The permit for one change, as a context manager: entering returns the permit, leaving records the outcome."""
+
+    __slots__ = ("_action", "_end", "_guard", "_request", "details", "permit", "reason", "seq", "written")
+
+    def __init__(
+        self, end: Callable[[Outcome], None], request: Request, permit: Permit, seq: int, action: str, guard: str
+    ) -> None:
+        self._end = end
+        self._guard = guard
+        self._request = request
+        self.seq = seq
+        self._action = action
+        self.permit = permit
+        self.written = 0
+        self.details: dict[str, Any] | None = None
+        self.reason = ""
+
+    def __enter__(self) -> Permit:
+        return self.permit
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = 0
+        if error is not None:
+            failed = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
+            self.reason = failure_reason(error)
+            mark_recorded(error)
+        self.end(failed)
+
+    def end(self, error: int) -> None:
+        """Record the outcome. `error` is an errno, or 0 if the change was made."""
+        self._end(
+            Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard, self.reason)
+        )
+
+
+class Authorizer(Protocol):
+    """The enforcement point as guards, tools and gates use it: `Enforcer`, or a proxy of the server's `Enforcer`.
+
+    If a change touches more names than those of its requests, `details[TOUCHES]` lists them.
+    """
+
+    @property
+    def agent(self) -> Principal: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
+        """Return the engine's verdict. The trail records nothing."""
+
+    def authorize(
+        self,
+        request: Request,
+        context: Context = NO_FACTS,
+        *parts: RelatedChange,
+        caller: Caller = NO_CALLER,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        action: str = "",
+        guard: str = "file",
+    ) -> Admission:
+        """Authorize a change of the source, as `Enforcer.authorize` does. Raises Refused like it."""
+
+    def record_call(  # noqa: PLR0913 - as for `authorize`
+        self,
+        request: Request,
+        context: Context = NO_FACTS,
+        *,
+        guard: str = "file",
+        caller: Caller = NO_CALLER,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        error: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Record a call that changed nothing, as `Enforcer.record_call` does. Raises Refused like it."""
+
+    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
+        """Record a denial; return the exception to raise."""
+
+    def sync(self) -> None:
+        """Sync the trail to the disk. TrailError."""
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return why a call failed, for the trail; "" for an OSError with an errno, because the errno says it."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return ""
+    text = str(error)[:_LONGEST_REASON]
+    return text if isinstance(error, BonobofsError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def mark_recorded(error: BaseException) -> None:
+    """Mark an error as recorded, so that no outer caller records it again."""
+    with suppress(AttributeError):
+        error.is_in_trail = True  # type: ignore[attr-defined]
+
+
+def is_recorded(error: BaseException) -> bool:
+    """True if the trail has an entry of this error."""
+    return getattr(error, "is_in_trail", False)
+
+
+def unrecorded(request: Request) -> Denied:
+    """Return the denial of a permitted change that the trail cannot record."""
+    return Denied(
+        Code.UNRECORDED,
+        "trail",
+        "The change cannot be recorded, so it is not made.",
+        "Ask the operator to free space for the state directory or to look at `bonobofs status`.",
+        request.path,
+        request.operation,
+    )
