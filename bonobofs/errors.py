@@ -14,6 +14,13 @@ class BonobofsError(Exception):
     exit_code: ClassVar[int] = 1
 
 
+def reason(error: BaseException) -> str:
+    """Return what failed in one line: `PATH: TEXT OF THE SYSTEM` for an OSError, the message of our own errors."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
 class UsageError(BonobofsError):
     """The command line or the arguments of a call are invalid."""
 

@@ -101,12 +101,12 @@ def test_after_an_unclean_boot_the_differences_are_entered(mounted: Mounted) -> 
     entered = {entry.path for entry in entries if (entry.kind, entry.operation) == ("event", "out_of_band")}
     assert entered == {"known.md", "secret", "secret/key"}
     assert "secret/key" in {entry.path for entry in entries if entry.kind == "alert"}
-    session.unmount(world.home, world.path)
+    session.unmount_session(world.home, world.path)
 
     # By then it is accounted for.
     third = session.start(world.home, order)
     assert not any("went down" in note for note in third.notes)
-    session.unmount(world.home, world.path)
+    session.unmount_session(world.home, world.path)
 
 
 def test_after_a_crash_within_one_boot_nothing_is_compared(mounted: Mounted) -> None:

@@ -1,4 +1,4 @@
-"""`bonobofs db status|upgrade|backup`."""
+"""`bonobofs db status|upgrade|backup` and `bonobofs serve`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bonobofs import session
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
 
-db_app = typer.Typer(help="Look after the database of agents, sessions and leases.", rich_markup_mode=None)
+db_app = typer.Typer(help="Check, upgrade and back up the database.", rich_markup_mode=None)
 
 
 @db_app.command("status")
 def status(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
-    """Say which database is used and how it stands; exit 1 unless it can be used as it is.
+    """Show the database and its state. Exit 1 unless bonobofs can use it as it is.
 
     \b
-    current  it can be used                       old    bring it up: bonobofs db upgrade
-    empty    the first command that needs it,     newer  it needs a newer bonobofs
-             or db upgrade, makes the tables      faulty something is missing or damaged
+    current  ready                                old    run bonobofs db upgrade
+    empty    no tables yet; the first command     newer  written by a newer bonobofs
+             that needs them creates them         faulty something is missing or damaged
     """
     # SQLAlchemy and Alembic load for longer than `serve` runs.
     from bonobofs.state import migrate  # noqa: PLC0415
@@ -44,10 +44,10 @@ def status(json: Annotated[bool, typer.Option("--json", help="One JSON document.
 
 @db_app.command("upgrade")
 def upgrade() -> None:
-    """Bring the database to the schema that this version reads.
+    """Migrate the database to the schema of this version.
 
-    A dated backup is made first. The migration is one transaction with a health check at its end; where it fails,
-    everything is as it was before. While a session is live it is refused. Done again, it does nothing.
+    A dated backup is made first. The migration is one transaction that ends with a health check. If it fails, the
+    database is unchanged. The command is refused while a session is live. It is idempotent.
     """
     from bonobofs.state import migrate  # noqa: PLC0415 - as in `status`
     from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
@@ -55,16 +55,16 @@ def upgrade() -> None:
     with Database(session.home()) as database:
         done = migrate.upgrade(database)
     if done.before == done.after:
-        say(f"{database.name}: at {done.after} already")
+        say(f"{database.name}: already at {done.after}")
     elif done.before is None:
-        say(f"{database.name}: made at {done.after}")
+        say(f"{database.name}: created at {done.after}")
     else:
-        say(f"{database.name}: from {done.before} to {done.after}; the backup is {done.backup}")
+        say(f"{database.name}: migrated from {done.before} to {done.after}; backup: {done.backup}")
 
 
 @db_app.command("backup")
 def backup() -> None:
-    """Make a dated backup in the state directory. PostgreSQL is dumped by pg_dump."""
+    """Write a dated backup to the state directory. PostgreSQL needs pg_dump."""
     from bonobofs.state import backup as backups  # noqa: PLC0415 - as in `status`
     from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
 
@@ -78,13 +78,13 @@ if TYPE_CHECKING:
 
 def serve(
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End the daemon that runs, and wait for it.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Say how it stands; exit 1 when there is none.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon and wait until it has ended.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show its state; exit 1 if none runs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --status: one JSON document.")] = False,
 ) -> int:
-    """Run the one daemon of this state directory: it keeps up the index and carries the record to Agent Mail.
+    """Run the daemon of this state directory: it updates the index, expires leases and sends the record to Agent Mail.
 
-    Mounts work without it. What goes wrong in the background is in serve.log in the state directory.
+    Mounts work without it. Its errors are in serve.log in the state directory.
 
     \b
     Examples:
@@ -93,11 +93,11 @@ def serve(
       bonobofs serve --stop
       bonobofs serve --foreground       from a service
     """
-    # Most commands need none of this, and it takes longer to read than they run.
+    # The import takes longer than most commands run.
     from bonobofs import daemon  # noqa: PLC0415
 
     if foreground + stop + status > 1 or (json and not status):
-        raise UsageError("--foreground, --stop and --status are three things; --json goes with --status")
+        raise UsageError("--foreground, --stop and --status are mutually exclusive; --json needs --status")
     home = session.home()
     os.chdir("/")
     if status:
@@ -105,7 +105,7 @@ def serve(
     if stop:
         with waiting("ending the daemon"):
             ended = daemon.stop(home)
-        say(f"the daemon of {home} has ended" if ended is not None else f"no daemon serves {home}")
+        say(f"the daemon of {home} has ended" if ended is not None else f"no daemon runs for {home}")
     elif foreground:
         daemon.serve(home)
     else:
@@ -122,7 +122,7 @@ def _print_daemon(standing: daemon.Standing, *, json: bool) -> int:
             {"pid": running.pid if running else None, "started": standing.started or None, "parts": standing.problems}
         )
     elif running is None:
-        say("no daemon serves")
+        say("no daemon runs")
     else:
         say(f"serving, pid {running.pid}, since {standing.started}")
         for part, problem in standing.problems.items():

@@ -12,20 +12,20 @@ from bonobofs.errors import UsageError
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 
-agent_app = typer.Typer(help="Say who there is and in which roles.", rich_markup_mode=None)
-team_app = typer.Typer(help="Say which teams there are.", rich_markup_mode=None)
+agent_app = typer.Typer(help="Register agents and their roles.", rich_markup_mode=None)
+team_app = typer.Typer(help="Register teams.", rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document: a list.")]
-Removed = Annotated[bool, typer.Option("--removed", help="Also those that were removed.")]
+Removed = Annotated[bool, typer.Option("--removed", help="Include removed ones.")]
 
 
 @agent_app.command("add")
 def add_agent(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label; nobody else's while it lives.")],
-    team: Annotated[str | None, typer.Option(metavar="T", help="The team it belongs to.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label, unique among the agents.")],
+    team: Annotated[str | None, typer.Option(metavar="T", help="Its team.")] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="A role it may mount with; the first is its own. Default: every role."),
+        typer.Option(metavar="R", help="A role that it may use; the first is its default. Default: every role."),
     ] = None,
 ) -> None:
     """Register an agent.
@@ -49,7 +49,7 @@ def list_agents(removed: Removed = False, json: Json = False) -> None:
         document([_plain(one) for one in found])
         return
     if not found:
-        say("there is no agent yet; mount and agent add make some")
+        say("no agents; register one: bonobofs agent add NAME")
         return
     rows = [
         (one.label, one.team or "-", one.role or "-", ", ".join(one.roles) or "every", one.id, _until(one))
@@ -61,10 +61,10 @@ def list_agents(removed: Removed = False, json: Json = False) -> None:
 @agent_app.command("change")
 def change_agent(
     agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")],
-    team: Annotated[str | None, typer.Option(metavar="T", help="The team it belongs to from now on.")] = None,
+    team: Annotated[str | None, typer.Option(metavar="T", help="Its new team.")] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="A role it may mount with, in place of those before; the first is its own."),
+        typer.Option(metavar="R", help="A role that it may use; replaces all earlier roles. The first is its default."),
     ] = None,
 ) -> None:
     """Change the team or the roles of an agent.
@@ -74,7 +74,7 @@ def change_agent(
       bonobofs agent change alice --role control --role impl
     """
     if team is None and not role:
-        raise UsageError("name what to change: --team T, --role R")
+        raise UsageError("nothing to change; give --team T or --role R")
     home = session.home()
     with Database.open(home) as database:
         made = agent_registry.change(database, agent, team=team, roles=role or ())
@@ -87,13 +87,13 @@ def change_agent(
 
 @agent_app.command("remove")
 def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")]) -> None:
-    """Remove an agent and the leases that it holds itself; its label may then be used again, for another one.
+    """Remove an agent and its own leases. Its label is then free for another agent.
 
-    Its records stay, and so does its name in them.
+    Its records keep its name.
     """
     with Database.open(session.home()) as database:
         gone = agent_registry.remove(database, agent)
-    say(f"{gone.label} ({gone.id}) is removed")
+    say(f"{gone.label} ({gone.id}) was removed")
 
 
 @team_app.command("add")
@@ -113,17 +113,17 @@ def list_teams(removed: Removed = False, json: Json = False) -> None:
         document([_plain(one) for one in found])
         return
     if not found:
-        say("there is no team; add one: bonobofs team add NAME")
+        say("no teams; add one: bonobofs team add NAME")
         return
     table(("TEAM", "IDENTITY", "REMOVED"), [(one.label, one.id, _until(one)) for one in found])
 
 
 @team_app.command("remove")
 def remove_team(team: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
-    """Remove a team to which no agent belongs any more."""
+    """Remove a team that has no agents."""
     with Database.open(session.home()) as database:
         gone = agent_registry.remove_team(database, team)
-    say(f"{gone.label} ({gone.id}) is removed")
+    say(f"{gone.label} ({gone.id}) was removed")
 
 
 def _until(one: agent_registry.Agent | agent_registry.Team) -> str:

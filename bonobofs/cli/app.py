@@ -1,4 +1,4 @@
-"""The tree of commands, and how a command line that cannot be meant is told."""
+"""The command tree. Each command's module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMANDS: Final = {
     "serve": "admin.serve",
     "doctor": "doctor.doctor",
 }
-"""Where the function of each lies."""
+"""Module and function of each command."""
 _FAMILIES: Final = {
     "policy": "policy.app",
     "audit": "audit.app",
@@ -33,7 +33,7 @@ _FAMILIES: Final = {
     "beads": "beads.app",
     "db": "admin.db_app",
 }
-"""Where the tree of each lies."""
+"""Module and Typer app of each family of commands."""
 _ANY_LENGTH: Final = 1000
 
 _HELP: Final = """A FUSE file system that enforces a write policy on AI agents.
@@ -41,9 +41,9 @@ _HELP: Final = """A FUSE file system that enforces a write policy on AI agents.
 \b
 Examples:
   bonobofs mount ~/src/app ~/work --agent alice    mount a directory under the policy
-  bonobofs why docs/plan.txt                       may this be written, and if not, why
+  bonobofs why docs/plan.txt                       may this file be written? if not, why not?
   bonobofs audit tail --denied                     what was refused recently
-  bonobofs umount ~/work                           end it
+  bonobofs umount ~/work                           unmount
 
 Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy."""
 
@@ -59,8 +59,8 @@ class WholeSummaries(TyperGroup):
             formatter.write_dl(rows)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version: bool) -> None:
+    if version:
         print(f"bonobofs {bonobofs.__version__}")
         raise typer.Exit
 
@@ -73,10 +73,10 @@ def _options(
     del version  # acted on before anything else
 
 
-def tree(named: str = "") -> typer.Typer:
-    """All commands; only that one or that family, if one has that name; none for `--version`.
+def tree(command: str = "") -> typer.Typer:
+    """Build the tree: only `command` if it names a command or a family, else all; none for `--version`.
 
-    Reading what all of them are made of would take longer than most of them do.
+    Importing the modules of all commands takes longer than most commands run.
     """
     app = typer.Typer(
         name="bonobofs",
@@ -87,12 +87,12 @@ def tree(named: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    is_known = named == "--version" or named in _COMMANDS or named in _FAMILIES
+    is_known = command == "--version" or command in _COMMANDS or command in _FAMILIES
     for name, place in _COMMANDS.items():
-        if name == named or not is_known:
+        if name == command or not is_known:
             app.command(name)(_at(place))
     for name, place in _FAMILIES.items():
-        if name == named or not is_known:
+        if name == command or not is_known:
             app.add_typer(_with_whole_summaries(_at(place)), name=name)
     return app
 
@@ -111,7 +111,7 @@ def _at(place: str) -> Any:
 
 
 def invoke(arguments: list[str]) -> int:
-    """Run the command that the arguments name, and give its exit code. UsageError when they name none."""
+    """Run the command that the arguments name, and return its exit code. UsageError: they name none."""
     try:
         result = tree(arguments[0])(args=arguments, prog_name="bonobofs", standalone_mode=False)
     except typer.TyperException as error:

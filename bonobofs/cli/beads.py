@@ -5,48 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from bonobofs import session
 from bonobofs.beads.bd_command_line import Step
+from bonobofs.cli.acting_as import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.output import document, say
-from bonobofs.cli.suggestions import check_agent, check_role
-from bonobofs.errors import BeadsError, UsageError
+from bonobofs.errors import BeadsError
 from bonobofs.ipc.client import call
 
 app = typer.Typer(
-    help="""Issues in bd, judged by the policy and entered in the record.
+    help="""Create and change the issues of bd under the policy. Every change is recorded.
 
-In a mount the agent is the session's. Elsewhere this is the operator's, and names the agent with --agent.""",
+In a mount, the session's agent acts. Elsewhere the operator names the agent with --agent.""",
     rich_markup_mode=None,
 )
-dep_app = typer.Typer(help="Say which issue waits for which.", rich_markup_mode=None)
+dep_app = typer.Typer(help="Add or remove a dependency between two issues.", rich_markup_mode=None)
 app.add_typer(dep_app, name="dep")
 
-AgentOption = Annotated[str | None, typer.Option("--agent", metavar="A", help="Who does it; needed outside a mount.")]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="R", help="In which role. Default: the agent's own.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Outside a mount: the policy.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The issue as one JSON document.")]
-IssueArgument = Annotated[str, typer.Argument(metavar="ISSUE", help="Its id, in full.")]
+IssueArgument = Annotated[str, typer.Argument(metavar="ISSUE", help="The full id of the issue.")]
 PriorityOption = Annotated[
-    str | None, typer.Option("-p", "--priority", metavar="N", help="0, the most urgent, to 4. Default: 2 when new.")
+    str | None, typer.Option("-p", "--priority", metavar="N", help="0 (most urgent) to 4. Default of a new issue: 2.")
 ]
 TitleOption = Annotated[str | None, typer.Option(metavar="TEXT", help="One line.")]
-DescriptionOption = Annotated[str | None, typer.Option("-d", "--description", metavar="TEXT", help="What it is about.")]
-DesignOption = Annotated[str | None, typer.Option(metavar="TEXT", help="How it is to be done.")]
-AcceptanceOption = Annotated[str | None, typer.Option(metavar="TEXT", help="When it is done.")]
-NotesOption = Annotated[str | None, typer.Option(metavar="TEXT", help="What else is to be known.")]
+DescriptionOption = Annotated[str | None, typer.Option("-d", "--description", metavar="TEXT", help="The description.")]
+DesignOption = Annotated[str | None, typer.Option(metavar="TEXT", help="The design.")]
+AcceptanceOption = Annotated[str | None, typer.Option(metavar="TEXT", help="The acceptance criteria.")]
+NotesOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Further notes.")]
 AssigneeOption = Annotated[
-    str | None, typer.Option("-a", "--assignee", metavar="A", help="Who is to do it, or to answer it.")
+    str | None, typer.Option("-a", "--assignee", metavar="A", help="The agent or person to work on it or answer it.")
 ]
-
-
-class _ActingAs(NamedTuple):
-    agent: str | None
-    role: str | None
-    policy: Path | None
 
 
 class _Gate(Protocol):
@@ -54,28 +45,18 @@ class _Gate(Protocol):
 
 
 @contextmanager
-def _gate(whose: _ActingAs) -> Iterator[_Gate]:
-    """The gate of the mount that this is run in, or one of a session of its own."""
-    here = Path.cwd()
-    called = session.callable_session(session.home(), here)
+def _gate(identity: ActingAs) -> Iterator[_Gate]:
+    """Give the gate of the mount around the working directory; outside a mount, the gate of a new session."""
+    called = identity.mount_session()
     if called is not None:
         directory = called.directory
-        if whose != _ActingAs(None, None, None):
-            raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
         yield lambda step: _called(directory, step)
         return
-    if whose.agent is None:
-        raise UsageError("outside a mount, name the agent with --agent")
     from bonobofs.beads import Beads, find_beads, issue_json  # noqa: PLC0415
     from bonobofs.beads.call_plan import act  # noqa: PLC0415
     from bonobofs.beads.issue_service import Acting  # noqa: PLC0415
 
-    home = session.home()
-    top = _top(here, home)
-    check_agent(home, whose.agent)
-    if whose.role is not None:
-        check_role(whose.role, session.choose_policy(home, whose.policy, top))
-    with session.open_session(top, agent=whose.agent, role=whose.role, policy=whose.policy, preset=None) as opened:
+    with identity.open_session(_top(Path.cwd(), session.home())) as opened:
         agent = opened.guard.agent
         acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
         yield lambda step: issue_json.as_document(act(acting, agent, step, f"beads {step.name}"))
@@ -96,15 +77,15 @@ def _top(directory: Path, home: Path) -> Path:
     raise BeadsError(f"neither {directory} nor a directory above it has a .beads; run `bd init`")
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_empty(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
-def _tell(found: dict[str, Any], json: bool) -> None:
+def _print_issue(issue: dict[str, Any], json: bool) -> None:
     if json:
-        document(found)
+        document(issue)
     else:
-        say(f"{found['id']} is {found['status']}: {found['title']}")
+        say(f"{issue['id']} is {issue['status']}: {issue['title']}")
 
 
 @app.command("create")
@@ -112,11 +93,12 @@ def create(
     title: Annotated[str, typer.Argument(metavar="TITLE", help="One line.")],
     kind: Annotated[str, typer.Option("-t", "--type", metavar="T", help="task, bug, message, …")] = "task",
     priority: PriorityOption = None,
-    label: Annotated[list[str] | None, typer.Option("-l", "--label", metavar="L", help="As phase:design.")] = None,
+    label: Annotated[list[str] | None, typer.Option("-l", "--label", metavar="L", help="Such as phase:design.")] = None,
     assignee: AssigneeOption = None,
-    parent: Annotated[str | None, typer.Option(metavar="ISSUE", help="What it is a part of.")] = None,
+    parent: Annotated[str | None, typer.Option(metavar="ISSUE", help="The parent issue.")] = None,
     deps: Annotated[
-        list[str] | None, typer.Option(metavar="[TYPE:]ISSUE", help="What it depends on; blocks:ISSUE the other way.")
+        list[str] | None,
+        typer.Option(metavar="[TYPE:]ISSUE", help="It depends on ISSUE; blocks:ISSUE: it blocks ISSUE."),
     ] = None,
     description: DescriptionOption = None,
     design: DesignOption = None,
@@ -127,14 +109,14 @@ def create(
     policy: PolicyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create an issue, with all its dependencies or not at all.
+    """Create an issue with all its dependencies, or nothing.
 
     \b
     Examples:
       bonobofs beads create 'Write the plan' -l phase:design -p 1 --agent alice
       bonobofs beads create 'Which database?' -t message -a human --agent alice
     """
-    fields = _given(
+    fields = _without_empty(
         title=title,
         type=kind,
         priority=priority,
@@ -147,8 +129,8 @@ def create(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(_ActingAs(agent, role, policy)) as gate:
-        _tell(gate(Step("create", "", fields)), json)
+    with _gate(ActingAs(agent, role, policy)) as gate:
+        _print_issue(gate(Step("create", "", fields)), json)
 
 
 @app.command("update")
@@ -157,12 +139,12 @@ def update(
     status: Annotated[
         str | None, typer.Option("-s", "--status", metavar="S", help="in_progress, done, closed.")
     ] = None,
-    claim: Annotated[bool, typer.Option("--claim", help="Take it: in progress, and assigned to the agent.")] = False,
+    claim: Annotated[bool, typer.Option("--claim", help="Assign it to the agent and set in_progress.")] = False,
     title: TitleOption = None,
     priority: PriorityOption = None,
     assignee: AssigneeOption = None,
-    add_label: Annotated[list[str] | None, typer.Option(metavar="L", help="As phase:design.")] = None,
-    remove_label: Annotated[list[str] | None, typer.Option(metavar="L", help="Any but those of a phase.")] = None,
+    add_label: Annotated[list[str] | None, typer.Option(metavar="L", help="Such as phase:design.")] = None,
+    remove_label: Annotated[list[str] | None, typer.Option(metavar="L", help="Phase labels stay.")] = None,
     description: DescriptionOption = None,
     design: DesignOption = None,
     acceptance: AcceptanceOption = None,
@@ -172,14 +154,14 @@ def update(
     policy: PolicyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Change an issue that is the agent's own, or nobody's.
+    """Change an issue that the agent owns or that has no owner.
 
     \b
     Examples:
       bonobofs beads update gt-17 --claim --agent alice
       bonobofs beads update gt-17 --status done --agent alice
     """
-    changes = _given(
+    changes = _without_empty(
         status=status,
         claim=claim or None,
         title=title,
@@ -192,33 +174,33 @@ def update(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(_ActingAs(agent, role, policy)) as gate:
-        _tell(gate(Step("update", issue, changes)), json)
+    with _gate(ActingAs(agent, role, policy)) as gate:
+        _print_issue(gate(Step("update", issue, changes)), json)
 
 
 @app.command("close")
 def close(
     issue: IssueArgument,
-    reason: Annotated[str | None, typer.Option("-r", "--reason", metavar="TEXT", help="Why.")] = None,
+    reason: Annotated[str | None, typer.Option("-r", "--reason", metavar="TEXT", help="The reason.")] = None,
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Close an issue that waits for none, and has no child that is not closed.
+    """Close an issue. All its blockers and children must be closed.
 
     \b
     Example:
       bonobofs beads close gt-17 --reason 'merged' --agent alice
     """
-    with _gate(_ActingAs(agent, role, policy)) as gate:
-        _tell(gate(Step("close", issue, _given(reason=reason))), json)
+    with _gate(ActingAs(agent, role, policy)) as gate:
+        _print_issue(gate(Step("close", issue, _without_empty(reason=reason))), json)
 
 
 @dep_app.command("add")
 def add(
-    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that waits, or the child.")],
-    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="What it waits for, or the parent.")],
+    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
+    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
     kind: Annotated[
         str, typer.Option("-t", "--type", metavar="T", help="blocks, waits-for, parent, related, discovered-from, …")
     ] = "blocks",
@@ -227,31 +209,31 @@ def add(
     policy: PolicyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let one issue wait for another, or be its child.
+    """Make one issue depend on another, or make it a child of the other.
 
     \b
     Examples:
       bonobofs beads dep add gt-18 gt-17 --agent alice
       bonobofs beads dep add gt-18 gt-3 --type parent --agent alice
     """
-    with _gate(_ActingAs(agent, role, policy)) as gate:
-        _tell(gate(Step("tie", blocked, {"other": blocker, "type": kind})), json)
+    with _gate(ActingAs(agent, role, policy)) as gate:
+        _print_issue(gate(Step("tie", blocked, {"other": blocker, "type": kind})), json)
 
 
 @dep_app.command("remove")
 def remove(
-    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that waits, or the child.")],
-    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="What it waits for, or the parent.")],
+    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
+    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let one issue no longer depend on another.
+    """Remove the dependency of one issue on another.
 
     \b
     Example:
       bonobofs beads dep remove gt-18 gt-17 --agent alice
     """
-    with _gate(_ActingAs(agent, role, policy)) as gate:
-        _tell(gate(Step("untie", blocked, {"other": blocker})), json)
+    with _gate(ActingAs(agent, role, policy)) as gate:
+        _print_issue(gate(Step("untie", blocked, {"other": blocker})), json)

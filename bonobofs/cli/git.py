@@ -1,6 +1,6 @@
 """`bonobofs git branch|checkout|commit|merge|status|diff`.
 
-In a mount the commands that change something run the session's git, which publishes. Elsewhere GitGuard does them.
+In a mount, the commands that change something run the session's git. Elsewhere they call GitGuard.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from bonobofs import session
+from bonobofs.cli.acting_as import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.output import document, say
-from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.errors import GitError, UsageError
 from bonobofs.policy.decision import Refused
 
@@ -25,30 +25,21 @@ if TYPE_CHECKING:
     from bonobofs.git.git_guard import GitGuard
 
 app = typer.Typer(
-    help="""Branches, commits and merges, judged by the policy and entered in the record.
+    help="""Branch, commit and merge under the policy. Every change is recorded.
 
-In a mount the agent is the session's. Elsewhere this is the operator's, and names the agent with --agent.""",
+In a mount, the session's agent acts. Elsewhere the operator names the agent with --agent.""",
     rich_markup_mode=None,
 )
 
 _SHORT: Final = 12
 
-AgentOption = Annotated[str | None, typer.Option("--agent", metavar="A", help="Who does it; needed outside a mount.")]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="R", help="In which role. Default: the agent's own.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Outside a mount: the policy.")]
-IssueOption = Annotated[str | None, typer.Option("--issue", metavar="ID", help="What the commit is for.")]
+IssueOption = Annotated[str | None, typer.Option("--issue", metavar="ID", help="The issue of the commit.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
-MessageOption = Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="What was done, and for what.")]
-
-
-class _ActingAs(NamedTuple):
-    agent: str | None
-    role: str | None
-    policy: Path | None
+MessageOption = Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="The commit message.")]
 
 
 class _SessionGit(NamedTuple):
-    """The git of the mount that this is run in."""
+    """The git of the session in whose mount this command runs."""
 
     program: Path
     issue: str | None
@@ -77,28 +68,15 @@ class _SessionGit(NamedTuple):
 
 
 @contextmanager
-def _acting(identity: _ActingAs, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
-    """The git of the mount that this is run in, or the GitGuard of a session of its own."""
-    around = session.callable_session(session.home(), Path.cwd())
-    if around is not None:
-        if identity != _ActingAs(None, None, None):
-            raise UsageError("in a mount the agent, the role and the policy are the session's; leave them out")
-        yield _SessionGit(around.directory / "bin/git", issue or around.issue)
+def _acting(identity: ActingAs, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
+    """Give the git of the mount around the working directory; outside a mount, the GitGuard of a new session."""
+    called = identity.mount_session()
+    if called is not None:
+        yield _SessionGit(called.directory / "bin/git", issue or called.issue)
         return
-    if identity.agent is None:
-        raise UsageError("outside a mount, name the agent with --agent")
     from bonobofs.git.git_guard import GitGuard  # noqa: PLC0415 - loads libgit2
 
-    top, home = _top(Path.cwd()), session.home()
-    check_agent(home, identity.agent)
-    if identity.role is not None:
-        check_role(identity.role, session.choose_policy(home, identity.policy, top))
-    with (
-        session.open_session(
-            top, agent=identity.agent, role=identity.role, policy=identity.policy, preset=None
-        ) as opened,
-        GitGuard(opened, issue=issue) as guard,
-    ):
+    with identity.open_session(_top(Path.cwd())) as opened, GitGuard(opened, issue=issue) as guard:
         yield guard
 
 
@@ -106,24 +84,24 @@ def _top(directory: Path) -> Path:
     for place in (directory, *directory.parents):
         if (place / ".git").exists():
             return place
-    raise GitError(f"{directory} is in no git repository", kind="no-repository")
+    raise GitError(f"{directory} is in no git repository; run this in one", kind="no-repository")
 
 
 @app.command("branch")
 def branch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new branch.")],
-    base: Annotated[str, typer.Argument(metavar="[BASE]", help="Where it starts.")] = "main",
+    base: Annotated[str, typer.Argument(metavar="[BASE]", help="The commit or branch where it starts.")] = "main",
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Make a branch.
+    """Create a branch.
 
     \b
     Example:
       bonobofs git branch aidlc/gt-17 --agent alice
     """
-    with _acting(_ActingAs(agent, role, policy)) as git:
+    with _acting(ActingAs(agent, role, policy)) as git:
         if isinstance(git, _SessionGit):
             git.demand("branch", name, base)
         else:
@@ -133,18 +111,18 @@ def branch(
 
 @app.command("checkout")
 def checkout(
-    name: Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to go to.")],
+    name: Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to check out.")],
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Go to a branch. The working tree must have no uncommitted changes, and follows.
+    """Check out a branch. The working tree must have no uncommitted changes.
 
     \b
     Example:
       bonobofs git checkout aidlc/gt-17 --agent alice
     """
-    with _acting(_ActingAs(agent, role, policy)) as git:
+    with _acting(ActingAs(agent, role, policy)) as git:
         if isinstance(git, _SessionGit):
             git.check_clean()
             git.demand("checkout", name, "--")
@@ -157,20 +135,21 @@ def checkout(
 def commit(
     message: MessageOption,
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="These alone; else what is staged.")
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Commit only these. Default: what is staged."),
     ] = None,
     issue: IssueOption = None,
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Commit files as they are now, or what is staged.
+    """Commit the named files as they are now, or the staged files.
 
     \b
     Example:
       bonobofs git commit -m 'Add the plan' --issue gt-17 aidlc-docs/plan.md --agent alice
     """
-    with _acting(_ActingAs(agent, role, policy), issue) as git:
+    with _acting(ActingAs(agent, role, policy), issue) as git:
         if isinstance(git, _SessionGit):
             named = ["--", *map(str, files)] if files else []
             if files:
@@ -187,7 +166,7 @@ def _with_issue(message: str, issue: str | None) -> str:
 
 
 def _staged(guard: GitGuard) -> list[str]:
-    """The staged files, whose content is that of the working tree. GitError: there are none, or one differs."""
+    """Return the staged files. GitError: none is staged, or one differs from the working tree."""
     found = guard.get_status(guard.agent)
     both = sorted(set(found.staged) & set(found.modified))
     if both:
@@ -199,9 +178,9 @@ def _staged(guard: GitGuard) -> list[str]:
 
 @app.command("merge")
 def merge(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What is merged.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The branch to merge.")],
     target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="Into which branch. Default: where HEAD is.")
+        str | None, typer.Argument(metavar="[TARGET]", help="The branch that changes. Default: the current one.")
     ] = None,
     strategy: Annotated[str, typer.Option(metavar="S", help="merge or squash.")] = "merge",
     issue: IssueOption = None,
@@ -209,13 +188,13 @@ def merge(
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Merge a branch into another. With conflicts nothing is changed; they are listed, and the exit code is 1.
+    """Merge a branch into another. If there are conflicts, nothing changes; they are listed and the exit code is 1.
 
     \b
     Example:
       bonobofs git merge aidlc/gt-17 aidlc/release --agent alice
     """
-    with _acting(_ActingAs(agent, role, policy), issue) as git:
+    with _acting(ActingAs(agent, role, policy), issue) as git:
         if isinstance(git, _SessionGit):
             _merge_in_mount(git, source, target, strategy)
             return
@@ -257,7 +236,7 @@ def _merge_into_head(git: _SessionGit, source: str, *, squash: bool) -> None:
 
 @app.command("status")
 def status(json: JsonOption = False) -> None:
-    """Show what is staged, changed and untracked."""
+    """List staged, modified and untracked files."""
     from bonobofs.git.checkout import status_of  # noqa: PLC0415 - loads libgit2
 
     found = status_of(_top(Path.cwd()), session.home())
@@ -277,7 +256,7 @@ def diff(
     path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="One file or directory. Default: all.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what has changed since the last commit, as a patch."""
+    """Print the changes since the last commit as a patch."""
     from bonobofs.git.checkout import diff_of  # noqa: PLC0415 - loads libgit2
 
     top = _top(Path.cwd())

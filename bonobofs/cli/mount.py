@@ -128,7 +128,7 @@ def umount(
     path = Path(os.path.abspath(mountpoint))
     os.chdir("/")
     with waiting(f"settling the record of {path}"):
-        ended = session.unmount(home, path)
+        ended = session.unmount_session(home, path)
     if ended.live:
         say(f"{path}: unmounted")
     if ended.dead:

@@ -1,4 +1,4 @@
-"""What the commands print: plain lines into pipes and files, colour and columns on a terminal (never with NO_COLOR)."""
+"""Output of the commands: plain lines to pipes and files; colour and columns on a terminal, unless NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from bonobofs.system.terminal import escape
 
 
 def say(text: str) -> None:
-    """One line for a person. Names that are not UTF-8, and what would steer a terminal, are escaped."""
+    """Print one line. Bytes that are not UTF-8 and terminal controls are escaped."""
     print(escape(text))
 
 
 def note(text: str) -> None:
-    """Something to know, beside the result."""
+    """Print one line to standard error, beside the result."""
     print(f"bonobofs: {escape(text)}", file=sys.stderr)
 
 
 def document(value: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     print(json.dumps(value, indent=2))
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Rows under a heading. `styles` gives each row a colour, on a terminal."""
+    """Print rows under a heading. `styles` has the colour of each row, for a terminal."""
     cells = [[escape(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(heading, cells, styles)
@@ -39,11 +39,11 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequenc
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show that something is being waited for, while it is, on a terminal."""
+    """On a terminal, show a spinner with the text during a `with` block."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console  # noqa: PLC0415 - reading Rich takes longer than most commands do
+    from rich.console import Console  # noqa: PLC0415 - importing Rich takes longer than most commands run
 
     with Console(stderr=True).status(escape(text)):
         yield

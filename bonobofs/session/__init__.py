@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from bonobofs.session.session_list import (
         SERVED,
+        CallableSession,
         State,
         Status,
         callable_session,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         statuses,
         unreadable,
     )
-    from bonobofs.session.unmount import Unmounted, unmount
+    from bonobofs.session.unmount import Unmounted, unmount_session
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
@@ -45,6 +46,7 @@ __all__ = [
     "PARTLY",
     "SERVED",
     "WATCHING",
+    "CallableSession",
     "ChosenPolicy",
     "MountRequest",
     "MountedSession",
@@ -79,7 +81,7 @@ __all__ = [
     "session_around",
     "start",
     "statuses",
-    "unmount",
+    "unmount_session",
     "unreadable",
     "verify_record",
 ]
@@ -96,9 +98,10 @@ _PARTS: Final = {
         "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
     ),
     "bonobofs.session.session_list": (
-        "SERVED State Status session_around callable_session mount_around close_ended statuses unreadable"
+        "CallableSession SERVED State Status callable_session close_ended mount_around session_around statuses "
+        "unreadable"
     ),
-    "bonobofs.session.unmount": "Unmounted unmount",
+    "bonobofs.session.unmount": "Unmounted unmount_session",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }

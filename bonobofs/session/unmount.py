@@ -26,7 +26,7 @@ _NAMED = 5
 
 
 class Unmounted(NamedTuple):
-    """What `unmount` did."""
+    """What `unmount_session` did."""
 
     live: bool
     """A mount that was served was taken off."""
@@ -42,7 +42,7 @@ class Unmounted(NamedTuple):
     """Repositories of sessions that have ended, with work that the source lacks."""
 
 
-def unmount(home: Path, mountpoint: Path) -> Unmounted:
+def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     """Unmount what is served there, wait until its record is settled, and take off every dead mount below it.
 
     Raises MountError when nothing of ours is mounted there, when it is in use, or when the server does not end.

@@ -27,7 +27,7 @@ from bonobofs.session.mount_setup import MountedSession, MountRequest, start
 from bonobofs.session.python_session import OpenSession, open_session
 from bonobofs.session.registration import choose_policy
 from bonobofs.session.session_list import session_around
-from bonobofs.session.unmount import unmount
+from bonobofs.session.unmount import unmount_session
 from bonobofs.state.sessions import live_at
 from bonobofs.state.worktree_registry import Worktree, WorktreePaths, load_all, save, worktree_paths
 from bonobofs.system import mounts
@@ -153,7 +153,7 @@ def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> RemovedWorktree
     where = worktree_paths(home, one.worktree)
     repositories: tuple[str, ...] = ()
     if mounts.at(where.work) or live_at(home, where.work) is not None:
-        repositories = tuple(map(str, unmount(home, where.work).kept))
+        repositories = tuple(map(str, unmount_session(home, where.work).kept))
     removed = _emptied(home, one, where)._replace(repositories=repositories)
     told["kept"] = str(removed.kept or "")
     _take_away(home, one)
@@ -376,7 +376,7 @@ def _take_away(home: Path, one: Worktree) -> None:
     with contextlib.suppress(GitError):
         tip = linked_worktree.tip_of(common, one.branch)
     if mounts.at(where.work):
-        unmount(home, where.work)
+        unmount_session(home, where.work)
     shutil.rmtree(where.tree, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()

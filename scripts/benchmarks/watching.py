@@ -76,7 +76,7 @@ def mounted(directory: Path, *, watched: bool = True) -> Iterator[Mount]:
     try:
         yield Mount(source, mountpoint, [made.pid, *map(int, children)])
     finally:
-        session.unmount(home, mountpoint)
+        session.unmount_session(home, mountpoint)
 
 
 def delays(turns: int) -> dict[str, list[float]]:

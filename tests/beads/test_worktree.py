@@ -31,7 +31,7 @@ def repository(beads_workspace: Workspace, home: Path, monkeypatch: pytest.Monke
     for one in load_all(home):
         mountpoint = worktree_paths(home, one.worktree).work
         with suppress(BonobofsError):
-            session.unmount(home, mountpoint)
+            session.unmount_session(home, mountpoint)
         while mounts.at(mountpoint):
             mounts.detach(mountpoint, lazy=True)
 

@@ -120,7 +120,7 @@ def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, 
         assert json.loads((world.path / ".bonobofs/whoami.json").read_text())["chain"] == "C1"
         (world.path / "docs/a.md").touch()
     finally:
-        session.unmount(home, world.path)
+        session.unmount_session(home, world.path)
 
 
 def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_it_starts_stands_and_ends(home: Path) -> None:
     assert sorted(path.name for path in home.glob("serve*")) == ["serve.lock", "serve.log"]
     assert (home / "serve.log").read_text() == ""
     assert (home / "serve.lock").read_text() == ""
-    assert bonobofs("serve", "--stop").stdout == f"no daemon serves {home}\n"
+    assert bonobofs("serve", "--stop").stdout == f"no daemon runs for {home}\n"
 
 
 def test_a_second_one_is_refused(home: Path) -> None:

@@ -28,7 +28,7 @@ from tests.worlds import ALLOW_ALL, ROOT, Mounted, World
 
 # An interpreter in root's home cannot import anything more once a child has become an ordinary user.
 codecs.lookup("ascii")
-LOADED = (session.start, session.unmount)
+LOADED = (session.start, session.unmount_session)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +53,7 @@ class Place(World):
     def umount(self) -> session.Unmounted:
         def stop() -> session.Unmounted:
             sys.executable = self._python
-            return session.unmount(self.home, self.path)
+            return session.unmount_session(self.home, self.path)
 
         return tell(stop, user=self.user)
 

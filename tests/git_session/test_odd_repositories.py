@@ -184,7 +184,7 @@ def test_what_cannot_be_published_is_said_at_the_mount(home: Path, source: Path,
         git(mountpoint, "switch", "-q", "-c", "aidlc/kept")
         assert "not published" in git(mountpoint, "commit", "-q", "--allow-empty", "-m", "one")
     finally:
-        ended = session.unmount(home, mountpoint)
+        ended = session.unmount_session(home, mountpoint)
     assert any("cannot publish" in note for note in made.notes)
     assert [kept.branches for kept in ended.kept] == [{"aidlc/kept": 1}]
 
@@ -238,7 +238,7 @@ def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
         with pytest.raises(OSError, match=r"Read-only|Not a directory"):
             (mountpoint / ".git/config").write_text("changed")
     finally:
-        session.unmount(home, mountpoint)
+        session.unmount_session(home, mountpoint)
 
 
 def test_a_filter_of_the_repository_filters_in_the_session(mounted: Mounted, source: Path) -> None:

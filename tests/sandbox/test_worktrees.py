@@ -67,7 +67,7 @@ def wanted(home: Path, repository: Path, policy: Path) -> Iterator[WorktreeReque
     for one in load_all(home):
         where = worktree_paths(home, one.worktree)
         with contextlib.suppress(BonobofsError):
-            session.unmount(home, where.work)
+            session.unmount_session(home, where.work)
         while mounts.at(where.work):
             mounts.detach(where.work, lazy=True)
 
@@ -268,7 +268,7 @@ def test_a_worktree_is_mounted_again(home: Path, wanted: WorktreeRequest) -> Non
     """After an unmount or a crash the same worktree comes back with what was in it; it is one agent's alone."""
     made = add(home, wanted)
     (made.work / "docs/new.md").write_text("new\n")
-    session.unmount(home, made.work)
+    session.unmount_session(home, made.work)
     again = add(home, wanted)
     assert again.work == made.work
     assert again.worktree.worktree == made.worktree.worktree

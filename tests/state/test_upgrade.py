@@ -241,8 +241,8 @@ def test_without_a_backup_nothing_is_migrated(
 def test_the_commands_say_what_they_did(where: str, home: Path) -> None:
     """From no database at all, by hand."""
     assert "empty" in bonobofs("db", "status").stdout
-    assert "made at 0001" in bonobofs("db", "upgrade").stdout
-    assert "at 0001 already" in bonobofs("db", "upgrade").stdout
+    assert "created at 0001" in bonobofs("db", "upgrade").stdout
+    assert "already at 0001" in bonobofs("db", "upgrade").stdout
     (backup,) = bonobofs("db", "backup").stdout.splitlines()
     assert backups_in(home) == [Path(backup)]
     status = bonobofs("db", "status")

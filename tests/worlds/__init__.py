@@ -152,7 +152,7 @@ class World:
         return list(read(self.trail))
 
     def umount(self) -> session.Unmounted:
-        return session.unmount(self.home, self.path)
+        return session.unmount_session(self.home, self.path)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End the server by a signal and wait until it is gone."""
