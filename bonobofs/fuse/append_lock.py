@@ -48,7 +48,7 @@ class AppendLock:
         self._slot = -1
         self._half = False
 
-    def begin(self, ino: int, *, half: bool) -> None:
+    def acquire(self, ino: int, *, half: bool) -> None:
         """Wait for the lock before an append. `half`: take it, because this append may be a first half."""
         self._half = half
         if half:
@@ -56,7 +56,7 @@ class AppendLock:
         else:
             self._wait(ino % _SLOTS)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Release the lock after an append, unless that may be a first half."""
         if not self._half and self._slot >= 0:
             if self._slots[self._slot] == self._own:

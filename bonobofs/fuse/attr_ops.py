@@ -79,9 +79,9 @@ class AttrOps(LookupOps):
         self._check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
         is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
-        parts = self._attribute_changes(node, st, valid, fields)
-        if parts:
-            first, *rest = parts
+        changes = self._attribute_changes(node, st, valid, fields)
+        if changes:
+            first, *rest = changes
             if valid & _SIZE and node.layer is Layer.SCRATCH:
                 self._check_quota(header, first.request, node.ino, fields[3])
             details = _details(valid, fields)
@@ -147,7 +147,7 @@ class AttrOps(LookupOps):
                     if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
                         self._kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
-        st = node.store.status(node)
+        st = node.store.recent_stat(node)
         self._mark_own_attributes(node, st)
         if valid & _SIZE:
             self._note_size(node, path)
@@ -160,7 +160,7 @@ class AttrOps(LookupOps):
             uid = fields[13] if valid & _UID else -1
             store.set_owner(node, uid, fields[14] if valid & _GID else -1, permit)
         if valid & _MODE:
-            store.hold_before_mode(node, fields[11])
+            store.keep_open_before_mode(node, fields[11])
             store.set_mode(node, fields[11] & 0o7777, permit)
         if valid & _TIMES and not valid & _SIZE:
             access = _time(valid, _ATIME, _ATIME_NOW, fields[5], fields[8])
@@ -312,10 +312,10 @@ def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
     return details
 
 
-def _time(valid: int, given: int, now: int, seconds: int, nanoseconds: int) -> tuple[int, int]:
+def _time(valid: int, explicit: int, now: int, seconds: int, nanoseconds: int) -> tuple[int, int]:
     if valid & now:
         return 0, syscalls.UTIME_NOW
-    if not valid & given:
+    if not valid & explicit:
         return 0, syscalls.UTIME_OMIT
     return (seconds - (1 << 64) if seconds >= _SIGN else seconds), nanoseconds
 

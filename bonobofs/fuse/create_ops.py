@@ -75,14 +75,14 @@ class CreateOps(GrantOps):
     ) -> tuple[Node, bytes]:
         """Create the file in the layer of the permit. Return its node, with one reference, and its entry."""
         if permit.layer is Layer.STAGED:
-            held = self._stage_file(target_dir, directory, name, mode, permit)
-            return held, self._staged_entry(held)
+            staged = self._stage_file(target_dir, directory, name, mode, permit)
+            return staged, self._staged_entry(staged)
         store = target_dir.store
         fd = self._replace_kept(target_dir, directory, name, mode, permit) if self.grants.hidden else -1
         fd = store.create(directory, name, mode, permit) if fd < 0 else fd
         st = os.fstat(fd)
         reply = self._entry(target_dir, name, st, created=True)
-        node = self._inodes.find(st.st_ino + store.numbers)
+        node = self._inodes.find(st.st_ino + store.ino_offset)
         assert node is not None
         store.keep_created(node, fd, mode)
         self._mark_own_name(target_dir, name, st.st_ino)

@@ -46,26 +46,26 @@ class DirOps(BranchMirrorOps):
         if node.mounted_over:
             return NOTHING
         upper_dir = self._overlay.upper_dir(node)
-        while not is_behind(cookie) and (found := node.store.entries(node, cookie, size)):
-            out = self._pack_entries(node, self._with_upper(node, upper_dir, found), size)
+        while not is_behind(cookie) and (entries := node.store.entries(node, cookie, size)):
+            out = self._pack_entries(node, self._with_upper(node, upper_dir, entries), size)
             if out:
                 return out
-            cookie = found[-1][1]
+            cookie = entries[-1][1]
         return self._pack_entries(node, self._entries_behind(node, cookie), size)
 
-    def _with_upper(self, node: Node, upper_dir: UpperDir | None, found: list[Entry]) -> list[Entry]:
+    def _with_upper(self, node: Node, upper_dir: UpperDir | None, entries: list[Entry]) -> list[Entry]:
         """Replace the source's entries that the upper directory or staged files hide."""
         if node.layer:
-            return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in found]
-        if self._temp_files.directories and (held := self._temp_files.directories.get(self._inodes.path(node))):
+            return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in entries]
+        if self._temp_files.directories and (staged := self._temp_files.directories.get(self._inodes.path(node))):
             # another process has created this name meanwhile: the staged file is shown
-            found = [entry for entry in found if entry[3] not in held]
+            entries = [entry for entry in entries if entry[3] not in staged]
         if self.grants.hidden:
-            found = [entry for entry in found if not self._is_hidden(node, entry[3])]
+            entries = [entry for entry in entries if not self._is_hidden(node, entry[3])]
         if upper_dir is None:
-            return found
+            return entries
         shown = []
-        for entry in found:
+        for entry in entries:
             name = entry[3]
             if name in upper_dir.names:
                 st = self._overlay.store.stat_entry(upper_dir.node, name)
@@ -81,10 +81,10 @@ class DirOps(BranchMirrorOps):
         path = os.fsencode(self._inodes.path(node.parent)) or b"."
         return (os.stat(path, dir_fd=self._source.root).st_ino, *entry[1:])
 
-    def _pack_entries(self, node: Node, found: Iterable[Entry], size: int) -> bytes:
+    def _pack_entries(self, node: Node, entries: Iterable[Entry], size: int) -> bytes:
         out = bytearray()
         at_root = node.id == p.ROOT_ID
-        for ino, following, kind, name in found:
+        for ino, following, kind, name in entries:
             if at_root and name == virtual_dir.NAME:
                 continue
             if len(out) + 24 + len(name) + 7 > size:
@@ -111,9 +111,9 @@ class DirOps(BranchMirrorOps):
                 if place > after and not inode_number(directory, name)
             ]
             places.sort(key=_place)
-        for place, name, held in places:
-            if held is not None:
-                st = held.store.stat(held)
+        for place, name, staged in places:
+            if staged is not None:
+                st = staged.store.stat(staged)
             else:
                 assert upper_dir is not None
                 st = self._overlay.store.stat_entry(upper_dir.node, name)
@@ -137,21 +137,21 @@ class DirOps(BranchMirrorOps):
         if node.mounted_over:
             return NOTHING
         upper_dir = self._overlay.upper_dir(node)
-        while not is_behind(cookie) and (found := node.store.entries(node, cookie, max(size // 4, 1024))):
-            out = self._pack_entries_plus(node, upper_dir, self._with_upper(node, upper_dir, found), size)
+        while not is_behind(cookie) and (entries := node.store.entries(node, cookie, max(size // 4, 1024))):
+            out = self._pack_entries_plus(node, upper_dir, self._with_upper(node, upper_dir, entries), size)
             if out:
                 return out
-            cookie = found[-1][1]
+            cookie = entries[-1][1]
         return self._pack_behind_plus(node, upper_dir, cookie, size)
 
-    def _pack_entries_plus(self, node: Node, upper_dir: UpperDir | None, found: list[Entry], left: int) -> bytes:
+    def _pack_entries_plus(self, node: Node, upper_dir: UpperDir | None, entries: list[Entry], space: int) -> bytes:
         at_root = node.id == p.ROOT_ID
         directory = node.fd
         out: list[bytes] = []
-        for ino, following, kind, name in found:
+        for ino, following, kind, name in entries:
             length = len(name)
-            left -= _PLUS + ((length + 7) & ~7)
-            if left < 0:
+            space -= _PLUS + ((length + 7) & ~7)
+            if space < 0:
                 break
             if name in _DOTS:
                 out.append(_DOT_ENTRY)
@@ -173,16 +173,16 @@ class DirOps(BranchMirrorOps):
             out.append(name + bytes(-length & 7))
         return b"".join(out)
 
-    def _pack_behind_plus(self, node: Node, upper_dir: UpperDir | None, cookie: int, left: int) -> bytes:
+    def _pack_behind_plus(self, node: Node, upper_dir: UpperDir | None, cookie: int, space: int) -> bytes:
         out: list[bytes] = []
         for ino, following, kind, name in self._entries_behind(node, cookie):
             length = len(name)
-            left -= _PLUS + ((length + 7) & ~7)
-            if left < 0:
+            space -= _PLUS + ((length + 7) & ~7)
+            if space < 0:
                 break
-            held = self._staged_at(node, name)
-            if held is not None:
-                out.append(self._staged_entry(held))
+            staged = self._staged_at(node, name)
+            if staged is not None:
+                out.append(self._staged_entry(staged))
             else:
                 assert upper_dir is not None
                 out.append(self._upper_entry(upper_dir, name))

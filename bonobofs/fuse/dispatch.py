@@ -62,7 +62,7 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
         if node.parent is not None:
             self._notifications.entry(node.parent.id, node.name)
 
-    def show(self, repository: SessionGitDir) -> None:
+    def show_repository(self, repository: SessionGitDir) -> None:
         """Show the session's own `.git`, which is in the overlay, in place of the source's."""
         self.repository = repository
         self.mirror_branches(repository.common)
@@ -71,13 +71,13 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
             store.on_stale = self._look_again
             self._stores.append(store)
 
-    def begin(self, now: float) -> None:
+    def begin_request(self, now: float) -> None:
         """Start a request at the time `now`."""
-        self._source.begin(now)
+        self._source.begin_request(now)
         if self._overlay.directories:
-            self._overlay.store.begin(now)
+            self._overlay.store.begin_request(now)
         for store in self._stores:
-            store.begin(now)
+            store.begin_request(now)
 
     def prune_nodes(self) -> None:
         """Make the kernel drop unused nodes that keep a descriptor, if there are too many.
@@ -86,16 +86,16 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
         """
         crowded = self._source.nodes_to_prune()
         if self._overlay.directories:
-            self._overlay.store.after()
+            self._overlay.store.after_reply()
             crowded += self._overlay.store.nodes_to_prune()
         for store in self._stores:
-            store.after()
+            store.after_reply()
             crowded += store.nodes_to_prune()
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
             self._notifications.prune([node.id for node in crowded], names)
 
-    def quiet(self) -> None:
+    def expire_caches(self) -> None:
         """Drop what may be out of date: callers, branches, mounts, idle descriptors. Called about once a second."""
         self._callers.clear()
         self.follow_branches()

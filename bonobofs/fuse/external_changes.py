@@ -71,9 +71,9 @@ class OwnEffects:
         """Return the inode that the mount has made the name lead to; -1 if it has not changed the name."""
         return self._names.get((directory, name))
 
-    def note_fingerprint(self, ino: int, known: int) -> None:
+    def note_fingerprint(self, ino: int, stored: int) -> None:
         """Keep the fingerprint of a node that the kernel has forgotten."""
-        self._fingerprints.put(ino, known)
+        self._fingerprints.put(ino, stored)
 
     def fingerprint(self, ino: int) -> int:
         """Return the kept fingerprint of a forgotten node, or UNKNOWN."""
@@ -133,7 +133,7 @@ class ExternalChanges:
         self.own_effects: Final = OwnEffects()
         self.watched = False
         """Whether another process judges suspects."""
-        self.own: Final[dict[int, str]] = {}
+        self.thread_changes: Final[dict[int, str]] = {}
         """Paths, by inode number, of files whose content a thread changes for the mount."""
         self._notifications: Final = notifications
         self._inodes: Final = inodes
@@ -149,7 +149,7 @@ class ExternalChanges:
         self.since = time.time_ns()
         """Time up to which the watcher has reported all changes, in nanoseconds since 1970."""
 
-    # -- what the handlers say
+    # -- reports of the handlers
 
     def on_difference(self, node: Node, st: os.stat_result) -> None:
         """Invalidate a node that differs from its fingerprint, and report the change as a suspect."""
@@ -164,11 +164,11 @@ class ExternalChanges:
         """
         if not self.watched or node.layer or node.is_dir:
             return
-        known = self.own_effects.fingerprint(st.st_ino)
-        if known == UNKNOWN:
+        stored = self.own_effects.fingerprint(st.st_ino)
+        if stored == UNKNOWN:
             if self.own_effects.made_to_lead(parent.ino, name) != st.st_ino:
                 self._add_suspect(self._inodes.path(node), MODIFIED, st)
-        elif known not in (fingerprint_of(st), fingerprint_after_rename(st)):
+        elif stored not in (fingerprint_of(st), fingerprint_after_rename(st)):
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
@@ -179,7 +179,7 @@ class ExternalChanges:
             return False
         return st.st_ctime_ns >= self.since or (parent.ino, name) in self._replaced
 
-    # -- what the watcher says
+    # -- reports of the watcher
 
     def compare_changes(self, body: bytes) -> None:
         """Compare what the watcher has reported; `body` is a message in the format of `system.watcher_events`."""
@@ -200,14 +200,14 @@ class ExternalChanges:
         if st is None:
             return
         node = self._inodes.find(there)
-        known = self.own_effects.fingerprint(there) if node is None else node.fingerprint
-        if known == fingerprint_of(st):
+        stored = self.own_effects.fingerprint(there) if node is None else node.fingerprint
+        if stored == fingerprint_of(st):
             return
-        if known < UNKNOWN and known == fingerprint_after_rename(st):
+        if stored < UNKNOWN and stored == fingerprint_after_rename(st):
             self._remember(node, st)
             return
         if node is not None and node.is_dir:
-            self._compare_directory(node, known, st, self._text(path, name), kinds)
+            self._compare_directory(node, stored, st, self._text(path, name), kinds)
             return
         if stat.S_ISDIR(st.st_mode):
             if kinds & MODIFIED and not self.own_effects.has_attributes(st):
@@ -257,7 +257,7 @@ class ExternalChanges:
         except OSError:
             ended = False  # the next access detects it
         if ended:
-            self._inodes.cut_off(node)
+            self._inodes.detach(node)
         else:
             node.fingerprint = fingerprint_of(st)
 
@@ -276,8 +276,8 @@ class ExternalChanges:
                     del self._replaced[next(iter(self._replaced))]
         self._add_suspect(self._text(path, name), kinds & ~MODIFIED, st)
 
-    def _compare_directory(self, node: Node, known: int, st: os.stat_result, path: str, kinds: int) -> None:
-        if known != UNKNOWN:
+    def _compare_directory(self, node: Node, stored: int, st: os.stat_result, path: str, kinds: int) -> None:
+        if stored != UNKNOWN:
             self._notifications.inode(node.id, 0, 0)
             self._update_fingerprint(node, st)
         if kinds & MODIFIED and not self.own_effects.has_attributes(st):
@@ -287,9 +287,9 @@ class ExternalChanges:
         """Return the stat of the name: at the directory's path in the table, else at the watcher's."""
         places = [path]
         if directory is not None:
-            known = os.fsencode(self._inodes.path(directory))
-            if known != path:
-                places.insert(0, known)
+            own_path = os.fsencode(self._inodes.path(directory))
+            if own_path != path:
+                places.insert(0, own_path)
         for above in places:
             try:
                 full = b"%s/%s" % (above, name) if above and name else above or name or b"."
@@ -302,7 +302,7 @@ class ExternalChanges:
     def _text(path: bytes, name: bytes) -> str:
         return os.fsdecode(b"%s/%s" % (path, name) if path and name else path or name)
 
-    # -- when changes were lost
+    # -- comparison of all nodes
 
     def compare_all(self, *, at_once: bool = False) -> None:
         """Invalidate everything in the kernel's caches, and compare every node with the source.
@@ -353,14 +353,14 @@ class ExternalChanges:
                 if not node.is_dir:
                     self._add_suspect(path, MODIFIED, st)
 
-    # -- what others are to judge
+    # -- suspects
 
     def _add_suspect(self, path: str, kinds: int, st: os.stat_result | None) -> None:
         size = -2 if st is None else st.st_size if stat.S_ISREG(st.st_mode) else -1
         ancestor = reachable(path)
         if ancestor != path:
             path, kinds, size = ancestor, MODIFIED, -1
-        if path in self.own.values():
+        if path in self.thread_changes.values():
             return
         known = self._suspects.get(path)
         if known is not None:

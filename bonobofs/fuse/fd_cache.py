@@ -68,7 +68,7 @@ class FdCache:
         """
         self.layer: Final = layer
         self.place: Final = WorkspacePath(place)
-        self.numbers: Final = inodes.add_layer()
+        self.ino_offset: Final = inodes.add_layer()
         """Offset between the inode numbers of this layer and those of its nodes."""
         self.root: Final = root
         self.device: Final = os.fstat(root).st_dev
@@ -79,7 +79,7 @@ class FdCache:
         self._cache: Final = cache
         self._pins: Final = pins
         self._pinned: Final[set[int]] = set()
-        """Ids of the nodes with a descriptor outside `_open` and `_held`."""
+        """Ids of the nodes with a descriptor outside `_open` and `_kept`."""
         self._open: Final[dict[int, Node]] = {}
         self._mountinfo: Final = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self._mounts: Final = select.poll()
@@ -90,10 +90,10 @@ class FdCache:
         self._verified_dir: Node | None = None
         """The directory that was last verified for a change, within the current request."""
         self._quiet_since = 0
-        self._held: Final[dict[int, Node]] = {}
+        self._kept: Final[dict[int, Node]] = {}
         self._released: Final[list[int]] = []
         self._released_at = 0
-        self._holds = 0
+        self._kept_count = 0
         self._prune_due = 0
         self.on_stale: Callable[[Node], None] = lambda _: None
         """Called with a node that is not where the kernel has it cached."""
@@ -115,7 +115,7 @@ class FdCache:
         """Whether this name of the source is a mountpoint."""
         return bool(self._covered) and self._inodes.join(directory, name) in self._covered
 
-    # -- reaching a node
+    # -- access to nodes
 
     def stat_entry(self, directory: Node, name: bytes) -> os.stat_result:
         """Return the stat of a name in the directory. FileNotFoundError."""
@@ -170,9 +170,9 @@ class FdCache:
 
     def leads_to(self, parent: Node, name: bytes, node: Node) -> bool:
         """Whether the name leads to the node."""
-        return self.stat_entry(parent, name).st_ino + self.numbers == node.ino
+        return self.stat_entry(parent, name).st_ino + self.ino_offset == node.ino
 
-    def status(self, node: Node) -> os.stat_result:
+    def recent_stat(self, node: Node) -> os.stat_result:
         """Return the stat by the descriptor if it was verified within RECHECK, else as `stat` does."""
         if node.fd >= 0 and node.parent is not None and self.now - node.checked < RECHECK:
             st = os.fstat(node.fd)
@@ -258,7 +258,7 @@ class FdCache:
             if node.pin < 0:
                 raise stale()
             node.position = 0
-            return self._keep(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
+            return self._cache_fd(node, self._reopen(node, os.O_RDONLY | os.O_DIRECTORY), R)
         path = self._path(node)
         above = self.root
         if len(path) >= _LONG_PATH:
@@ -275,9 +275,9 @@ class FdCache:
             if above != self.root:
                 os.close(above)
         node.position = 0
-        return self._keep(node, self._verified(node, fd), access)
+        return self._cache_fd(node, self._verified(node, fd), access)
 
-    def listed(self, node: Node) -> int:
+    def readable_directory(self, node: Node) -> int:
         """Return a descriptor for listing the directory. PermissionError: the serving user may not read it."""
         fd = self.directory(node)
         if not node.access & R:
@@ -310,7 +310,7 @@ class FdCache:
                 node.pin = fd
             node.fd, node.access = fd, access
             return fd
-        return self._keep(node, fd, access)
+        return self._cache_fd(node, fd, access)
 
     def confirm_name(self, node: Node) -> None:
         """Verify now that the name leads to the file, because a decision depends on it.
@@ -349,8 +349,8 @@ class FdCache:
         if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
             return False
         self.on_stale(node)
-        self.hold(node)
-        self._inodes.cut_off(node)
+        self.keep_open(node)
+        self._inodes.detach(node)
         return True
 
     def _open_as(self, need: int, opener: Opener) -> tuple[int, int]:
@@ -420,7 +420,7 @@ class FdCache:
     def _reused(self, node: Node) -> OSError:
         """Return ESTALE for a node whose inode number is reused, and detach the node."""
         error = self._stale(node)
-        self._inodes.cut_off(node)
+        self._inodes.detach(node)
         return error
 
     def _any_fd(self, node: Node) -> int:
@@ -433,7 +433,7 @@ class FdCache:
             if node.parent is None:
                 raise stale()
             fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
-            return self._keep(node, self._verified(node, fd), 0)
+            return self._cache_fd(node, self._verified(node, fd), 0)
         node.used = self._request
         if node.parent is not None and self.now - node.checked >= RECHECK:
             self._recheck(node)
@@ -449,7 +449,7 @@ class FdCache:
         return b"/proc/self/fd/%d" % self._any_fd(node)
 
     def _is_node(self, node: Node, st: os.stat_result) -> bool:
-        return st.st_ino + self.numbers == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
+        return st.st_ino + self.ino_offset == node.ino and st.st_dev == self.device and kind_of(st.st_mode) is node.kind
 
     def _stale(self, node: Node) -> OSError:
         """Return ESTALE for a node that its name does not lead to, and invalidate the name in the kernel."""
@@ -457,14 +457,14 @@ class FdCache:
         self.on_stale(node)
         return stale()
 
-    # -- keeping descriptors
+    # -- the cache
 
     def _close_later(self, fd: int) -> None:
         """Close a descriptor after this request, which may still use it."""
         self._released.append(fd)
         self._released_at = self._request
 
-    def _keep(self, node: Node, fd: int, access: int) -> int:
+    def _cache_fd(self, node: Node, fd: int, access: int) -> int:
         if node.fd >= 0:
             self._close_later(node.fd)
         node.fd = fd
@@ -489,7 +489,7 @@ class FdCache:
         """The number of the request, or of the slice of a long request."""
         return self._request
 
-    def begin(self, now: float) -> None:
+    def begin_request(self, now: float) -> None:
         """Start a request at the time `now`."""
         self.now = now
         self._request += 1
@@ -500,12 +500,12 @@ class FdCache:
 
         Most are open in no program. If their entries are invalidated, the kernel forgets those.
         """
-        if len(self._held) <= self._cache or self._holds < self._prune_due:
+        if len(self._kept) <= self._cache or self._kept_count < self._prune_due:
             return []
-        self._prune_due = self._holds + _PRUNED_AT_ONCE
-        some = list(self._held.values())[:_PRUNED_AT_ONCE]
+        self._prune_due = self._kept_count + _PRUNED_AT_ONCE
+        some = list(self._kept.values())[:_PRUNED_AT_ONCE]
         for node in some:
-            self._held[node.id] = self._held.pop(node.id)
+            self._kept[node.id] = self._kept.pop(node.id)
         return some
 
     def close_idle(self) -> None:
@@ -527,22 +527,22 @@ class FdCache:
     @property
     def is_full(self) -> bool:
         """Whether the maximum of descriptors kept until FORGET is reached."""
-        return len(self._held) + len(self._pinned) >= self._pins
+        return len(self._kept) + len(self._pinned) >= self._pins
 
     @property
     def is_crowded(self) -> bool:
         """Whether the remaining descriptors are reserved for files that are removed while open."""
-        return len(self._held) + len(self._pinned) >= self._pins - self._pins // 9
+        return len(self._kept) + len(self._pinned) >= self._pins - self._pins // 9
 
-    def hold(self, node: Node) -> None:
+    def keep_open(self, node: Node) -> None:
         """Keep the node's open descriptor until FORGET, if there is one and the maximum is not reached."""
         if node.fd >= 0 and not self.is_full:
             node.keeps_fd = True
             self._open.pop(node.id, None)
-            self._held[node.id] = node
-            self._holds += 1
+            self._kept[node.id] = node
+            self._kept_count += 1
 
-    def hold_before_mode(self, node: Node, mode: int) -> None:
+    def keep_open_before_mode(self, node: Node, mode: int) -> None:
         """Keep the file open if the new mode will not let its owner open it again.
 
         A program's open file works the same way.
@@ -553,11 +553,11 @@ class FdCache:
             if mode & 0o100 == 0:
                 files = (each for each in self._inodes if each.kind is Kind.FILE and self._inodes.descends(each, node))
                 for below in list(islice(files, self._cache)):
-                    self._hold_open(below)
+                    self._keep_file_open(below)
         elif mode & 0o600 != 0o600:
-            self._hold_open(node)
+            self._keep_file_open(node)
 
-    def _hold_open(self, node: Node) -> None:
+    def _keep_file_open(self, node: Node) -> None:
         try:
             self.file(node, R | W)
         except PermissionError:
@@ -565,7 +565,7 @@ class FdCache:
                 self.file(node, R)
             except PermissionError:
                 return  # no program has it open through this mount, or a descriptor would be kept
-        self.hold(node)
+        self.keep_open(node)
 
     def pin(self, node: Node, directory: int, name: bytes) -> None:
         """Keep a descriptor of a node whose last known name will be removed, for programs that have it open.
@@ -577,13 +577,13 @@ class FdCache:
         if self.is_full:
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         if node.fd >= 0:
-            self.hold(node)
+            self.keep_open(node)
             node.pin = node.fd
             return
         node.pin = self._verified(node, self._open_name(directory, name, os.O_PATH))
         self._pinned.add(node.id)
 
-    def hold_nameless(self, node: Node, fd: int, access: int) -> None:
+    def keep_nameless(self, node: Node, fd: int, access: int) -> None:
         """Keep the only descriptor of a file without a name, until the table drops it."""
         node.fd = node.pin = fd
         node.access = access
@@ -597,7 +597,7 @@ class FdCache:
         self._pinned.discard(node.id)
         if node.pin == node.fd:
             node.keeps_fd = False
-            self._held.pop(node.id, None)
+            self._kept.pop(node.id, None)
             self._open[node.id] = node
         else:
             os.close(node.pin)
@@ -610,7 +610,7 @@ class FdCache:
         reply; for a large file, in a thread.
         """
         if node.keeps_fd:
-            self._held.pop(node.id, None)
+            self._kept.pop(node.id, None)
         self._pinned.discard(node.id)
         self._open.pop(node.id, None)
         for fd in {node.fd, node.pin} - {-1}:
@@ -618,7 +618,7 @@ class FdCache:
         node.fd = node.pin = -1
         node.keeps_fd = False
 
-    def after(self) -> None:
+    def after_reply(self) -> None:
         """Close descriptors beyond the maximum. Called after a reply, when none is in use."""
         kept = self._open
         while len(kept) > self._cache:

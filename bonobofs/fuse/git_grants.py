@@ -66,7 +66,7 @@ class GitGrants:
 
     def __init__(self) -> None:
         self.files: Final[dict[str, Grant]] = {}
-        self.taken: Final[set[str]] = set()
+        self.published: Final[set[str]] = set()
         """Granted paths that have the published content already."""
         self.hidden: Final[set[str]] = set()
         """Paths that git has removed and not yet created again. The source still has them."""
@@ -75,16 +75,16 @@ class GitGrants:
         self._stages: Final[dict[int, int]] = {}
         """Descriptors of the content, by the number of the command."""
 
-    def begin(self, number: int, stage: int, at: int, length: int) -> None:
+    def begin(self, number: int, stage: int, position: int, length: int) -> None:
         """Grant files to the command `number`. `end` closes the file `stage`, which has their content.
 
-        Its part of `length` bytes at `at` is the list of the files in JSON: path, mode, offset, size, and file state or
-        null.
+        Its part of `length` bytes at `position` is the list of the files in JSON: path, mode, offset, size, and
+        file state or null.
         """
         self._stages[number] = stage
-        for path, mode, offset, size, before in json.loads(os.pread(stage, length, at)):
+        for path, mode, offset, size, before in json.loads(os.pread(stage, length, position)):
             self.files[path] = Grant(number, mode, before and tuple(before), stage, offset, size)
-            self.taken.discard(path)
+            self.published.discard(path)
             above = path.rpartition("/")[0]
             while above:
                 self._directories[above] = number
@@ -99,8 +99,8 @@ class GitGrants:
         for path, grant in list(self.files.items()):
             if grant.number == number:
                 del self.files[path]
-                if path in self.taken:
-                    self.taken.discard(path)
+                if path in self.published:
+                    self.published.discard(path)
                     taken.append(path)
                 self.hidden.discard(path)
         for above in [above for above, last in self._directories.items() if last == number]:
@@ -123,13 +123,13 @@ class GitGrants:
         grant = self.files.get(request.path)
         if grant is None or grant.mode != GONE or st is None or grant.before != file_state(st):
             return False
-        self.taken.add(request.path)
+        self.published.add(request.path)
         return True
 
     def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
         """Whether the removal of this file is the first half of its replacement. If so, hide the name in the mount."""
         grant = self.files.get(path)
-        if grant is None or grant.mode == GONE or path in self.taken or path in self.hidden:
+        if grant is None or grant.mode == GONE or path in self.published or path in self.hidden:
             return False
         if grant.before != file_state(st) or (grant.mode == KEPT and st.st_nlink > 1):
             return False
@@ -146,7 +146,7 @@ class GrantOps(OverlayOps):
             return None
         path = self._inodes.join(parent, name)
         grant = self.grants.files.get(path)
-        return None if grant is None or path in self.grants.taken or grant.mode == GONE else grant
+        return None if grant is None or path in self.grants.published or grant.mode == GONE else grant
 
     def _admission(
         self, header: Header, request: Request, context: Context = NO_FACTS, st: os.stat_result | None = None
@@ -161,33 +161,33 @@ class GrantOps(OverlayOps):
     ) -> Steps:
         """Create a granted file whole. Return the reply to CREATE."""
         request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        by, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
-        with self._enforcer.authorize_published(request, self._caller(header), {BY: by.decode()}) as permit:
+        temporary, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
+        with self._enforcer.authorize_published(request, self._caller(header), {BY: temporary.decode()}) as permit:
             if header.uid:
                 store.check_reserve(grant.size)
             try:
                 self._act_as(header, groups, umask | stat.S_IWOTH)
-                fd = store.create(store.directory(parent, changing=True), by, mode, permit)
+                fd = store.create(store.directory(parent, changing=True), temporary, mode, permit)
             finally:
                 self._source.act_as_self()
-            self._own_effects.note_name(parent.ino, by, 0)
+            self._own_effects.note_name(parent.ino, temporary, 0)
             stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
                 for call in store.fill(fd, stage, grant.offset, grant.size, permit):
                     job = Job(call)
                     yield job
                     job.check()
-                self._put_in_place(parent, name, by, grant, permit)
+                self._put_in_place(parent, name, temporary, grant, permit)
             except BaseException:
                 os.close(fd)
                 with suppress(FileNotFoundError):
-                    store.unlink(store.directory(parent, changing=True), by, permit)
+                    store.unlink(store.directory(parent, changing=True), temporary, permit)
                 raise
             finally:
                 os.close(stage)
         st = os.fstat(fd)
         reply = self._entry(parent, name, st, created=True)
-        node = self._inodes.find(st.st_ino + store.numbers)
+        node = self._inodes.find(st.st_ino + store.ino_offset)
         assert node is not None
         store.keep_created(node, fd, stat.S_IMODE(st.st_mode))
         return reply + OPENED
@@ -200,37 +200,39 @@ class GrantOps(OverlayOps):
         if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
             return False
         request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
-        by, details = stray_name().encode(), {"target": os.fsdecode(target)}
-        with self._enforcer.authorize_published(request, self._caller(header), {BY: by.decode(), **details}) as permit:
+        temporary, details = stray_name().encode(), {"target": os.fsdecode(target)}
+        with self._enforcer.authorize_published(
+            request, self._caller(header), {BY: temporary.decode(), **details}
+        ) as permit:
             try:
                 self._act_as(header, groups, 0)
-                parent.store.symlink(parent.store.directory(parent, changing=True), by, target, permit)
+                parent.store.symlink(parent.store.directory(parent, changing=True), temporary, target, permit)
             finally:
                 self._source.act_as_self()
-            self._own_effects.note_name(parent.ino, by, 0)
+            self._own_effects.note_name(parent.ino, temporary, 0)
             try:
-                self._put_in_place(parent, name, by, grant, permit)
+                self._put_in_place(parent, name, temporary, grant, permit)
             except BaseException:
                 with suppress(FileNotFoundError):
-                    parent.store.unlink(parent.store.directory(parent, changing=True), by, permit)
+                    parent.store.unlink(parent.store.directory(parent, changing=True), temporary, permit)
                 raise
         return True
 
-    def _put_in_place(self, parent: Node, name: bytes, by: bytes, grant: Grant, permit: Permit) -> None:
+    def _put_in_place(self, parent: Node, name: bytes, temporary: bytes, grant: Grant, permit: Permit) -> None:
         """Rename the whole file onto its path. EEXIST: the path has changed since the grant."""
         path, store = self._inodes.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
-        over = _status(directory, name)
-        found = None if over is None else file_state(over)
-        is_free = path not in self.grants.taken and (over is None or path in self.grants.hidden)
+        replaced = _status(directory, name)
+        found = None if replaced is None else file_state(replaced)
+        is_free = path not in self.grants.published and (replaced is None or path in self.grants.hidden)
         if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        other = None if over is None else self._pin_for_removal(parent, directory, name, over)
-        flags = syscalls.RENAME_NOREPLACE if over is None else 0
-        self._unpin_on_failure(other, lambda: store.rename(directory, by, directory, name, flags, permit))
-        self.grants.taken.add(path)
-        if over is not None:
-            self._after_unlink(other, parent, name, over)
+        other = None if replaced is None else self._pin_for_removal(parent, directory, name, replaced)
+        flags = syscalls.RENAME_NOREPLACE if replaced is None else 0
+        self._unpin_on_failure(other, lambda: store.rename(directory, temporary, directory, name, flags, permit))
+        self.grants.published.add(path)
+        if replaced is not None:
+            self._after_unlink(other, parent, name, replaced)
         self._mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
 
     def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
@@ -242,18 +244,18 @@ class GrantOps(OverlayOps):
         found = _status(directory, name)
         if found is None or file_state(found) != grant.before:
             return -1
-        self.grants.taken.add(path)
+        self.grants.published.add(path)
         kept = stat.S_IMODE(found.st_mode) & ~0o111
         fd = parent.store.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, permit)
-        if node := self._inodes.find(found.st_ino + parent.store.numbers):
+        if node := self._inodes.find(found.st_ino + parent.store.ino_offset):
             node.fingerprint = fingerprint_of(os.fstat(fd))
         return fd
 
-    def _changes_nothing(self, node: Node, fd: int, at: int, data: memoryview) -> bool:
+    def _changes_nothing(self, node: Node, fd: int, position: int, data: memoryview) -> bool:
         """Whether a WRITE brings the bytes that a granted file already has."""
         path = self._inodes.path(node) if node.parent is not None else ""
-        is_taken = path in self.grants.taken and self.grants.files[path].mode != KEPT
-        return is_taken and os.pread(fd, len(data), at) == data
+        is_taken = path in self.grants.published and self.grants.files[path].mode != KEPT
+        return is_taken and os.pread(fd, len(data), position) == data
 
 
 def _status(directory: int, name: bytes) -> os.stat_result | None:

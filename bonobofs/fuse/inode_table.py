@@ -133,7 +133,7 @@ class InodeTable:
         If the inode number is known under another name and the file has only one, the file was moved behind the mount
         or the number reused. These cases cannot be distinguished, so the result is a new node.
         """
-        number = st.st_ino + parent.store.numbers
+        number = st.st_ino + parent.store.ino_offset
         node = self._by_ino.get(number)
         if node is None:
             node = self._new(number, parent, name, kind_of(st.st_mode), parent.store)
@@ -201,10 +201,10 @@ class InodeTable:
     def _replace(self, old: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         if old.parent is not None:
             self.on_replaced(old.parent, old.name)
-        self.cut_off(old)
+        self.detach(old)
         return self._new(old.ino, parent, name, kind_of(st.st_mode), parent.store)
 
-    def cut_off(self, node: Node) -> None:
+    def detach(self, node: Node) -> None:
         """Detach the node from its inode number and names. The kernel may still use its id."""
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
@@ -302,8 +302,3 @@ def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:
     """Return the path of a name in a directory."""
     text = os.fsdecode(name)
     return WorkspacePath(f"{directory}/{text}" if directory else text)
-
-
-def is_below(path: WorkspacePath, directory: WorkspacePath) -> bool:
-    """Whether the path is the directory or below it."""
-    return not directory or path == directory or path.startswith(f"{directory}/")

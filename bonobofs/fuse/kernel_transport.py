@@ -25,7 +25,7 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse.cpu_latency import CpuLatency
 from bonobofs.fuse.mount_context import Handler, Header, Notifications
 from bonobofs.fuse.notifications import GONE, NotificationQueue
-from bonobofs.fuse.slices import SLICE, Busy, Long, Slices
+from bonobofs.fuse.slices import SLICE, Busy, LongRequest, LongRequests
 from bonobofs.fuse.splice import FileRange, SplicePipe
 from bonobofs.fuse.transport import Hooks
 from bonobofs.system import mounts, syscalls
@@ -212,7 +212,7 @@ class KernelTransport:
         self._reader_poll: Final = select.poll()
         self.flags = p.Init(0)
         self._minor = 0
-        self._slices: Final = Slices()
+        self._slices: Final = LongRequests()
         self.add_reader(self._slices.bell, self._slices.collect)
         os.set_blocking(fd, False)
 
@@ -419,7 +419,7 @@ class KernelTransport:
                 self._error(unique, errno.EIO)
             return
         if isinstance(body, Generator):
-            self._advance(Long(unique, opcode, body), failed)
+            self._advance(LongRequest(unique, opcode, body), failed)
         elif opcode not in _SILENT:
             self._reply(unique, body)
 
@@ -432,7 +432,7 @@ class KernelTransport:
                 self._error(long.unique, errno.EBUSY)
             self._slices.ended()
 
-    def _advance(self, long: Long, failed: Callable[[int, Exception], None]) -> None:
+    def _advance(self, long: LongRequest, failed: Callable[[int, Exception], None]) -> None:
         """Run a long request for one slice, or until it waits for a system call."""
         until = monotonic() + SLICE
         try:

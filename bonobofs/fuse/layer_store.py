@@ -52,7 +52,7 @@ class LayerStore(FdCache):
         self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
     ) -> None:
         super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, place=place)
-        self.top: Final = inodes.add_root(os.fstat(root).st_ino + self.numbers, self)
+        self.top: Final = inodes.add_root(os.fstat(root).st_ino + self.ino_offset, self)
         self.top.fd = root
         self.top.access = R
         self.top.keeps_fd = True
@@ -64,14 +64,14 @@ class LayerStore(FdCache):
         self._entries: Final = ctypes.create_string_buffer(65536)
         self._caller: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 
-    # -- reading
+    # -- reads
 
     def entries(self, node: Node, cookie: int, size: int) -> list[Entry]:
         """Return about `size` bytes of directory entries from `cookie` on; [] at the end.
 
         The cookies are the file system's own, so no entry is skipped although there is no directory handle.
         """
-        fd = self.listed(node)
+        fd = self.readable_directory(node)
         unread = node.position == 0
         if node.position != cookie:
             os.lseek(fd, cookie, os.SEEK_SET)
@@ -239,11 +239,11 @@ class LayerStore(FdCache):
     def fd_to_sync(self, node: Node) -> int:
         """Return a descriptor of the file or directory for fsync(2)."""
         try:
-            return self.listed(node) if node.is_dir else self.file(node, R)
+            return self.readable_directory(node) if node.is_dir else self.file(node, R)
         except PermissionError:
             return self.file(node, W)
 
-    # -- acting as the caller: files that appear belong to whoever made them
+    # -- identity of the caller
 
     def act_as(self, uid: int, gid: int, groups: tuple[int, ...], umask: int) -> None:
         """Create the next files as this user, with this umask. The file system checks the rights again."""
@@ -263,7 +263,7 @@ class LayerStore(FdCache):
             syscalls.set_file_identity(0, 0, ())
             self._caller = (0, 0, ())
 
-    # -- changing
+    # -- changes
 
     def create(self, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """Create a regular file and open it for reading and writing.
@@ -319,23 +319,24 @@ class LayerStore(FdCache):
         finally:
             os.unlink(path)
 
-    def publish(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
-        """Give an unnamed file a name in the source in one step. `by` is a temporary name, for a target that exists.
+    def publish(self, node: Node, directory: int, name: bytes, temporary: bytes, permit: Permit) -> None:
+        """Give an unnamed file a name in the source in one step.
 
-        A symlink cannot be linked from another file system. A copy with its owner and times is created at `by`.
+        With `temporary`, the file gets that name first and is then renamed to `name`, which may exist. A symlink needs
+        it: it cannot be linked from another file system, so a copy with its owner and times is created.
         """
-        if not by:
+        if not temporary:
             self.link(node, directory, name, permit)
             return
         try:
             if node.kind is Kind.SYMLINK:
-                self._copy_symlink(node, directory, by, permit)
+                self._copy_symlink(node, directory, temporary, permit)
             else:
-                self.link(node, directory, by, permit)
-            os.rename(by, name, src_dir_fd=directory, dst_dir_fd=directory)
+                self.link(node, directory, temporary, permit)
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with suppress(FileNotFoundError):
-                os.unlink(by, dir_fd=directory)
+                os.unlink(temporary, dir_fd=directory)
             raise
 
     def _copy_symlink(self, node: Node, directory: int, name: bytes, permit: Permit) -> None:
@@ -375,7 +376,7 @@ class LayerStore(FdCache):
     def keep_copied(self, node: Node, fd: int) -> None:
         """Keep the descriptor that `copy` returned."""
         if node.kind is Kind.SYMLINK:
-            self._keep(node, fd, 0)
+            self._cache_fd(node, fd, 0)
         else:
             self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
@@ -400,7 +401,7 @@ class LayerStore(FdCache):
 
     def copy_attributes(self, node: Node, other: Node, permit: Permit) -> None:
         """Give a directory of this layer the owner, mode, extended attributes and times of another."""
-        self._copy_attributes(self.directory(node), other.store.listed(other), permit)
+        self._copy_attributes(self.directory(node), other.store.readable_directory(other), permit)
 
     def _copy_attributes(self, fd: int, original: int, permit: Permit) -> None:
         st = os.fstat(original)
@@ -417,14 +418,14 @@ class LayerStore(FdCache):
         self.unpin(node)
         node.checked = self.now
         if not self.privileged and stat.S_IMODE(os.fstat(node.fd).st_mode) & 0o600 != 0o600:
-            self.hold(node)
+            self.keep_open(node)
 
     def keep_created(self, node: Node, fd: int, mode: int) -> None:
         """Keep the descriptor of a new file; until FORGET, if the mode would not let it be opened again."""
-        self._keep(node, fd, R | W)
+        self._cache_fd(node, fd, R | W)
         node.checked = self.now
         if not self.privileged and mode & 0o600 != 0o600:
-            self.hold(node)
+            self.keep_open(node)
 
     def mkdir(self, directory: int, name: bytes, mode: int, permit: Permit) -> None:
         """Create a directory."""

@@ -49,8 +49,8 @@ class LookupOps(BranchMirrorOps):
         if parent.mounted_over:
             return self._no_entry
         p.checked_name(name)
-        if self._temp_files.directories and (held := self._staged_at(parent, name)):
-            return self._staged_entry(held)
+        if self._temp_files.directories and (staged := self._staged_at(parent, name)):
+            return self._staged_entry(staged)
         if self._overlay.directories and (entry := self._lookup_upper(parent, name)) is not None:
             return self._entry_for_user(header, entry, parent, name)
         if self._is_hidden(parent, name):
@@ -104,14 +104,14 @@ class LookupOps(BranchMirrorOps):
         top = repository.stores[name].top
         top.lookups += 1
         seconds = UNCACHED_SECONDS if repository.shared else UNWATCHED_SECONDS
-        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.status(top))
+        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.recent_stat(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
         """Open a file that may soon be replaced, because no OPEN request comes later.
 
         False: its name already leads elsewhere.
         """
-        node = self._inodes.find(st.st_ino + parent.store.numbers)
+        node = self._inodes.find(st.st_ino + parent.store.ino_offset)
         if node is None or node.fd >= 0:
             return True
         try:
@@ -151,7 +151,7 @@ class LookupOps(BranchMirrorOps):
         if header.node_id >= virtual_dir.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
         node = self._node(header.node_id)
-        st = node.store.status(node)
+        st = node.store.recent_stat(node)
         self._check_external(node, st)
         return (_UNCACHED if node.store.place else self._attr_times) + self._attr(node, st)
 

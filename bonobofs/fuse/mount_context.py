@@ -16,13 +16,14 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
 from bonobofs.fuse.external_changes import UNKNOWN, ExternalChanges, fingerprint_after_rename, fingerprint_of
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.inode_table import InodeTable, Node, is_below
+from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
+from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
     from bonobofs.fuse.git_grants import GitGrants
@@ -162,7 +163,7 @@ class MountContext:
         # A file with several names may have a name below.
         if self._moving_trees and (self._is_moving(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
-        if node.ino in self.external_changes.own:
+        if node.ino in self.external_changes.thread_changes:
             raise Busy
         return node
 
@@ -180,23 +181,23 @@ class MountContext:
             raise self._enforcer.deny(Denied(*refusal, path, operation), self._caller(header))
 
     def _is_moving(self, path: str) -> bool:
-        return any(is_below(WorkspacePath(path), tree) for tree in self._moving_trees)
+        return any(is_within(WorkspacePath(path), tree) for tree in self._moving_trees)
 
     def _is_long(self, size: int) -> bool:
         """Whether a thread makes a change of `size` bytes. Busy: the maximum of threads is reached."""
-        if size > INLINE and len(self.external_changes.own) >= _IN_THREADS:
+        if size > INLINE and len(self.external_changes.thread_changes) >= _IN_THREADS:
             raise Busy
         return size > INLINE
 
     def _make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
         """Make a change of a file in a thread, within its open admission. Other changes and moves of the file wait."""
         job, number = Job(call), node.ino
-        self.external_changes.own[number] = self._inodes.path(node)
+        self.external_changes.thread_changes[number] = self._inodes.path(node)
         try:
             with self.own_change():
                 yield job
         finally:
-            del self.external_changes.own[number]
+            del self.external_changes.thread_changes[number]
         return job.check()
 
     def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
@@ -246,11 +247,11 @@ class MountContext:
         if node.fingerprint != current:
             if node.fingerprint == UNKNOWN and st.st_ctime_ns >= self.external_changes.since and not created:
                 self.external_changes.check_first_lookup(node, parent, name, st)
-            node = self._in_this_life(node, parent, name, st)
+            node = self._with_handle(node, parent, name, st)
             self._check_external(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
 
-    def _in_this_life(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
+    def _with_handle(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Store the file handle in the node. Return a new node if another file has reused the inode number."""
         if node.fd >= 0 or node.pin >= 0:
             return node
@@ -281,7 +282,7 @@ class MountContext:
         external.
         """
         try:
-            node.fingerprint = fingerprint_of(node.store.status(node))
+            node.fingerprint = fingerprint_of(node.store.recent_stat(node))
         except OSError:
             node.fingerprint = UNKNOWN
 
@@ -410,10 +411,10 @@ class MountContext:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
             raise stale()  # removed or moved behind the mount: it is no longer at its last path
-        if self._moving_trees or self.external_changes.own:
+        if self._moving_trees or self.external_changes.thread_changes:
             path = self._inodes.join(parent, name)
-            used = (*self._moving_trees, *map(WorkspacePath, self.external_changes.own.values()))
-            if self._is_moving(path) or any(is_below(each, path) for each in used):
+            used = (*self._moving_trees, *map(WorkspacePath, self.external_changes.thread_changes.values()))
+            if self._is_moving(path) or any(is_within(each, path) for each in used):
                 raise Busy
         return parent, parent.store.directory(parent, changing=True)
 
@@ -467,7 +468,7 @@ class MountContext:
 
     def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """Update the tables after the removal of a name. The node continues under another known name, or under none."""
-        self._inodes.drop_link(st.st_ino + parent.store.numbers, parent, name)
+        self._inodes.drop_link(st.st_ino + parent.store.ino_offset, parent, name)
         self._mark_own_name(parent, name, 0)
         if node is None:
             return
@@ -486,11 +487,11 @@ class MountContext:
         if st.st_nlink > 1 and not node.is_dir:
             self._inodes.orphan(node)
         else:
-            self._inodes.cut_off(node)
+            self._inodes.detach(node)
 
     def _close_batch_of(self, parent: Node, st: os.stat_result) -> Node | None:
         """Return the node that will be moved or removed, after its write batch is closed under the old path."""
-        node = self._inodes.find(st.st_ino + parent.store.numbers)
+        node = self._inodes.find(st.st_ino + parent.store.ino_offset)
         if node is not None:
             self._check_external(node, st)
         if node is not None and node.batch is not None:

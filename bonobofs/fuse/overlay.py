@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Final
 
 from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.inode_table import InodeTable, Node, is_below, joined
+from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import messages
@@ -28,6 +28,7 @@ from bonobofs.policy.compiled import REPOSITORY, ScratchTable
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
+from bonobofs.system.paths import is_within
 
 _REPOSITORY: Final = WorkspacePath(REPOSITORY)
 NAME: Final = 4096
@@ -81,8 +82,8 @@ class Overlay:
         self.store: Final = store
         self.directories: Final[dict[WorkspacePath, UpperDir]] = {}
         self.sizes: Final = sizes
-        sizes.inodes = self._all
-        sizes.numbers = store.numbers
+        sizes.inodes = self._scratch_files
+        sizes.ino_offset = store.ino_offset
         self.room: Final = FreeSpace(store.root)
         self._inodes: Final = inodes
         self._cookies: Final = cookies
@@ -140,8 +141,8 @@ class Overlay:
         if not self.store.privileged:
             return  # one user owns all files
         below, above = node.store.stat(node), self.store.stat(upper)
-        wanted = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
-        if wanted != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
+        expected = (below.st_uid, below.st_gid, stat.S_IMODE(below.st_mode))
+        if expected != (above.st_uid, above.st_gid, stat.S_IMODE(above.st_mode)):
             self.store.copy_attributes(upper, node, permit)
 
     def show_name(self, name: bytes) -> None:
@@ -164,7 +165,7 @@ class Overlay:
         """Yield the directories of the source at `path` and below that have an upper directory."""
         if path in self.directories:  # an upper directory always has one above it
             for at, upper_dir in self.directories.items():
-                if is_below(at, path):
+                if is_within(at, path):
                     yield at, upper_dir
 
     def remove_upper_dir(self, path: WorkspacePath, permit: Permit) -> None:
@@ -179,13 +180,13 @@ class Overlay:
         directory, name = self.store.directory(upper.parent, changing=True), upper.name
         for each in self.store.walk(directory, name, closed=True):
             if each is not None:
-                self.sizes.forget(each.st.st_ino + self.store.numbers)
+                self.sizes.forget(each.st.st_ino + self.store.ino_offset)
                 if (below := WorkspacePath(f"{path}/{each.path}")) not in self.directories:
                     self.sizes.add_names(below, -1)
         self.store.remove_tree(directory, name, permit)
         for at, upper_dir in list(self.upper_dirs_below(path)):
             del self.directories[at]
-            self._inodes.cut_off(upper_dir.node)
+            self._inodes.detach(upper_dir.node)
             self._inodes.forget(upper_dir.node.id, 1)
             self.store.release(upper_dir.node)
 
@@ -205,7 +206,7 @@ class Overlay:
         for at, upper_dir in moved:
             self.directories[WorkspacePath(new + at[len(old) :])] = upper_dir
 
-    # -- bringing up what the source has
+    # -- copy-up
 
     def copy_up(self, node: Node, permit: Permit) -> list[tuple[Node, bytes]]:
         """Copy a file or symlink of the source to the upper layer before a change. Return its other names, which follow
@@ -226,9 +227,9 @@ class Overlay:
             self._inodes.drop_link(old, below, name)
         node.store.release(node)
         st = os.fstat(fd)
-        self._inodes.renumber(node, st.st_ino + self.store.numbers, self.store)
+        self._inodes.renumber(node, st.st_ino + self.store.ino_offset, self.store)
         if below is None:
-            self.store.hold_nameless(node, fd, R | W)
+            self.store.keep_nameless(node, fd, R | W)
         else:
             self._inodes.rename(node, upper_dir.node, name)
             self.store.keep_copied(node, fd)
@@ -251,7 +252,7 @@ class Overlay:
         self.add_upper(upper_dir, name)
         self.sizes.add_names(self._inodes.join(parent, name), 1)
 
-    # -- room
+    # -- free space
 
     def refusal(self, request: Request) -> Denied | None:
         """Return the refusal of an operation for which the overlay has no space left, or None."""
@@ -259,7 +260,7 @@ class Overlay:
             return None
         return self.sizes.refusal(request, more=NAME) or self.room.refusal(request, NAME, 1)
 
-    # -- telling
+    # -- `.bonobofs/scratch`
 
     def describe(self, viewer: int) -> bytes:
         """Return a line for each scratch file and each whiteout: kind, bytes, path.
@@ -276,13 +277,13 @@ class Overlay:
         for path, upper_dir in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(upper_dir.whiteouts - upper_dir.names.keys()):
                 yield f"removed\t0\t{printable(joined(path, name))}\n"
-        for path, st in self._all():
+        for path, st in self._scratch_files():
             yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
 
-    def _all(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
+    def _scratch_files(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Yield every file of the upper layer except the session's repository, which counts towards no [[scratch]]."""
         for each in self.store.walk(self.store.directory(self.store.top), b".", closed=True):
-            if each is None or is_below(path := WorkspacePath(each.path), _REPOSITORY):
+            if each is None or is_within(path := WorkspacePath(each.path), _REPOSITORY):
                 continue
             if path not in self.directories:
                 yield path, each.st
@@ -337,7 +338,7 @@ class OverlayUsage:
     def __init__(self, policy: Callable[[], Policy]) -> None:
         self.inodes: Callable[[], Iterator[tuple[WorkspacePath, os.stat_result]]] = lambda: iter(())
         """Yields all files of the overlay; they are counted again after a change of the policy."""
-        self.numbers = 0
+        self.ino_offset = 0
         """Offset between an inode number of the upper layer and that of its node."""
         self._policy: Final = policy
         self._generation = policy().generation
@@ -353,8 +354,8 @@ class OverlayUsage:
         table = self._table(request.path)
         if table is None or table.max_total is None:
             return None
-        index, has, _ = self._holds.get(number, (table.index, 0, 0))
-        growth = max(size - (has if index == table.index else 0), 0) + more
+        index, old_size, _ = self._holds.get(number, (table.index, 0, 0))
+        growth = max(size - (old_size if index == table.index else 0), 0) + more
         if growth <= 0 or self._totals.get(table.index, 0) + growth <= table.max_total:
             return None
         return Denied(*table.full, request.path, request.operation)
@@ -369,10 +370,10 @@ class OverlayUsage:
             if table is None or table.max_total is None:
                 return
             known = table.index, 0, 0
-        index, before, had = known
-        after, has = before if size is None else size, max(had + attributes, 0)
-        self._holds[number] = index, after, has
-        self._totals[index] = self._totals.get(index, 0) + after - before + has - had
+        index, old_size, old_xattrs = known
+        new_size, new_xattrs = old_size if size is None else size, max(old_xattrs + attributes, 0)
+        self._holds[number] = index, new_size, new_xattrs
+        self._totals[index] = self._totals.get(index, 0) + new_size - old_size + new_xattrs - old_xattrs
 
     def recount(self, number: int, path: WorkspacePath) -> None:
         """Count the inode towards the table of its new path."""
@@ -405,7 +406,7 @@ class OverlayUsage:
             known, self._holds = self._holds, {}
             self._totals.clear()
             for each, st in self.inodes():
-                number = st.st_ino + self.numbers
+                number = st.st_ino + self.ino_offset
                 size = st.st_size if stat.S_ISREG(st.st_mode) else 0
                 self.set_size(number, each, size, attributes=known.pop(number, (0, 0, 0))[2])
                 self.add_names(each, 1)

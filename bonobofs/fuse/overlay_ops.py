@@ -29,7 +29,7 @@ Removal = Callable[[int, bytes, Permit], None]
 class OverlayOps(TempFileOps):
     """What the handlers do for paths in the overlay."""
 
-    # -- where things are
+    # -- layers
 
     def _resolve_layer(self, parent: Node, directory: int, name: bytes) -> tuple[Node, int]:
         """Return the directory that has the shown name, of the source or of the overlay, and its descriptor.
@@ -91,7 +91,7 @@ class OverlayOps(TempFileOps):
             self._overlay.hide(upper_dir, name, below=below > 0)
             self._own_effects.note_name(parent.ino, name, below)  # the name of the source is unchanged
 
-    # -- reading
+    # -- lookups
 
     def _lookup_upper(self, parent: Node, name: bytes) -> bytes | None:
         """Return the entry of a name that the upper directory has or hides; None if the source decides."""
@@ -105,7 +105,7 @@ class OverlayOps(TempFileOps):
     def _upper_entry(self, upper_dir: UpperDir, name: bytes) -> bytes:
         return self._entry(upper_dir.node, name, self._overlay.store.stat_entry(upper_dir.node, name))
 
-    # -- changing what the source has
+    # -- copy-up
 
     def _or_in_overlay(self, handler: Handler) -> Handler:
         """Return a handler that copies the node up and calls `handler` again if the permit is for the overlay."""
@@ -186,22 +186,24 @@ class OverlayOps(TempFileOps):
         elif needed > 0:
             self._check_state_disk(header, request, needed)
 
-    # -- removing
+    # -- removal
 
-    def _removal(self, where: Node, permit: Permit, effect: Removal) -> Removal:
+    def _removal(self, layer_dir: Node, permit: Permit, effect: Removal) -> Removal:
         """Return the function that removes a name: `effect` in the layer of the permit, or none if the source's file is
         only hidden.
         """
-        if permit.layer is where.layer:
+        if permit.layer is layer_dir.layer:
             return effect
         if permit.layer is not Layer.SCRATCH:
             raise WrongLayerError(permit)
         return _stays
 
-    def _check_shown_empty(self, where: Node, directory: int, name: bytes, path: WorkspacePath, permit: Permit) -> None:
+    def _check_shown_empty(
+        self, layer_dir: Node, directory: int, name: bytes, path: WorkspacePath, permit: Permit
+    ) -> None:
         """Raise ENOTEMPTY if the directory shows an upper, staged or remaining name of the source."""
         self._check_none_staged(path)
-        if where.layer or not (permit.layer or self._overlay.directories):
+        if layer_dir.layer or not (permit.layer or self._overlay.directories):
             return
         upper_dir = self._overlay.directories.get(path)
         full = upper_dir is not None and bool(upper_dir.names)
@@ -211,7 +213,7 @@ class OverlayOps(TempFileOps):
         if full:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
-    # -- counting
+    # -- usage and denials
 
     def _note_size(self, node: Node | None, path: WorkspacePath) -> None:
         """Update the size of an overlay file, and the [[scratch]] that it counts towards."""
@@ -239,7 +241,7 @@ class OverlayOps(TempFileOps):
             return
         self._overlay.sizes.add_names(self._inodes.join(parent, name), -1)
         if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
-            self._overlay.sizes.forget(st.st_ino + parent.store.numbers)
+            self._overlay.sizes.forget(st.st_ino + parent.store.ino_offset)
 
     def _forget_node(self, node_id: int, count: int) -> None:
         node = self._nodes.get(node_id)

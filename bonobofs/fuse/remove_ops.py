@@ -25,39 +25,39 @@ class RemoveOps(GrantOps):
     def _unlink(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         parent, directory = self._parent_to_change(header, Operation.DELETE_FILE, name)
-        if held := self._staged_at(parent, name):
-            self._unlink_staged(header, parent, name, held)
+        if staged := self._staged_at(parent, name):
+            self._unlink_staged(header, parent, name, staged)
             return NOTHING
-        where, directory = self._resolve_layer(parent, directory, name)
+        layer_dir, directory = self._resolve_layer(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
         if self._is_hidden(parent, name):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if self.grants.files and where is parent and self.grants.hides(request.path, st):
+        if self.grants.files and layer_dir is parent and self.grants.hides(request.path, st):
             return NOTHING
         with self._admission(header, request, LEAVES, st) as permit:
-            remove = self._removal(where, permit, where.store.unlink)
-            node = self._pin_for_removal(where, directory, name, st)
+            remove = self._removal(layer_dir, permit, layer_dir.store.unlink)
+            node = self._pin_for_removal(layer_dir, directory, name, st)
             self._unpin_on_failure(node, lambda: remove(directory, name, permit))
-        self._after_unlink(node, where, name, st)
+        self._after_unlink(node, layer_dir, name, st)
         self._hide_name(parent, name, permit)
         return NOTHING
 
     def _rmdir(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         parent, directory = self._parent_to_change(header, Operation.RMDIR, name)
-        where, directory = self._resolve_layer(parent, directory, name)
+        layer_dir, directory = self._resolve_layer(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
-        if not where.layer and self._fails_as_not_empty(request, directory, name):
+        if not layer_dir.layer and self._fails_as_not_empty(request, directory, name):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         with self._admission(header, request, LEAVES) as permit:
-            self._check_shown_empty(where, directory, name, request.path, permit)
-            remove = self._removal(where, permit, where.store.rmdir)
-            node = self._pin_for_removal(where, directory, name, st)
+            self._check_shown_empty(layer_dir, directory, name, request.path, permit)
+            remove = self._removal(layer_dir, permit, layer_dir.store.rmdir)
+            node = self._pin_for_removal(layer_dir, directory, name, st)
             self._unpin_on_failure(node, lambda: remove(directory, name, permit))
             self._overlay.remove_upper_dir(request.path, permit)
-        self._after_unlink(node, where, name, st)
+        self._after_unlink(node, layer_dir, name, st)
         self._hide_name(parent, name, permit)
         return NOTHING
 

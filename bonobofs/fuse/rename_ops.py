@@ -83,28 +83,30 @@ class RenameOps(OverlayOps):
         if exchange:
             self._check_no_upper(source.path, target.path)
         source, target = yield from self._judge_move(header, source, target, exchange=exchange)
-        st, over = source.st, target.st
+        st, replaced = source.st, target.st
         assert st is not None
-        same = over is not None and (over.st_ino, over.st_dev) == (st.st_ino, st.st_dev)
+        same = replaced is not None and (replaced.st_ino, replaced.st_dev) == (st.st_ino, st.st_dev)
         request = Request(Operation.RENAME, source.path, kind_of(st.st_mode))
-        parts = self._end_changes(source, target, exchange=exchange)
+        changes = self._end_changes(source, target, exchange=exchange)
         if exchange:
             self._check_no_upper(source.path, target.path)
         self._check_not_in_use(source.path, st)
-        if exchange and over is not None:
-            self._check_not_in_use(target.path, over)
+        if exchange and replaced is not None:
+            self._check_not_in_use(target.path, replaced)
         details: dict[str, object] = {"to": target.path}
         if exchange:
             details["exchange"] = True
-        elif over is not None and not same:
+        elif replaced is not None and not same:
             details[REPLACES] = True
-        with self._enforcer.authorize(request, LEAVES, *parts, caller=self._caller(header), details=details) as permit:
+        with self._enforcer.authorize(
+            request, LEAVES, *changes, caller=self._caller(header), details=details
+        ) as permit:
             moved, other = self._close_batch_of(source.parent, st), None
-            if over is not None and exchange:
-                other = self._close_batch_of(target.parent, over)
-            elif over is not None and not same:
+            if replaced is not None and exchange:
+                other = self._close_batch_of(target.parent, replaced)
+            elif replaced is not None and not same:
                 self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-                other = self._pin_for_removal(target.parent, target.directory, target.name, over)
+                other = self._pin_for_removal(target.parent, target.directory, target.name, replaced)
             ends = source.directory, source.name, target.directory, target.name
             self._unpin_on_failure(other, lambda: self._source.rename(*ends, flags, permit))
         if not same:
@@ -129,23 +131,25 @@ class RenameOps(OverlayOps):
         source, target = yield from self._judge_move(header, source, target, exchange=exchange, layer=Layer.SCRATCH)
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        parts = [part._replace(layer=Layer.SCRATCH) for part in self._end_changes(source, target, exchange=exchange)]
+        changes = [
+            change._replace(layer=Layer.SCRATCH) for change in self._end_changes(source, target, exchange=exchange)
+        ]
         self._check_moved_quota(header, source, target, exchange=exchange)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._enforcer.authorize(
-            request, LEAVES, *parts, caller=self._caller(header), details=details, layer=Layer.SCRATCH
+            request, LEAVES, *changes, caller=self._caller(header), details=details, layer=Layer.SCRATCH
         ) as permit:
             self._rename_in_upper(source, source.st, target, permit, exchange=exchange)
         return NOTHING
 
     def _rename_in_upper(self, source: End, st: os.stat_result, target: End, permit: Permit, *, exchange: bool) -> None:
         """Move a name of the upper layer. A file of the source under the new name is hidden."""
-        over, store = target.st, self._overlay.store
+        replaced, store = target.st, self._overlay.store
         moved, other = self._close_batch_of(source.parent, st), None
-        if over is not None and exchange:
-            other = self._close_batch_of(target.parent, over)
-        elif over is not None:
-            other = self._pin_replaced_upper(target, over, permit)
+        if replaced is not None and exchange:
+            other = self._close_batch_of(target.parent, replaced)
+        elif replaced is not None:
+            other = self._pin_replaced_upper(target, replaced, permit)
         target_dir = target.parent if target.parent.layer else self._overlay.ensure_upper_dir(target.shown, permit).node
         if target_dir is not target.parent:
             self._overlay.remove_upper_dir(target.path, permit)
@@ -161,10 +165,10 @@ class RenameOps(OverlayOps):
         if exchange:
             self._note_size(other, source.path)
 
-    def _pin_replaced_upper(self, target: End, over: os.stat_result, permit: Permit) -> Node | None:
-        if stat.S_ISDIR(over.st_mode):
+    def _pin_replaced_upper(self, target: End, replaced: os.stat_result, permit: Permit) -> Node | None:
+        if stat.S_ISDIR(replaced.st_mode):
             self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-        return self._pin_for_removal(target.parent, target.directory, target.name, over)
+        return self._pin_for_removal(target.parent, target.directory, target.name, replaced)
 
     def _copied_up_end(self, header: Header, end: End) -> End:
         """Return the end after its file was copied up from the source. EXDEV: it cannot be copied up."""
@@ -211,21 +215,21 @@ class RenameOps(OverlayOps):
         """
         store = self._overlay.store
         for at, upper_dir in list(self._overlay.upper_dirs_below(origin.path)):
-            there = WorkspacePath(path + at[len(origin.path) :])
+            new_path = WorkspacePath(path + at[len(origin.path) :])
             for name in upper_dir.whiteouts - upper_dir.names.keys():
-                yield _arriving_in_overlay(joined(there, name), EXISTS)
+                yield _arriving_in_overlay(joined(new_path, name), EXISTS)
             if upper_dir.attrs_copied:
-                yield _arriving_in_overlay(there, EXISTS)
+                yield _arriving_in_overlay(new_path, EXISTS)
             for name in list(upper_dir.names):
                 directory = store.directory(upper_dir.node)  # other requests may close it between two slices
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                yield _arriving_in_overlay(joined(there, name), _leading(directory, name, st))
+                yield _arriving_in_overlay(joined(new_path, name), _leading(directory, name, st))
                 if stat.S_ISDIR(st.st_mode):
                     for each in store.walk(store.directory(upper_dir.node), name):
                         if each is None:
                             yield None
                             continue
-                        below = WorkspacePath(f"{joined(there, name)}/{each.path}")
+                        below = WorkspacePath(f"{joined(new_path, name)}/{each.path}")
                         yield _arriving_in_overlay(below, _leading(each.directory, each.name, each.st))
 
     def _move_upper(self, source: End, target: End, permit: Permit, *, exchange: bool) -> None:
@@ -240,13 +244,13 @@ class RenameOps(OverlayOps):
 
     def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._parent_to_change(header, Operation.RENAME, name)
-        where = parent
+        layer_dir = parent
         try:
-            where, directory = self._resolve_layer(parent, directory, name)
+            layer_dir, directory = self._resolve_layer(parent, directory, name)
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             st = None
-        return End(parent, where, directory, name, self._inodes.join(parent, name), st)
+        return End(parent, layer_dir, directory, name, self._inodes.join(parent, name), st)
 
     def _judge_move(
         self, header: Header, source: End, target: End, *, exchange: bool, layer: Layer = Layer.SOURCE
@@ -285,18 +289,18 @@ class RenameOps(OverlayOps):
                 return source, target
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    def _judge_changes(self, parts: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
-        """Decide each change. None in `parts` is a point at which other requests may be served."""
-        elsewhere = None
-        for part in parts:
-            if part is None:
+    def _judge_changes(self, changes: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
+        """Decide each change. None in `changes` is a point at which other requests may be served."""
+        wrong_layer = None
+        for change in changes:
+            if change is None:
                 yield
                 continue
-            judged = part._replace(layer=layer) if layer else part
-            elsewhere = self._enforcer.judge(judged, caller) or elsewhere
+            judged = change._replace(layer=layer) if layer else change
+            wrong_layer = self._enforcer.judge(judged, caller) or wrong_layer
             yield
-        if elsewhere is not None:
-            raise elsewhere
+        if wrong_layer is not None:
+            raise wrong_layer
 
     def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
         """Record that a directory could not be read, so that nothing was moved."""
@@ -322,13 +326,13 @@ class RenameOps(OverlayOps):
     def _end_changes(self, source: End, target: End, *, exchange: bool) -> list[RelatedChange]:
         """Return what appears under the new name, and the removal or exchange of what has that name."""
         assert source.st is not None
-        parts = [self._arriving_change(source, source.st, target.path)]
+        changes = [self._arriving_change(source, source.st, target.path)]
         if target.st is not None:
             leaving = LEAVES if exchange else EXISTS
-            parts.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
+            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
             if exchange:
-                parts.append(self._arriving_change(target, target.st, source.path))
-        return parts
+                changes.append(self._arriving_change(target, target.st, source.path))
+        return changes
 
     def _arriving_change(self, origin: End, st: os.stat_result, path: WorkspacePath) -> RelatedChange:
         request = Request(Operation.RENAME, path, kind_of(st.st_mode))

@@ -136,7 +136,7 @@ class Server:
         )
         self._operations.append_lock = _open_append_lock(Path(config.home))
         if repository is not None:
-            self._operations.show(repository)
+            self._operations.show_repository(repository)
         self._watched: Final = not status.watch
         self._requests, self._supervisor = self._attach(companion, status)
         self._synced = threading.Event()
@@ -279,7 +279,7 @@ class Server:
     def _before(self, now: float) -> None:
         if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.leases_expire_at:
             self._await_leases(_RENEW_SECONDS)
-        self._operations.begin(now)
+        self._operations.begin_request(now)
 
     def _await_leases(self, seconds: float) -> None:
         """Wait for a lease snapshot before changes are refused: the companion may only be late."""
@@ -298,7 +298,7 @@ class Server:
     def _after(self) -> None:
         try:
             self._enforcer.write_outcomes()
-            self._backing.after()
+            self._backing.after_reply()
             self._operations.prune_nodes()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
@@ -341,7 +341,7 @@ class Server:
         self._supervisor.tidy(now)
         self._requests.update_caching(self._transport.blocked_notifications)
         self._has_more |= self._requests.tidy()
-        self._operations.quiet()
+        self._operations.expire_caches()
 
     def _settle(self) -> None:
         """On SIGUSR1: record the outcome of every write, sync the trail, and touch `settled`."""

@@ -249,7 +249,7 @@ class BranchMirrorOps(OverlayOps):
         directory = self._branch_directory(os.path.dirname(path), permit)
         try:
             number = inode_number(directory, name)
-            node = self._inodes.find(number + store.numbers) if number else None
+            node = self._inodes.find(number + store.ino_offset) if number else None
             if node is not None:
                 store.pin(node, directory, name)
             if value is not None:
@@ -264,8 +264,8 @@ class BranchMirrorOps(OverlayOps):
             elif number:
                 store.unlink(directory, name, permit)
             if node is not None:
-                self._inodes.cut_off(node)
-            above = self._inodes.find(os.fstat(directory).st_ino + store.numbers)
+                self._inodes.detach(node)
+            above = self._inodes.find(os.fstat(directory).st_ino + store.ino_offset)
             if above is not None:
                 self._notifications.entry(above.id, name)
                 self._notifications.inode(above.id, -1, 0)

@@ -69,7 +69,7 @@ def finished(steps: Steps) -> bytes:
         return reply
 
 
-class Long(NamedTuple):
+class LongRequest(NamedTuple):
     """A long request."""
 
     unique: int
@@ -77,19 +77,19 @@ class Long(NamedTuple):
     steps: Steps
 
 
-class Slices:
+class LongRequests:
     """The long requests of one connection, and the requests deferred by them. Used by the serving thread."""
 
     def __init__(self) -> None:
-        self.ready: Final[deque[Long]] = deque()
+        self.ready: Final[deque[LongRequest]] = deque()
         """Long requests that are ready for their next slice."""
         self.deferred: Final[deque[bytes]] = deque()
         """Requests that wait for a long one to end."""
         self.again: Final[deque[bytes]] = deque()
         """Requests that have waited and are to be served again."""
         self._deferred_bytes = 0
-        self._jobs: Final[queue.SimpleQueue[tuple[Job[Any], Long]]] = queue.SimpleQueue()
-        self._done: Final[queue.SimpleQueue[Long]] = queue.SimpleQueue()
+        self._jobs: Final[queue.SimpleQueue[tuple[Job[Any], LongRequest]]] = queue.SimpleQueue()
+        self._done: Final[queue.SimpleQueue[LongRequest]] = queue.SimpleQueue()
         self._threads = 0
         self._under_way = 0
         self.bell: Final = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -108,7 +108,7 @@ class Slices:
         """Whether no thread is free."""
         return self._under_way >= THREADS
 
-    def start(self, job: Job[Any], long: Long) -> None:
+    def start(self, job: Job[Any], long: LongRequest) -> None:
         """Run the call in a thread; the request continues afterwards."""
         self._under_way += 1
         if self._threads < self._under_way:

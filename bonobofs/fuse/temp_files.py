@@ -23,7 +23,7 @@ from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
-from bonobofs.fuse.inode_table import Node, is_below, joined
+from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import CrossLayerError, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
@@ -31,6 +31,7 @@ from bonobofs.policy import messages
 from bonobofs.policy.decision import Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
+from bonobofs.system.paths import is_within
 
 _GOES: Final = Context(leaves=True, held=True)
 """Context of the removal of a staged name."""
@@ -63,8 +64,8 @@ class TempFiles:
     def find(self, directory: WorkspacePath, name: bytes) -> Node | None:
         """Return the node of a staged name, or None."""
         names = self.directories.get(directory)
-        held = names.get(name) if names is not None else None
-        return held.node if held is not None else None
+        staged = names.get(name) if names is not None else None
+        return staged.node if staged is not None else None
 
     def names(self, node: Node) -> int:
         """Return how many staged names the node has."""
@@ -75,7 +76,7 @@ class TempFiles:
         names = self.directories.get(directory)
         if names is None:
             return []
-        return [(held.cookie, name, held.node) for name, held in names.items() if held.cookie > cookie]
+        return [(staged.cookie, name, staged.node) for name, staged in names.items() if staged.cookie > cookie]
 
     @property
     def is_full(self) -> bool:
@@ -109,16 +110,16 @@ class TempFiles:
 
     def exchange(self, directory: WorkspacePath, name: bytes, other: WorkspacePath, other_name: bytes) -> None:
         """Exchange the nodes of two staged names."""
-        one, two = self.drop(directory, name), self.drop(other, other_name)
-        self.add(directory, name, two)
-        self.add(other, other_name, one)
+        first, second = self.drop(directory, name), self.drop(other, other_name)
+        self.add(directory, name, second)
+        self.add(other, other_name, first)
 
     def below(self, directory: WorkspacePath) -> Iterator[tuple[WorkspacePath, Node]]:
         """Yield path and node of each staged name in the directory and below."""
         for above, names in self.directories.items():
-            if is_below(above, directory):
-                for name, held in names.items():
-                    yield joined(above, name), held.node
+            if is_within(above, directory):
+                for name, staged in names.items():
+                    yield joined(above, name), staged.node
 
     def move(self, old: WorkspacePath, new: WorkspacePath, *, exchange: bool = False) -> None:
         """Move the staged names below a directory that has a new path."""
@@ -127,18 +128,18 @@ class TempFiles:
         self._put(replaced, new, old)
 
     def _cut(self, path: WorkspacePath) -> dict[WorkspacePath, dict[bytes, StagedName]]:
-        found = [above for above in self.directories if is_below(above, path)]
+        found = [above for above in self.directories if is_within(above, path)]
         return {above: self.directories.pop(above) for above in found}
 
     def _put(self, moved: dict[WorkspacePath, dict[bytes, StagedName]], old: WorkspacePath, new: WorkspacePath) -> None:
         for above, names in moved.items():
-            there = WorkspacePath(new + above[len(old) :])
-            self.directories[there] = names
-            for name, held in names.items():
-                paths = self._paths[held.node.id]
-                paths[paths.index(joined(above, name))] = joined(there, name)
-                if held.node.parent is None:
-                    held.node.path = paths[0]
+            new_path = WorkspacePath(new + above[len(old) :])
+            self.directories[new_path] = names
+            for name, staged in names.items():
+                paths = self._paths[staged.node.id]
+                paths[paths.index(joined(above, name))] = joined(new_path, name)
+                if staged.node.parent is None:
+                    staged.node.path = paths[0]
 
     def describe(self, viewer: int) -> bytes:
         """Return a line for each of the first LISTED staged names: kind, bytes, path.
@@ -153,9 +154,9 @@ class TempFiles:
     def _lines(self, viewer: int) -> Iterator[str]:
         """Yield a line for each staged name; "" for one that the viewer may not see."""
         for above, names in sorted(self.directories.items()):
-            for name, held in names.items():
+            for name, staged in names.items():
                 # A file that was also linked into the source is no longer staged; it has only this staged name.
-                st = os.fstat(held.node.pin) if held.node.pin >= 0 else None
+                st = os.fstat(staged.node.pin) if staged.node.pin >= 0 else None
                 is_shown = viewer == ALL or (st is not None and st.st_uid == viewer)
                 size = st.st_size if st is not None else 0
                 yield f"temporary\t{size}\t{printable(joined(above, name))}\n" if is_shown else ""
@@ -189,7 +190,7 @@ class TempFileOps(MountContext):
         attr = self._attr(node, self._source.stat(node))
         return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
 
-    # -- made
+    # -- creation
 
     def _check_staging_limit(self, header: Header, request: Request, context: Context) -> None:
         """Raise Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
@@ -214,7 +215,7 @@ class TempFileOps(MountContext):
         above = self._check_name_free(parent, directory, name)
         fd = self._source.create_nameless(directory, mode, permit)
         node = self._inodes.add_nameless(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._source)
-        self._source.hold_nameless(node, fd, R | W)
+        self._source.keep_nameless(node, fd, R | W)
         node.layer = Layer.STAGED
         self._temp_files.add(above, name, node)
         return node
@@ -229,7 +230,7 @@ class TempFileOps(MountContext):
         node = self._inodes.add_nameless(
             _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._source
         )
-        self._source.hold_nameless(node, fd, 0)
+        self._source.keep_nameless(node, fd, 0)
         node.layer = Layer.STAGED
         self._temp_files.add(above, name, node)
         return node
@@ -244,7 +245,7 @@ class TempFileOps(MountContext):
                 return above
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    # -- removed
+    # -- removal
 
     def _unlink_staged(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), node.kind)
@@ -263,7 +264,7 @@ class TempFileOps(MountContext):
             self._enforcer.close_batch(node.id)
             node.batch = None
 
-    # -- linked
+    # -- links
 
     def _link_staged(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         self._check_in_source(parent)
@@ -309,28 +310,28 @@ class TempFileOps(MountContext):
         self._inodes.rename(node, parent, name)
         self._source.keep_named(node)
 
-    # -- moved
+    # -- renames
 
     def _rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
         """Rename a staged name. False: neither name is staged."""
-        moving, over = self._staged_at(source.parent, source.name), self._staged_at(target.parent, target.name)
-        taken = over is not None or target.st is not None
-        if moving is None and over is None:
+        moving, replaced = self._staged_at(source.parent, source.name), self._staged_at(target.parent, target.name)
+        taken = replaced is not None or target.st is not None
+        if moving is None and replaced is None:
             return False
         if flags & syscalls.RENAME_NOREPLACE and taken:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        if flags & syscalls.RENAME_EXCHANGE and (moving is None or over is None):
+        if flags & syscalls.RENAME_EXCHANGE and (moving is None or replaced is None):
             raise CrossLayerError(messages.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         if moving is None:
             return False
-        if moving is over:
+        if moving is replaced:
             return True
         self._check_in_source(target.parent)
         self._close_batch(moving)
         st = self._source.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
-        context = self._staged_context(moving, st, request, in_source=over is None and target.st is not None)
-        context = context._replace(held=over is not None)
+        context = self._staged_context(moving, st, request, in_source=replaced is None and target.st is not None)
+        context = context._replace(held=replaced is not None)
         if _is_staged(self._enforcer.decide(request, context)):
             exchange = bool(flags & syscalls.RENAME_EXCHANGE)
             self._rename_among_staged(
@@ -349,13 +350,13 @@ class TempFileOps(MountContext):
             old, _GOES, appears, caller=self._caller(header), details=details, layer=Layer.STAGED
         ):
             above, below = self._inodes.path(source.parent), self._inodes.path(target.parent)
-            over = self._staged_at(target.parent, target.name)
-            if exchange and over is not None:
-                self._close_batch(over)
+            replaced = self._staged_at(target.parent, target.name)
+            if exchange and replaced is not None:
+                self._close_batch(replaced)
                 self._temp_files.exchange(above, source.name, below, target.name)
                 return
-            if over is not None:
-                self._close_batch(over)
+            if replaced is not None:
+                self._close_batch(replaced)
                 self._discard(target.parent, target.name)
             self._temp_files.add(below, target.name, node)
             self._temp_files.drop(above, source.name)
@@ -368,51 +369,51 @@ class TempFileOps(MountContext):
 
         The audit entry has the target's path, which is what changes in the source.
         """
-        over = target.st
-        if over is not None and (over.st_dev, over.st_ino) == (self._source.device, node.ino):
+        replaced = target.st
+        if replaced is not None and (replaced.st_dev, replaced.st_ino) == (self._source.device, node.ino):
             self._discard(source.parent, source.name)
             return
-        parts = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
-        if over is not None:
-            parts.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(over.st_mode)), EXISTS))
+        changes = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
+        if replaced is not None:
+            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(replaced.st_mode)), EXISTS))
         details: dict[str, object] = {"from": source.path}
-        by = stray_name() if over is not None or node.kind is Kind.SYMLINK else ""
-        if by:
-            details[BY] = by
+        temporary = stray_name() if replaced is not None or node.kind is Kind.SYMLINK else ""
+        if temporary:
+            details[BY] = temporary
             if node.kind is Kind.FILE:
                 details[INODE] = node.ino
         with self._enforcer.authorize(
             request,
             context,
-            *parts,
+            *changes,
             caller=self._caller(header),
             details=details,
-            action="create" if over is None else "modify",
+            action="create" if replaced is None else "modify",
         ) as permit:
-            other = self._pin_replaced(target, over) if over is not None else None
-            ends = target.directory, target.name, by.encode()
+            other = self._pin_replaced(target, replaced) if replaced is not None else None
+            ends = target.directory, target.name, temporary.encode()
             self._unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
-        if over is not None:
-            self._after_unlink(other, target.parent, target.name, over)
+        if replaced is not None:
+            self._after_unlink(other, target.parent, target.name, replaced)
         if node.kind is Kind.SYMLINK:
             self._note_published_symlink(node, target)
         else:
             self._note_published(node, target.parent, target.name)
         self._mark_own_name(target.parent, target.name, node.ino)
-        if by:
-            self._own_effects.note_name(target.parent.ino, by.encode(), 0)
+        if temporary:
+            self._own_effects.note_name(target.parent.ino, temporary.encode(), 0)
         self._mark_own_change(node)
         self._discard(source.parent, source.name)
 
-    def _pin_replaced(self, target: End, over: os.stat_result) -> Node | None:
+    def _pin_replaced(self, target: End, replaced: os.stat_result) -> Node | None:
         try:
-            return self._pin_for_removal(target.parent, target.directory, target.name, over)
+            return self._pin_for_removal(target.parent, target.directory, target.name, replaced)
         except FileNotFoundError as error:
             raise stale() from error  # another process has just removed it; see `_rename_into_source`
 
-    def _rename_into_source(self, node: Node, directory: int, name: bytes, by: bytes, permit: Permit) -> None:
+    def _rename_into_source(self, node: Node, directory: int, name: bytes, temporary: bytes, permit: Permit) -> None:
         try:
-            self._source.publish(node, directory, name, by, permit)
+            self._source.publish(node, directory, name, temporary, permit)
         except FileExistsError as error:
             # another process has just created the name: the kernel looks it up and sends the request again
             raise stale() from error

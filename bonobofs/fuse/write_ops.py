@@ -51,43 +51,47 @@ class WriteOps(GrantOps):
         fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
         if appends and self.append_lock is not None and not node.layer:
-            self.append_lock.begin(node.ino, half=may_be_half(offset, size))
+            self.append_lock.acquire(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.
-        at = st.st_size if appends else offset
-        if self.grants.files and self._changes_nothing(node, fd, at, data):
+        position = st.st_size if appends else offset
+        if self.grants.files and self._changes_nothing(node, fd, position, data):
             return p.WRITE_OUT.pack(size, 0)
         try:
-            batch = self._batch_for(header, node, fd, st, at, data, write_flags)
+            batch = self._batch_for(header, node, fd, st, position, data, write_flags)
         except WrongLayerError:
             if self._copy_up(header, node) is None:
                 raise
             return self._write(header, body)  # the file is in the overlay now
         # The kernel writes the dirty pages of a mapping without a caller.
-        needed = _allocated(st, at, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
-        written = self._write_bytes(header, node, fd, data, -1 if appends else at, needed, batch)
-        self._count_write(batch, node, written, max(st.st_size, at + written))
+        needed = _allocated(st, position, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
+        written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
+        self._count_write(batch, node, written, max(st.st_size, position + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, batch.permit)
         if appends and self.append_lock is not None and not node.layer:
-            self.append_lock.end()
+            self.append_lock.release()
         after = os.fstat(fd)
-        if at != offset or after.st_size != batch.size:
+        if position != offset or after.st_size != batch.size:
             self._notifications.inode(node.id, 0, 0)  # another program has appended: the kernel does not know its bytes
         node.fingerprint = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
     def _write_bytes(
-        self, header: Header, node: Node, fd: int, data: memoryview, at: int, needed: int, batch: WriteBatch
+        self, header: Header, node: Node, fd: int, data: memoryview, position: int, needed: int, batch: WriteBatch
     ) -> int:
-        """Write at the offset `at`, or append if it is -1. Return the number of bytes written.
+        """Write at the offset `position`, or append if it is -1. Return the number of bytes written.
 
         `needed` is how many bytes the write allocates.
         """
         try:
             self._check_free_space(header, node, batch.request, needed)
-            return node.store.append(fd, data, batch.permit) if at < 0 else node.store.write(fd, data, at, batch.permit)
+            return (
+                node.store.append(fd, data, batch.permit)
+                if position < 0
+                else node.store.write(fd, data, position, batch.permit)
+            )
         except BaseException as error:
             self._enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
@@ -101,7 +105,7 @@ class WriteOps(GrantOps):
             self._overlay.sizes.set_size(node.ino, batch.request.path, size)
 
     def _batch_for(
-        self, header: Header, node: Node, fd: int, st: os.stat_result, at: int, data: memoryview, write_flags: int
+        self, header: Header, node: Node, fd: int, st: os.stat_result, position: int, data: memoryview, write_flags: int
     ) -> WriteBatch:
         """Return the batch that this write extends.
 
@@ -112,16 +116,16 @@ class WriteOps(GrantOps):
             batch is not None
             and self._enforcer.is_current(batch)
             and st.st_size <= batch.limit
-            and at + len(data) <= batch.limit
+            and position + len(data) <= batch.limit
             and st.st_nlink == 1
             # A write sets both times to one value. A link, removal or rename by another process sets only the change
             # time.
             and st.st_ctime_ns == st.st_mtime_ns
-            and (at >= HEAD_BYTES or not batch.permit.judges_content)
+            and (position >= HEAD_BYTES or not batch.permit.judges_content)
         ):
             return batch
         try:
-            return self._authorize_batch(header, node, fd, at, data)
+            return self._authorize_batch(header, node, fd, position, data)
         except OSError:
             if write_flags & p.WRITE_CACHE:
                 # programs that read the file still see the refused page of the mapping
@@ -157,7 +161,7 @@ class WriteOps(GrantOps):
         cached.
         """
         node.store.on_stale(node)
-        self._inodes.cut_off(node)
+        self._inodes.detach(node)
         raise stale()
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:

@@ -25,11 +25,11 @@ class _Failing(Operations):
             raise LookupError("after the reply")
         super().prune_nodes()
 
-    def quiet(self) -> None:
+    def expire_caches(self) -> None:
         if self.tidying:
             self.tidying = False
             raise LookupError("tidying up")
-        super().quiet()
+        super().expire_caches()
 
 
 def _lookup(operations: _Failing) -> None:

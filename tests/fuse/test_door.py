@@ -160,8 +160,8 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
 
 def _descriptors() -> set[int]:
-    listed = [int(fd) for fd in os.listdir("/proc/self/fd")]
-    return {fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")}
+    readable_directory = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    return {fd for fd in readable_directory if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 
 def test_every_request_is_served_or_refused_as_the_table_says(serve: Any) -> None:
