@@ -16,17 +16,12 @@ from time import time_ns
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.fuse.fd_cache import FdCache
-from bonobofs.fuse.inode_table import InodeTable, Node
+from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
 from bonobofs.system import watcher_events
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, MODIFIED, reachable
 
 if TYPE_CHECKING:
     from bonobofs.fuse.mount_context import Notifications
-
-UNKNOWN: Final = -1
-"""Fingerprint of a node about which the kernel has nothing cached, or of a directory in which the mount has changed
-names.
-"""
 
 _REMEMBERED: Final = 20_000
 """Minimum of own effects that are kept. It exceeds the default length of an inotify queue."""
@@ -39,7 +34,7 @@ _SECONDS_AT_ONCE: Final = 0.01
 
 
 def fingerprint_of(st: os.stat_result) -> int:
-    """Return change time and size in one number."""
+    """Return change time and size in one number. Code that runs in every request writes it out."""
     return st.st_size << 62 | st.st_ctime_ns
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bonobofs.fuse.abi import ROOT_ID
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
@@ -17,6 +17,9 @@ from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 if TYPE_CHECKING:
     from bonobofs.enforcement.write_batches import WriteBatch
     from bonobofs.fuse.layer_store import LayerStore
+
+UNKNOWN: Final = -1
+"""Fingerprint of a node that the kernel has not cached, or of a directory in which the mount has changed a name."""
 
 
 class Node:
@@ -86,7 +89,7 @@ class Node:
         self.used = 0
         self.checked = 0.0
         self.batch: WriteBatch | None = None
-        self.fingerprint = -1
+        self.fingerprint = UNKNOWN
 
 
 class InodeTable:
@@ -184,7 +187,7 @@ class InodeTable:
             del self._by_ino[node.ino]
         node.ino = number
         node.handle = b""
-        node.fingerprint = -1
+        node.fingerprint = UNKNOWN
         node.store = store
         node.layer = store.layer
         self._by_ino[number] = node
@@ -215,7 +218,7 @@ class InodeTable:
         """Remove the node's last known name. `path` is still its last path."""
         node.path = self.path(node)
         node.parent = None
-        node.fingerprint = -1
+        node.fingerprint = UNKNOWN
 
     def forget(self, node_id: int, count: int) -> Node | None:
         """Drop references. Return the node if these were the last, so that the caller closes its descriptors."""

@@ -14,9 +14,9 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
-from bonobofs.fuse.external_changes import UNKNOWN, ExternalChanges, fingerprint_after_rename, fingerprint_of
+from bonobofs.fuse.external_changes import ExternalChanges, fingerprint_after_rename, fingerprint_of
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.inode_table import InodeTable, Node
+from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
