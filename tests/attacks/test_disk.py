@@ -74,7 +74,7 @@ def test_scratch_leaves_space_for_the_trails_of_all(act: Act, mounted: Mounted, 
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_space_that_others_take_is_seen(mounted: Mounted, home: Path) -> None:
+def test_space_taken_by_other_processes_is_seen(mounted: Mounted, home: Path) -> None:
     """A program that fills the disk beside the session leaves scratch no space, until it gives the space back."""
     world = mounted(policy=POLICY)
     top = world.path / "build"

@@ -81,7 +81,7 @@ def test_no_other_user_fills_the_blocks_of_root(
     (world.path / "f").open("r+b").close()
 
 
-def test_a_full_disk_takes_changes_of_what_is_there(file_system: MakeFileSystem, mounted: Mounted) -> None:
+def test_a_full_disk_accepts_changes_without_new_blocks(file_system: MakeFileSystem, mounted: Mounted) -> None:
     """No block is allocated for them."""
     source = file_system("ext4", reserved=RESERVED) / "source"
     source.mkdir()

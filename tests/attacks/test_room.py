@@ -31,7 +31,7 @@ POLICY = f'{ALLOW_ALL}[[scratch]]\npaths = ["build/", "old-*"]\n'
 @pytest.mark.parametrize(
     "act", [make_file, make_symlink, make_directory, make_fifo, link, set_attribute, copy_up_empty]
 )
-def test_what_has_no_content_counts_towards_the_bound(act: Act, mounted: Mounted, source: Path) -> None:
+def test_empty_files_count_towards_the_quota(act: Act, mounted: Mounted, source: Path) -> None:
     """Names count 4 KiB, and extended attributes their bytes; what is removed counts no longer."""
     for number in range(300):
         (source / f"old-{number}").touch()

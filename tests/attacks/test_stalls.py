@@ -228,7 +228,7 @@ def test_others_are_served_while_a_directory_with_scratch_below_is_moved(mounted
 
 
 @pytest.mark.root
-def test_others_are_served_while_the_list_of_scratch_is_read(mounted: Mounted, source: Path) -> None:
+def test_others_are_served_while_the_scratch_list_is_read(mounted: Mounted, source: Path) -> None:
     """Looking for the things of one user takes no walk through those of another; the list is bounded."""
     (source / "beside").mkdir()
     source.chmod(0o777)

@@ -51,7 +51,9 @@ def is_seen(world: World, path: str) -> None:
     until(lambda: path in out_of_band(world), f"{path} is entered")
 
 
-def test_mkdirs_take_a_share_of_the_watches(mounted: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_directories_take_only_a_share_of_the_watches(
+    mounted: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No more than the budget; the rest stays watched, shows within a second, and is watched when there is room."""
     monkeypatch.setattr(launcher, "COMPANION", "tests.watch.few_watches")
     (source / "early").mkdir()

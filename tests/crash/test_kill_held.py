@@ -69,7 +69,7 @@ def _content(path: Path) -> bytes | None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_killed_while_a_held_file_enters(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
+def test_killed_while_a_staged_file_is_published(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
     """Whatever the moment: the record explains what is there, and the next mount shows one whole file and no more."""
     step = STEPS[name]
     (source / "notes").mkdir()

@@ -103,7 +103,7 @@ def _policy_in_the_source_by_symlink(source: Path, other: Path) -> MountRequest:
         (_policy_in_the_source_by_symlink, "inside the source"),
     ],
 )
-def test_a_mount_that_could_be_passed_is_refused(
+def test_a_mount_that_could_be_bypassed_is_refused(
     home: Path, source: Path, tmp_path: Path, order: Callable[[Path, Path], MountRequest], says: str
 ) -> None:
     """A mountpoint in its own source, a state directory or a policy within reach: nothing is mounted."""
@@ -154,7 +154,7 @@ def test_a_second_mount_of_the_same_tree_widens_nothing(mounted: Mounted, source
 # -- in another's name
 
 
-def test_identity_is_the_mount_and_nothing_that_is_said_in_it(mounted: Mounted) -> None:
+def test_the_identity_comes_from_the_mount_alone(mounted: Mounted) -> None:
     """Environment, process name, a forked orphan and a user namespace: the record names the session's agent."""
     world = mounted()
     script = textwrap.dedent("""
@@ -261,7 +261,7 @@ def test_a_killed_server_leaves_nothing_that_can_be_reached(mounted: Mounted, so
     assert not (source / "aidlc-docs/new").exists()
 
 
-def test_a_stopped_server_answers_nobody_and_lets_nothing_through(mounted: Mounted) -> None:
+def test_a_stopped_server_answers_no_request(mounted: Mounted) -> None:
     """While it is stopped a change waits; when it goes on, the change is judged."""
     world = mounted()
     os.kill(world.pid, signal.SIGSTOP)
@@ -284,7 +284,7 @@ def test_a_stopped_server_answers_nobody_and_lets_nothing_through(mounted: Mount
     assert ("src/main.py", "DEFAULT") in _denied(world)
 
 
-def test_signals_that_the_user_may_send_open_nothing(mounted: Mounted) -> None:
+def test_signals_of_the_user_do_not_bypass_the_policy(mounted: Mounted) -> None:
     """A storm of settling and of loading the policy anew: it serves on, under the same rules."""
     world = mounted()
     for _ in range(200):
@@ -400,7 +400,7 @@ def test_the_name_of_a_source_gives_no_mount_option(ordinary_user: OrdinaryUser)
     assert ordinary_user.bonobofs("umount", mountpoint).returncode == 0
 
 
-def test_whoever_stands_in_a_mount_that_was_taken_off_is_judged_to_the_end(mounted: Mounted) -> None:
+def test_processes_in_a_detached_mount_are_judged_to_its_end(mounted: Mounted) -> None:
     """A lazy unmount takes the path away, not the policy: an open directory leads through it or nowhere."""
     world = mounted()
     script = textwrap.dedent("""
@@ -459,7 +459,7 @@ def test_an_aborted_connection_fails_closed_and_status_says_so(mounted: Mounted)
 # -- past the mount
 
 
-def test_what_was_done_past_the_mount_is_found_after_an_unclean_boot(mounted: Mounted, source: Path) -> None:
+def test_changes_past_the_mount_are_found_after_an_unclean_boot(mounted: Mounted, source: Path) -> None:
     """The next mount after a crash of the machine says what is not as the record knows it.
 
     A bare mount keeps nobody from the source's own path, or from a descriptor that was opened before.

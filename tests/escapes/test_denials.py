@@ -107,7 +107,7 @@ def _lock(top: Path) -> list[object]:
     return [outcome(make, top / ".git/index.lock") for _ in range(5)]
 
 
-def test_a_lock_that_git_can_do_without_alerts_nobody(mounted: Mounted) -> None:
+def test_an_optional_git_lock_raises_no_alert(mounted: Mounted) -> None:
     """`git status` tries to refresh its index each time: `denials.jsonl` shows it, and the record has nothing of it."""
     world = mounted()
     assert tell(_lock, world.path) == [errno.EROFS] * 5

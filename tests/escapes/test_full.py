@@ -67,7 +67,9 @@ def _make_until_refused(top: Path) -> tuple[int, object]:
     return 1000, None
 
 
-def test_what_cannot_be_recorded_is_refused_until_there_is_room(mounted: Mounted, source: Path, home: Path) -> None:
+def test_changes_that_cannot_be_recorded_are_refused_until_there_is_space(
+    mounted: Mounted, source: Path, home: Path
+) -> None:
     """Every change is refused with EIO, reading goes on, and when there is room again changes are made again."""
     build(source)
     world = mounted()
@@ -102,7 +104,7 @@ def test_what_cannot_be_recorded_is_refused_until_there_is_room(mounted: Mounted
     assert world.umount().closed
 
 
-def test_a_full_source_is_told_and_recorded(mounted: Mounted, tmp_path: Path) -> None:
+def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path) -> None:
     """ENOSPC reaches the program, and the outcome in the record is that error."""
     source = tmp_path / "small"
     source.mkdir()

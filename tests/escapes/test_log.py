@@ -138,7 +138,7 @@ def _swap(lines: Lines) -> Lines:
         (_swap, {"moved"}),
     ],
 )
-def test_whatever_is_done_to_a_record_is_found(
+def test_every_manipulation_of_a_record_is_found(
     kept: Kept,
     tmp_path: Path,
     spoil: Callable[[Lines], Lines],
@@ -158,7 +158,7 @@ def test_whatever_is_done_to_a_record_is_found(
 
 
 @pytest.mark.parametrize("gone", [("jsonl",), ("head",), ("jsonl", "head")], ids=["trail", "head", "both"])
-def test_a_record_that_is_gone_is_missed(
+def test_a_removed_record_is_found(
     kept: Kept,
     tmp_path: Path,
     gone: tuple[str, ...],
@@ -200,7 +200,7 @@ def _unlink(world: World) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_forge, _truncate, _cut, _replace_by_a_copy, _unlink])
-def test_a_record_that_is_spoilt_while_it_is_written_is_found(
+def test_a_record_damaged_during_the_session_is_found(
     mounted: Mounted, source: Path, spoil: Callable[[World], None]
 ) -> None:
     """The session goes on, its policy holds, and at the end the record does not pass."""

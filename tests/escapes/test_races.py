@@ -221,7 +221,7 @@ def _far_from(source: Path) -> Path:
 
 
 @pytest.mark.parametrize("swap", [_swap_for_a_symlink_behind, _swap_for_a_hook_behind], ids=["directory", "file"])
-def test_what_is_swapped_behind_the_mount_leads_nowhere_else(mounted: Mounted, source: Path, swap: Story) -> None:
+def test_swaps_behind_the_mount_do_not_redirect_changes(mounted: Mounted, source: Path, swap: Story) -> None:
     """A directory that becomes a symlink, a file that becomes a link: nothing outside and nothing closed changes."""
     outside = source.parent / "outside"
     outside.mkdir()

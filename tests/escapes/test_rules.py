@@ -72,7 +72,7 @@ def _write_on_after(top: Path, path: str, moved: str, act: str) -> object:
     ],
     ids=["file", "directory", "directory_above", "exchange", "exchanged", "link"],
 )
-def test_a_run_of_writes_does_not_outlive_the_rule_it_began_under(
+def test_a_write_batch_does_not_outlive_its_rule(
     mounted: Mounted, path: str, moved: str, act: str, codes: tuple[int, int]
 ) -> None:
     """What is written on, after a file or a directory above it changed its place, is judged at the new one."""
@@ -142,7 +142,7 @@ def _over_and_over(trick: Callable[[Path, Path, int], object], first: Path, seco
 
 
 @pytest.mark.parametrize("trick", [_lose_a_second_name, _lose_the_name, _lose_the_name_and_cut])
-def test_a_name_that_another_mount_removes_makes_nothing_allowed(
+def test_a_name_removed_by_another_mount_permits_no_change(
     mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
 ) -> None:
     """What is left of the file's names is a hook; a name that only this mount remembers does not stand for it."""
@@ -177,7 +177,7 @@ def _become_executable(first: Path, second: Path, number: int) -> object:
 
 
 @pytest.mark.parametrize("trick", [_become_a_script, _become_executable])
-def test_a_file_that_another_mount_brings_under_another_rule_is_judged_by_that(
+def test_a_file_moved_by_another_mount_is_judged_by_its_new_rule(
     mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
 ) -> None:
     """Nothing goes on under the rule of a name that is gone."""
@@ -207,9 +207,7 @@ def _inject(top: Path, how: str) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["write", "copy", "allocate", "punch", "truncate"])
-def test_who_changes_anothers_set_id_program_takes_its_privilege_away(
-    open_directory: Path, mounted: Mounted, how: str
-) -> None:
+def test_a_change_of_a_set_id_program_clears_its_set_id_bits(open_directory: Path, mounted: Mounted, how: str) -> None:
     """Where root serves others, the set-id bits go with any change of content, as they do on the bare directory."""
     source, mountpoint = open_directory / "source", open_directory / "mount"
     source.mkdir()

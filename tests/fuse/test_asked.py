@@ -229,7 +229,7 @@ def test_a_symlink_is_judged_by_where_it_leads(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_what_a_file_is_is_judged_where_it_appears(place: MakePlace) -> None:
+def test_the_file_type_is_judged_at_its_new_name(place: MakePlace) -> None:
     """Rename and link bring suffix, size, mode and first bytes with them, and the rules of the new path judge those."""
     world = place(policy=NOTES)
 
@@ -333,7 +333,7 @@ def test_a_size_limit_is_exact_and_binds_each_write(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_verdict_ends_with_its_name(place: MakePlace) -> None:
+def test_a_rename_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
     """A file that was opened under one name is judged by the name that it has when it is written."""
     world = place(policy=NOTES)
 
@@ -352,7 +352,7 @@ def test_a_verdict_ends_with_its_name(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_verdict_ends_with_an_exchange(place: MakePlace) -> None:
+def test_an_exchange_invalidates_the_decisions_of_open_files(place: MakePlace) -> None:
     """Of two files that change places, each goes by the name that it has then, whichever was named first."""
     world = place(policy=NOTES)
 
@@ -371,7 +371,7 @@ def test_a_verdict_ends_with_an_exchange(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_verdict_ends_with_the_directorys_name(place: MakePlace) -> None:
+def test_a_rename_of_a_directory_invalidates_decisions_below(place: MakePlace) -> None:
     """An open file whose directory moves is judged by its new path."""
     world = place(policy=NOTES)
 
@@ -459,7 +459,7 @@ def test_a_denied_mapping_is_refused_when_written_back_and_forgotten(place: Make
     world.does(story)
 
 
-def test_files_without_a_name_and_flags_of_the_inode_are_not_to_be_had(place: MakePlace) -> None:
+def test_unnamed_files_and_inode_flags_are_refused(place: MakePlace) -> None:
     """O_TMPFILE and chattr, which no rule could judge, are refused by the transport."""
     world = place()
 
@@ -563,7 +563,7 @@ def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace
     world.does(story)
 
 
-def test_a_hard_link_that_appears_meanwhile_ends_the_verdict(place: MakePlace) -> None:
+def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
     """A file that is being written when it gets a name behind the mount cannot be written on."""
     world = place(policy=CLOSED)
 

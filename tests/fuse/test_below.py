@@ -56,7 +56,7 @@ def test_appends_through_two_mounts_all_arrive(place: MakePlace) -> None:
     one.does(story)
 
 
-def test_a_create_that_meets_a_file_empties_nothing_that_may_not_be_changed(place: MakePlace) -> None:
+def test_a_create_of_a_protected_file_does_not_truncate_it(place: MakePlace) -> None:
     """The mount believed a name to be free; the file that is there is judged as what it is, and keeps its content."""
     world = place(policy=CLOSED)
 
@@ -75,7 +75,7 @@ def test_a_create_that_meets_a_file_empties_nothing_that_may_not_be_changed(plac
     world.does(story)
 
 
-def test_a_create_that_meets_a_file_does_what_open_says(place: MakePlace) -> None:
+def test_a_create_of_an_existing_file_follows_the_open_flags(place: MakePlace) -> None:
     """After a stale "no such file": O_EXCL fails, O_APPEND appends, O_TRUNC truncates, and none leaves an old tail."""
     world = place()
 
@@ -273,7 +273,7 @@ def test_a_copy_within_the_mount_is_made_below(traffic: Traffic) -> None:
     assert (traffic.source / "two").read_bytes() == (traffic.source / "one").read_bytes()
 
 
-def test_what_the_file_system_below_says_no_to_fails_the_same_way(place: MakePlace) -> None:
+def test_errors_of_the_source_are_returned_unchanged(place: MakePlace) -> None:
     """Errors come through with their own number, and the change is not half made."""
     world = place()
 

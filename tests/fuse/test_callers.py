@@ -45,7 +45,7 @@ def _all(top: Path) -> dict[str, tuple[int, int, str]]:
 
 @pytest.mark.parametrize("user", [ANN, BEN], ids=["ann", "ben"])
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
-def test_what_appears_belongs_to_its_caller(commons: MakeCommons, user: User, umask: int) -> None:
+def test_new_files_belong_to_their_caller(commons: MakeCommons, user: User, umask: int) -> None:
     """Files, directories, FIFOs and symlinks get the caller's user, group and umask."""
 
     def story(top: Path) -> object:
@@ -56,7 +56,7 @@ def test_what_appears_belongs_to_its_caller(commons: MakeCommons, user: User, um
     assert {(uid, gid) for uid, gid, _ in made.values()} == {(user.uid, user.gid)}
 
 
-def test_two_callers_in_turn_each_get_their_own(commons: MakeCommons) -> None:
+def test_alternating_callers_each_own_their_files(commons: MakeCommons) -> None:
     """The server changes who it acts as from request to request, and is itself again in between."""
 
     def story(top: Path) -> object:
@@ -139,7 +139,7 @@ def test_modes_bind_other_users(commons: MakeCommons) -> None:
     assert found[:5] == [13, 13, 13, ["file"], 13]
 
 
-def test_cached_content_is_not_shown_to_who_may_not_read(commons: MakeCommons) -> None:
+def test_cached_content_is_not_shown_without_read_permission(commons: MakeCommons) -> None:
     """What one user read, another may not read from the cache."""
     place = commons()
     (place.path / "file").write_text("secret")
@@ -271,7 +271,7 @@ def _copied(fd: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o6777, 0o2777, 0o4755], ids=oct)
-def test_set_id_bits_are_cleared_by_whom_they_would_be_below(commons: MakeCommons, mode: int) -> None:
+def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons, mode: int) -> None:
     """A write, a truncation or a chown by an ordinary user takes set-user-id and set-group-id away; root's does not."""
 
     def story(top: Path) -> object:
@@ -306,7 +306,7 @@ def test_a_write_by_others_clears_the_set_id_bits_that_they_see(commons: MakeCom
     assert not (place.world.source / "file").stat().st_mode & stat.S_ISUID
 
 
-def test_who_writes_counts_and_not_who_opened(commons: MakeCommons) -> None:
+def test_the_writing_process_is_judged_and_not_the_opening_one(commons: MakeCommons) -> None:
     """A descriptor that root opened and another user writes to clears set-id bits as that user's own would."""
 
     def story(top: Path) -> object:
@@ -366,7 +366,7 @@ def test_everything_but_creation_acts_as_the_server(commons: MakeCommons) -> Non
     assert _said(place.world.source / "inner/moved") == (ANN.uid, ANN.gid, "-r--------")
 
 
-def test_who_asked_is_in_the_record(commons: MakeCommons) -> None:
+def test_the_caller_is_in_the_record(commons: MakeCommons) -> None:
     """An entry names the program and the user that the kernel says made the request."""
     place = commons()
     command = ["touch", str(place.path / "by ann")]

@@ -214,7 +214,7 @@ def test_nothing_changes_that_cannot_be_recorded(serve: Any, opcode: p.Opcode) -
     assert server.send(p.Opcode.READ, server.node("file"), p.READ_IN.pack(0, 0, 100, 0, 0, 0, 0)) == b"content"
 
 
-def test_a_new_policy_ends_every_verdict(serve: Any) -> None:
+def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
     """A run of writes goes on under the policy it was judged by, and not one write longer."""
     server: Server = serve(ALLOW_ALL)
     node = server.node("file")

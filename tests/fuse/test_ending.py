@@ -39,7 +39,7 @@ if IS_ROOT:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_every_way_to_end_it_is_clean(place: MakePlace, how: str) -> None:
+def test_every_way_to_end_the_mount_is_clean(place: MakePlace, how: str) -> None:
     """The mount is gone, the server is gone, all that was written is below, and the record is closed and whole."""
     world = place()
 
@@ -90,7 +90,7 @@ def test_a_busy_mount_detaches_serves_a_little_and_ends(place: MakePlace, transp
     assert is_closed(world.trail)
 
 
-def test_a_detached_mount_ends_when_the_last_one_has_left(place: MakePlace) -> None:
+def test_a_detached_mount_ends_with_its_last_process(place: MakePlace) -> None:
     """After a lazy unmount by anybody, who is inside is served until they leave, and then the server ends."""
     world = place()
 

@@ -150,7 +150,7 @@ def test_a_removed_hard_link_leaves_the_other_name_and_the_handle(place: MakePla
     world.does(story)
 
 
-def test_a_file_that_its_owner_may_not_open_again_is_written_by_who_made_it(place: MakePlace) -> None:
+def test_the_creator_writes_a_file_that_its_mode_protects(place: MakePlace) -> None:
     """CREATE with mode 0444 or 0 gives a handle that writes: what `cp` of a read-only file and `git add` do."""
     world = place()
 
@@ -281,7 +281,7 @@ def _descriptors(world: Place) -> int:
 
 @pytest.mark.root
 @pytest.mark.parametrize("make", ["own_place", "ordinary_place"])
-def test_descriptors_are_let_go(make: str, request: pytest.FixtureRequest) -> None:
+def test_idle_descriptors_are_closed(make: str, request: pytest.FixtureRequest) -> None:
     """After many files and directories were used and left, the server has as many descriptors open as before."""
     world: Place = request.getfixturevalue(make)()
     before = _descriptors(world)
@@ -325,7 +325,7 @@ def test_more_files_can_be_open_than_the_server_may_open(place: MakePlace) -> No
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o444], ids=oct)
-def test_files_that_are_made_and_closed_use_nothing_up(place: MakePlace, mode: int) -> None:
+def test_created_and_closed_files_keep_no_descriptors(place: MakePlace, mode: int) -> None:
     """Many times as many files as the server has descriptors are made one after the other, read-only ones too."""
     world = place(limit=128)
 
@@ -339,7 +339,7 @@ def test_files_that_are_made_and_closed_use_nothing_up(place: MakePlace, mode: i
     world.does(story)
 
 
-def test_files_that_are_removed_while_open_use_nothing_up(place: MakePlace) -> None:
+def test_files_removed_while_open_keep_no_descriptors(place: MakePlace) -> None:
     """Many files are unlinked while open, one after the other; each is let go when it is closed."""
     world = place(limit=128)
 

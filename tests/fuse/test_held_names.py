@@ -56,7 +56,7 @@ def _listed(world: Place) -> list[list[str]]:
     return [line.split("\t") for line in (world.path / ".bonobofs/scratch").read_text().splitlines()]
 
 
-def test_a_held_name_is_a_file_like_any_other_and_not_in_the_source(world: Place) -> None:
+def test_a_staged_file_works_like_any_other_and_is_not_in_the_source(world: Place) -> None:
     """It is made, written, read, changed, found, listed and measured; nothing of it is in the source."""
 
     def story() -> None:
@@ -93,7 +93,7 @@ def test_a_held_name_is_a_file_like_any_other_and_not_in_the_source(world: Place
     world.does(story)
 
 
-def test_renamed_onto_an_allowed_name_it_enters_the_source_as_it_is(world: Place) -> None:
+def test_a_rename_to_an_allowed_name_publishes_the_staged_file(world: Place) -> None:
     """New name or old one: the same inode, bytes, mode and times appear in the source, and no other name."""
 
     def story() -> None:
@@ -116,7 +116,7 @@ def test_renamed_onto_an_allowed_name_it_enters_the_source_as_it_is(world: Place
     world.does(story)
 
 
-def test_it_is_judged_where_it_goes_to(world: Place) -> None:
+def test_a_staged_file_is_judged_at_its_target(world: Place) -> None:
     """Suffix, size, mode, content and protection: what the rules do not admit is refused, and the held file stays."""
 
     def story() -> None:
@@ -147,7 +147,7 @@ def test_it_is_judged_where_it_goes_to(world: Place) -> None:
     world.does(story)
 
 
-def test_who_still_has_it_open_is_judged_by_its_new_name(world: Place) -> None:
+def test_open_descriptors_of_a_published_file_are_judged_by_its_new_name(world: Place) -> None:
     """A descriptor from before the rename writes into the file in the source, within the rules and no further."""
 
     def story() -> None:
@@ -197,7 +197,7 @@ def test_a_denied_name_that_is_not_on_the_list_fails_at_once(world: Place) -> No
     world.does(story)
 
 
-def test_held_names_are_renamed_and_linked_among_themselves(world: Place) -> None:
+def test_staged_names_are_renamed_and_linked_among_themselves(world: Place) -> None:
     """Also over one another, exchanged, across directories, and not replaced where that is asked."""
 
     def story() -> None:
@@ -226,7 +226,7 @@ def test_held_names_are_renamed_and_linked_among_themselves(world: Place) -> Non
     world.does(story)
 
 
-def test_a_link_leaves_the_held_name_beside_the_new_one(world: Place) -> None:
+def test_a_link_keeps_the_staged_name(world: Place) -> None:
     """Both lead to one file, which is the source's from then on; unlinking the held one leaves the other."""
 
     def story() -> None:
@@ -251,7 +251,7 @@ def test_a_link_leaves_the_held_name_beside_the_new_one(world: Place) -> None:
     world.does(story)
 
 
-def test_a_symlink_can_be_held(world: Place) -> None:
+def test_a_symlink_can_be_staged(world: Place) -> None:
     """As emacs locks a file; it is read, renamed and removed, and enters the source only where it may lead there."""
 
     def story() -> None:
@@ -287,7 +287,7 @@ def test_a_symlink_can_be_held(world: Place) -> None:
     world.does(story)
 
 
-def test_an_unlinked_held_file_stays_usable_while_open(world: Place) -> None:
+def test_an_unlinked_staged_file_stays_usable_while_open(world: Place) -> None:
     """As tempfile does: made, removed, then written."""
 
     def story() -> None:
@@ -306,7 +306,7 @@ def test_an_unlinked_held_file_stays_usable_while_open(world: Place) -> None:
     world.does(story)
 
 
-def test_directories_take_along_what_is_held_in_them(world: Place) -> None:
+def test_staged_files_move_with_their_directory(world: Place) -> None:
     """A directory with held names is not empty, and moves with them; replaced or removed it is not."""
 
     def story() -> None:
@@ -365,7 +365,7 @@ def test_a_kept_file_may_be_replaced_and_not_removed(world: Place) -> None:
     world.does(story)
 
 
-def test_what_is_held_is_gone_with_the_session(place: MakePlace) -> None:
+def test_staged_files_end_with_the_session(place: MakePlace) -> None:
     """Unmounted or killed, nothing of it stays, in the source or beside it."""
     for end in ("umount", "kill"):
         world = place(policy=POLICY)
@@ -384,7 +384,7 @@ def test_what_is_held_is_gone_with_the_session(place: MakePlace) -> None:
         assert not {name for name in left if name.startswith(".")}
 
 
-def test_reading_a_directory_shows_each_held_name_once(world: Place) -> None:
+def test_a_listing_shows_each_staged_name_once(world: Place) -> None:
     """While names come and go, what stays is seen exactly once, in the source and held."""
 
     def story() -> None:
@@ -415,7 +415,7 @@ def test_reading_a_directory_shows_each_held_name_once(world: Place) -> None:
     world.does(story)
 
 
-def test_too_many_are_refused_and_the_rest_go_on(place: MakePlace) -> None:
+def test_staged_files_beyond_the_maximum_are_refused(place: MakePlace) -> None:
     """Each takes a descriptor: where half of them are used, the next is EFBIG, and files of the source still open."""
     world = place(policy=POLICY, limit=256)
 
@@ -437,7 +437,7 @@ def test_too_many_are_refused_and_the_rest_go_on(place: MakePlace) -> None:
 
 
 @pytest.mark.root
-def test_what_the_kernel_forgets_is_still_held(own_place: MakePlace) -> None:
+def test_staged_files_survive_forget(own_place: MakePlace) -> None:
     """A held name and a scratch file are found again by name, the same as before, however often all is forgotten."""
     world = own_place(policy=POLICY + '[[scratch]]\npaths = ["build/"]\n')
     world.does(_fill, world.source)
@@ -470,7 +470,7 @@ def test_what_the_kernel_forgets_is_still_held(own_place: MakePlace) -> None:
     world.does(story)
 
 
-def test_thousands_of_names_are_held_at_once(own_place: MakePlace) -> None:
+def test_thousands_of_names_are_staged_at_once(own_place: MakePlace) -> None:
     """As many as half of the descriptors, in one directory: listed, found, brought in and removed."""
     world = own_place(policy=POLICY)
     world.does(_fill, world.source)

@@ -203,7 +203,7 @@ def _snapshot(top: Path) -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize(
     "how", ["moved away", "replaced by a symlink", "replaced by a directory", "moved with what is above it"]
 )
-def test_nothing_lands_outside_through_a_directory_that_is_gone(place: MakePlace, how: str) -> None:
+def test_a_removed_directory_leads_no_change_outside(place: MakePlace, how: str) -> None:
     """A directory that another program moved out of the source is not changed there, by whoever has it open."""
     world = place()
 
@@ -229,7 +229,7 @@ def test_nothing_lands_outside_through_a_directory_that_is_gone(place: MakePlace
     world.does(story)
 
 
-def test_nothing_follows_a_planted_symlink(place: MakePlace) -> None:
+def test_no_change_follows_a_planted_symlink(place: MakePlace) -> None:
     """A file that was swapped for a symlink out of the source does not lend its name to what the symlink leads to."""
     world = place()
 
@@ -250,7 +250,7 @@ def test_nothing_follows_a_planted_symlink(place: MakePlace) -> None:
     assert {what: code for what, code in found.items() if code not in (errno.ESTALE, errno.ENOENT)} == {}
 
 
-def test_nothing_lands_in_a_file_whose_directory_has_left(place: MakePlace) -> None:
+def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace) -> None:
     """A file whose directory was moved out of the source is not changed any more, as soon as that can be seen."""
     world = place()
 
@@ -293,7 +293,7 @@ def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> N
     world.does(story)
 
 
-def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(place: MakePlace) -> None:
+def test_a_fifo_in_place_of_a_file_blocks_no_request(place: MakePlace) -> None:
     """Opens below never wait: a file that was swapped for a FIFO is an error, and the mount goes on."""
     world = place()
 
@@ -474,7 +474,7 @@ def test_what_is_mounted_below_the_source_is_shown_empty(
 
 
 @pytest.mark.root
-def test_a_file_that_is_mounted_over_below_is_not_reached(own_place: MakePlace, source: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_a_mountpoint_below_is_refused(own_place: MakePlace, source: Path, tmp_path: Path) -> None:
     """A file bound over a file of the source is neither read nor written through the mount."""
     (tmp_path / "secret").write_text("of another place")
     (source / "file").write_text("own")
@@ -489,7 +489,7 @@ def test_a_file_that_is_mounted_over_below_is_not_reached(own_place: MakePlace, 
         subprocess.run(["umount", source / "file"], check=True)
 
 
-def test_the_file_systems_figures_are_the_sources(place: MakePlace) -> None:
+def test_statfs_shows_the_source(place: MakePlace) -> None:
     """df of the mount is df of the source."""
     world = place()
 

@@ -65,7 +65,7 @@ def test_flush_is_never_sent_after_the_first(traffic: Traffic) -> None:
     assert {"FLUSH", "RELEASE"}.isdisjoint(traffic.opcodes(write, 1, 2, 3, 4))
 
 
-def test_what_was_read_is_read_from_the_cache(traffic: Traffic) -> None:
+def test_content_is_read_once_and_then_cached(traffic: Traffic) -> None:
     """A second read of a file sends nothing, also after a write of its own: EXPLICIT_INVAL_DATA."""
     (traffic.source / "file").write_bytes(os.urandom(300_000))
     traffic.settle()
@@ -108,7 +108,7 @@ def test_a_listing_brings_the_attributes_along(traffic: Traffic) -> None:
     assert opcodes.count("GETATTR") <= 1, "the directory's own"
 
 
-def test_a_name_that_was_missing_costs_no_lookup_when_it_is_made(traffic: Traffic) -> None:
+def test_creating_a_cached_missing_name_needs_no_lookup(traffic: Traffic) -> None:
     """Negative entries are cached: what was looked for and not found is not looked up again."""
     path = traffic.path / "new"
     assert not path.exists()
@@ -137,7 +137,7 @@ def test_a_write_is_one_request(traffic: Traffic) -> None:
     assert opcodes == ["WRITE"] * 10
 
 
-def test_what_the_design_counts_on_is_negotiated(traffic: Traffic) -> None:
+def test_the_handshake_negotiates_the_flags_of_the_design(traffic: Traffic) -> None:
     """Every feature that the design asks for is on, and none is that would let changes or modes pass by."""
     wanted = (
         Init.NO_OPEN_SUPPORT,

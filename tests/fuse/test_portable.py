@@ -137,7 +137,7 @@ def test_a_refused_rename_over_an_open_file_loses_nothing(world: Place) -> None:
     world.does(story)
 
 
-def test_nobody_gets_at_a_file_by_a_name_that_libfuse_would_hide_it_under(world: Place) -> None:
+def test_libfuses_hidden_names_reach_no_file(world: Place) -> None:
     """A name of that kind that a program asks for is a name like any other, judged as such."""
 
     def story() -> None:
@@ -173,7 +173,7 @@ def test_what_changes_behind_the_mount_is_seen_at_once(world: Place) -> None:
     world.does(story)
 
 
-def test_temporary_names_are_held_here_too(world: Place) -> None:
+def test_the_portable_transport_stages_temporary_names_too(world: Place) -> None:
     """`sed -i` works under a policy that denies the name it writes first."""
 
     def story() -> None:
@@ -215,7 +215,7 @@ def test_auto_takes_the_kernel_transport_where_the_system_has_it() -> None:
     assert transport_choice.lacks_kernel("FreeBSD", "14.3-RELEASE") == "this is FreeBSD 14.3-RELEASE and not Linux"
 
 
-def test_where_neither_can_be_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_transport_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, and what to install."""
     monkeypatch.setitem(sys.modules, "mfusepy", None)
     with pytest.raises(MountError, match="needs the Python package mfusepy; install it"):

@@ -49,7 +49,7 @@ def test_every_opcode_is_listed_as_changing_reading_silent_or_refused() -> None:
     assert set(p.ROLES) == set(p.Opcode)
 
 
-def test_what_changes_something_is_what_the_design_names() -> None:
+def test_the_changing_opcodes_are_those_of_the_design() -> None:
     """The table says of each request where policy is asked what the design says."""
     changing = "CREATE WRITE SETATTR FALLOCATE COPY_FILE_RANGE COPY_FILE_RANGE_64 UNLINK RMDIR RENAME RENAME2 LINK"
     changing += " SYMLINK MKDIR MKNOD SETXATTR REMOVEXATTR"
@@ -142,7 +142,7 @@ def test_only_one_component_is_a_name(name: bytes) -> None:
 
 
 @given(st.binary(max_size=120), st.integers(0, 40))
-def test_extensions_that_are_not_sound_are_refused(body: bytes, words: int) -> None:
+def test_malformed_extensions_are_refused(body: bytes, words: int) -> None:
     """Whatever stands where the caller's groups should be gives groups or a ProtocolError, nothing else."""
     try:
         groups = p.supplementary_groups(memoryview(body), words)

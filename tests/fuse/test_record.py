@@ -131,7 +131,7 @@ def test_a_change_that_fails_below_ends_in_an_error(place: MakePlace) -> None:
     assert "ENOTEMPTY" in f"{after.reason} {after.details}" or "not empty" in f"{after.reason} {after.details}"
 
 
-def test_a_run_of_writes_is_entered_at_its_beginning_and_settles_by_itself(own_place: MakePlace) -> None:
+def test_a_write_batch_is_recorded_at_its_start_and_closes_when_idle(own_place: MakePlace) -> None:
     """A hundred writes are one intent, there from the first on, and one outcome after a second of quiet."""
     world = own_place()
 
@@ -155,7 +155,7 @@ def test_a_run_of_writes_is_entered_at_its_beginning_and_settles_by_itself(own_p
 
 
 @pytest.mark.parametrize("how", ["fsync", "rename", "unlink", "rename over", "umount", "SIGUSR1"])
-def test_a_run_of_writes_settles(own_place: MakePlace, how: str) -> None:
+def test_a_write_batch_is_closed(own_place: MakePlace, how: str) -> None:
     """At fsync, rename, removal, replacement, unmount, and when an audit command asks; before what ended it is done."""
     world = own_place()
 
@@ -264,7 +264,7 @@ def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
 
 
 @pytest.mark.alone
-def test_asking_for_the_record_is_answered_at_once(place: MakePlace) -> None:
+def test_a_request_to_settle_the_record_is_answered_at_once(place: MakePlace) -> None:
     """Audit commands have servers settle, and do not wait for longer than these take."""
     world = place()
     world.does((world.path / "file").write_text, "content")
@@ -319,7 +319,7 @@ def test_a_trail_that_cannot_be_written_stops_changes_and_not_reading(own_place:
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_what_happened_in_one_file_is_in_the_order_of_the_record(place: MakePlace) -> None:
+def test_the_record_keeps_the_order_of_changes_of_a_file(place: MakePlace) -> None:
     """Two programs that change the same names have their changes recorded in the order in which they took effect."""
     world = place()
 

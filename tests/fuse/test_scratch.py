@@ -73,7 +73,7 @@ def _held(world: Place) -> set[tuple[str, str]]:
     return {(kind, path) for kind, _, path in (line.split("\t") for line in lines)}
 
 
-def test_new_things_are_made_and_changed(world: Place, tell: Tell) -> None:
+def test_new_scratch_files_are_created_and_changed(world: Place, tell: Tell) -> None:
     """Files, directories, symlinks, FIFOs, hard links: as on any file system."""
 
     def story() -> None:
@@ -106,7 +106,7 @@ def test_new_things_are_made_and_changed(world: Place, tell: Tell) -> None:
     tell(story)
 
 
-def test_what_the_source_has_is_copied_before_it_is_changed(world: Place, tell: Tell) -> None:
+def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, tell: Tell) -> None:
     """Written, truncated, appended, given attributes: the mount shows the change and the source does not."""
 
     def story() -> None:
@@ -143,7 +143,7 @@ def test_what_the_source_has_is_copied_before_it_is_changed(world: Place, tell: 
     tell(story)
 
 
-def test_what_the_source_has_can_be_removed_and_made_again(world: Place, tell: Tell) -> None:
+def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, tell: Tell) -> None:
     """A removed name is gone, also from listings; what is made in its place shows nothing of what was there."""
 
     def story() -> None:
@@ -228,7 +228,7 @@ def test_renames_within_scratch(world: Place, tell: Tell) -> None:
     tell(story)
 
 
-def test_nothing_goes_from_one_layer_to_the_other(world: Place, tell: Tell) -> None:
+def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
     """Rename, link and exchange between the source and scratch are EXDEV; so is moving a directory of the source."""
 
     def story() -> None:
@@ -270,7 +270,7 @@ def _link_itself(old: Path, new: Path) -> None:
     os.link(old, new, follow_symlinks=False)
 
 
-def test_a_symlink_leads_anywhere_and_is_judged_where_it_leaves(world: Place, tell: Tell) -> None:
+def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(world: Place, tell: Tell) -> None:
     """An environment links to the interpreter; no such link comes to lie in the source, by whatever way."""
 
     def story() -> None:
@@ -311,7 +311,7 @@ def test_a_symlink_in_scratch_moves_with_its_directory(world: Place) -> None:
     assert not list(world.source.rglob("l"))
 
 
-def test_a_symlink_of_the_source_does_not_begin_to_lead_out(world: Place) -> None:
+def test_a_move_lets_no_symlink_of_the_source_lead_out(world: Place) -> None:
     def prepare(source: Path) -> None:
         (source / "notes/a/b/cache").mkdir(parents=True)
         (source / "notes/a/b/cache/python").symlink_to("/bin/sh")
@@ -326,7 +326,7 @@ def test_a_symlink_of_the_source_does_not_begin_to_lead_out(world: Place) -> Non
     world.does(story)
 
 
-def test_the_bytes_are_bounded(world: Place, tell: Tell) -> None:
+def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
     """However a file grows: by writing, sparsely, by allocation, by copying, by being brought up or renamed."""
 
     def story() -> None:
@@ -362,7 +362,7 @@ def test_the_bytes_are_bounded(world: Place, tell: Tell) -> None:
     tell(story)
 
 
-def test_a_directory_of_the_source_takes_along_what_lies_beside_it(world: Place) -> None:
+def test_upper_directories_move_with_their_directory(world: Place) -> None:
     """Renamed, it shows at its new place what was scratch at the old, where it is scratch there too."""
 
     def story() -> None:
@@ -451,7 +451,7 @@ def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
     world.does(story)
 
 
-def test_what_is_kept_and_what_is_gone_with_the_session(place: MakePlace) -> None:
+def test_scratch_files_end_with_the_session_unless_kept(place: MakePlace) -> None:
     """The layer ends with the session, with whatever modes lie in it, and that of a killed one with the next mount."""
     world = place(policy=POLICY)
 
@@ -475,7 +475,7 @@ def test_what_is_kept_and_what_is_gone_with_the_session(place: MakePlace) -> Non
     assert os.listdir(again.source) == []
 
 
-def test_a_new_policy_counts_and_judges_what_is_there(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+def test_a_new_policy_counts_and_judges_existing_scratch_files(mounted: Mounted, source: Path, tmp_path: Path) -> None:
     """A bound that comes later counts what lies there already; what is scratch no more stays as it is, unchangeable."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
@@ -495,7 +495,7 @@ def test_a_new_policy_counts_and_judges_what_is_there(mounted: Mounted, source: 
     assert os.listdir(source) == []
 
 
-def test_a_new_policy_counts_what_lies_in_closed_directories(place: MakePlace) -> None:
+def test_a_new_policy_counts_files_in_unreadable_directories(place: MakePlace) -> None:
     """Their modes stay what they are, and `.bonobofs/scratch` lists what lies in them to the user of the server."""
     world = place(policy=POLICY)
     free, policy = world.path / "free", next(world.home.parent.glob("policy-*.toml"))

@@ -40,7 +40,7 @@ def _fill(source: Path) -> None:
     os.link(source / "notes/a.md", source / "build/a.md")
 
 
-def test_all_names_of_a_scratch_file_go_on_in_the_layer(world: Place) -> None:
+def test_all_names_of_a_file_lead_to_the_copy_after_copy_up(world: Place) -> None:
     """What is written by one name is read by that name, whichever the kernel knew first."""
 
     def story() -> None:
@@ -58,7 +58,7 @@ def test_all_names_of_a_scratch_file_go_on_in_the_layer(world: Place) -> None:
 
 
 @pytest.mark.parametrize("names", [("build/a.md", "notes/a.md"), ("notes/a.md", "build/a.md")])
-def test_a_file_with_names_on_both_sides_is_not_changed(world: Place, names: tuple[str, str]) -> None:
+def test_a_file_with_scratch_and_source_names_is_not_changed(world: Place, names: tuple[str, str]) -> None:
     """Of two names, one scratch and one not, a write would vanish in the layer, or reach the source from scratch."""
 
     def story() -> None:
@@ -75,7 +75,7 @@ def test_a_file_with_names_on_both_sides_is_not_changed(world: Place, names: tup
     world.does(story)
 
 
-def test_listings_show_what_was_made_and_removed_behind_the_mount(world: Place) -> None:
+def test_listings_show_external_creations_and_removals(world: Place) -> None:
     """What lies in the layer is listed once, whether the source has the name by now or has it no more."""
 
     def story() -> None:

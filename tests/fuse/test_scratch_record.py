@@ -52,7 +52,7 @@ def test_a_build_in_scratch_is_counted_and_enters_no_file(mounted: Mounted) -> N
     assert shown.count("node_modules") == len(of_scratch(entries, "outcome"))
 
 
-def test_a_refusal_in_scratch_is_entered_by_itself(mounted: Mounted) -> None:
+def test_a_refusal_in_scratch_is_recorded(mounted: Mounted) -> None:
     world = mounted(policy=POLICY)
     (world.path / "node_modules").mkdir()
     full = world.path / "node_modules/big"
@@ -61,7 +61,7 @@ def test_a_refusal_in_scratch_is_entered_by_itself(mounted: Mounted) -> None:
     assert (denied.code, denied.path) == ("SIZE", "node_modules/big")
 
 
-def test_a_crash_leaves_the_intent_of_what_was_counted(mounted: Mounted) -> None:
+def test_a_crash_leaves_the_intent_of_counted_changes(mounted: Mounted) -> None:
     world = mounted(policy=POLICY)
     (world.path / "node_modules").mkdir()
     (world.path / "node_modules/a").write_text("x")

@@ -148,7 +148,7 @@ def _tree(top: Path) -> list[tuple[object, ...]]:
     return found
 
 
-def test_any_sequence_of_calls_does_what_it_does_without_a_mount(place: MakePlace) -> None:
+def test_any_sequence_of_calls_works_as_without_a_mount(place: MakePlace) -> None:
     """Opens, writes, renames, exchanges, links and removals in random order have the same results and the same end."""
     world = place()
 
@@ -212,7 +212,7 @@ def _wrong(top: Path) -> list[str]:
     return found
 
 
-def test_no_sequence_of_calls_gets_round_the_policy(place: MakePlace) -> None:
+def test_no_sequence_of_calls_bypasses_the_policy(place: MakePlace) -> None:
     """Whatever is tried, in whatever order: what is protected is untouched, and what is there is what rules admit."""
     world = place(policy=POLICY)
 

@@ -106,7 +106,7 @@ def test_a_default_acl_does_not_make_executables(source: Path, mounted: Mounted)
     assert os.listdir(source / "aidlc-docs") == []
 
 
-def test_nothing_is_made_in_a_directory_under_the_path_it_had(source: Path, mounted: Mounted) -> None:
+def test_no_file_is_created_under_the_old_path_of_a_directory(source: Path, mounted: Mounted) -> None:
     """A directory that was moved behind the mount, and found at its new place, is not written under the old one."""
     (source / "A").mkdir()
     (source / "A/file").write_text("old")
@@ -161,7 +161,7 @@ def test_a_program_that_was_linked_into_place_can_be_run_below(mounted: Mounted)
 
 
 @pytest.mark.root
-def test_a_file_with_two_names_is_found_by_the_one_that_holds(mounted: Mounted) -> None:
+def test_a_file_with_two_names_is_found_by_the_remaining_one(mounted: Mounted) -> None:
     """One of its names moved while the kernel had forgotten it: the other still leads to the file."""
     world = mounted(policy=ALLOW_ALL)
     for directory in ("A", "B"):
@@ -178,7 +178,7 @@ def test_a_file_with_two_names_is_found_by_the_one_that_holds(mounted: Mounted) 
     assert (world.path / "C/x").read_text() == "CONtent"
 
 
-def test_copying_what_bonobofs_shows_is_no_offence(mounted: Mounted, tmp_path: Path) -> None:
+def test_copying_a_virtual_file_is_no_denial(mounted: Mounted, tmp_path: Path) -> None:
     """`.bonobofs/policy.md` can be copied out of the mount and within it, and the record holds no refusal for it."""
     world = mounted(policy=ALLOW_ALL)
     for target in (tmp_path / "copy.md", world.path / "copy.md"):
@@ -187,7 +187,7 @@ def test_copying_what_bonobofs_shows_is_no_offence(mounted: Mounted, tmp_path: P
     assert [entry for entry in world.entries() if entry.result == "denied"] == []
 
 
-def test_the_record_says_what_was_set(mounted: Mounted) -> None:
+def test_the_record_has_the_attributes_that_were_set(mounted: Mounted) -> None:
     """Mode, owner and size are in the details of the intent."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "f").write_text("content")

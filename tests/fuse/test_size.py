@@ -55,7 +55,7 @@ def test_a_listing_alone_costs_no_memory_for_long(own_place: MakePlace, crowd: P
     assert _resident(world) < 100 * MEGABYTE
 
 
-def test_only_what_is_touched_costs_anything(own_place: MakePlace, crowd: Path) -> None:
+def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> None:
     """To mount a large tree and to touch ten of its files takes as little as if there were no others."""
     (crowd.parent / "small").mkdir(exist_ok=True)
     small = own_place(source=crowd.parent / "small")
@@ -89,7 +89,7 @@ def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_reader_misses_nothing_while_entries_are_removed_and_made(place: MakePlace) -> None:
+def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> None:
     """Of a directory that changes while it is read, everything that stays is seen exactly once, as `rm -r` needs."""
     world = place()
 

@@ -37,7 +37,7 @@ WHY: Final = "user.bonobofs.why"
 
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_a_directory_answers_for_a_name(place: MakePlace, transport: str) -> None:
+def test_a_directory_explains_the_decision_for_a_name(place: MakePlace, transport: str) -> None:
     """`user.bonobofs.why.NAME` says what making or writing NAME would meet; it is never listed or set."""
     world = place(policy=POLICY, transport=transport)
     world.does(os.mkdir, world.source / "notes")
@@ -78,7 +78,7 @@ def test_a_denial_has_the_time_at_which_it_was_made(place: MakePlace) -> None:
     assert before - timedelta(milliseconds=1) <= datetime.fromisoformat(stamp) <= datetime.now(UTC)
 
 
-def test_it_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:
+def test_the_virtual_directory_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:
     """`.bonobofs` is a directory with four files, read-only for everybody."""
     world = place(policy=POLICY)
 
@@ -96,7 +96,7 @@ def test_it_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_nothing_that_walks_a_tree_sees_it(place: MakePlace) -> None:
+def test_tree_walks_do_not_see_the_virtual_directory(place: MakePlace) -> None:
     """It is not listed, so neither ls, find, cp, tar nor git takes it along."""
     world = place()
 
@@ -124,7 +124,7 @@ def test_nothing_that_walks_a_tree_sees_it(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_it_cannot_be_changed(place: MakePlace) -> None:
+def test_the_virtual_directory_cannot_be_changed(place: MakePlace) -> None:
     """Whatever is tried on it, under an allow-all policy too, fails and changes nothing, and is on record."""
     world = place()
 
@@ -234,7 +234,7 @@ def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_whoami_says_who(place: MakePlace) -> None:
+def test_whoami_shows_the_agent(place: MakePlace) -> None:
     """Agent, UUID, team, role, chain, session, source, the policy's digest, what it may call, and nothing else."""
     world = place(policy=POLICY)
     who = json.loads(world.does((world.path / ".bonobofs/whoami.json").read_text))
@@ -254,7 +254,7 @@ def test_whoami_says_who(place: MakePlace) -> None:
     }
 
 
-def test_policy_md_says_what_may_be_written(place: MakePlace) -> None:
+def test_policy_md_shows_what_may_be_written(place: MakePlace) -> None:
     """The text is the engine's own description for the role."""
     world = place(policy=POLICY)
     chosen = choose_policy(world.home, Path(world.session.policy.origin))
@@ -287,7 +287,7 @@ def test_a_source_that_has_one_of_its_own_keeps_it_hidden(place: MakePlace) -> N
     world.does(story)
 
 
-def test_a_file_called_so_in_the_source_is_hidden_too(place: MakePlace) -> None:
+def test_a_file_with_its_name_in_the_source_is_hidden_too(place: MakePlace) -> None:
     """A plain file of that name does not stand in the way."""
     world = place()
 
@@ -305,7 +305,7 @@ def _why(path: Path) -> dict[str, Any]:
     return answer
 
 
-def test_the_attribute_says_whether_a_path_may_be_written_and_why_not(place: MakePlace) -> None:
+def test_the_attribute_explains_whether_a_path_may_be_written(place: MakePlace) -> None:
     """`user.bonobofs.why` of files and directories is a decision in the one schema, and agrees with what happens."""
     world = place(policy=POLICY)
 
@@ -388,7 +388,7 @@ def test_a_source_cannot_forge_the_attribute(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_value_that_does_not_fit_says_so(place: MakePlace) -> None:
+def test_a_value_that_does_not_fit_is_erange(place: MakePlace) -> None:
     """getxattr with too small a buffer is ERANGE, with none the size, as for any attribute."""
     world = place(policy=POLICY)
 

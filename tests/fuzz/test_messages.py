@@ -76,7 +76,7 @@ def test_requests_that_are_cut_or_noise_are_answered_all_the_same(messages: list
 
 @settings(max_examples=40, deadline=None)
 @given(message=st.binary(max_size=p.IN_SIZE - 1), before=sound())
-def test_what_is_shorter_than_a_header_is_no_request(message: bytes, before: Message) -> None:
+def test_a_message_shorter_than_a_header_is_no_request(message: bytes, before: Message) -> None:
     """It is passed over; least of all is it taken for the end of the message that came before it."""
     with _rig() as rig:
         rig.request(p.Opcode.UNLINK, before.node, b"a.md\0")
