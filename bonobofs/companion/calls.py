@@ -202,7 +202,7 @@ def _acquire(session: SessionContext, arguments: Arguments) -> Any:
     workspace = _optional(arguments, "workspace", str)
     if workspace not in (None, session.who.source, session.who.mountpoint):
         raise ForbiddenError(f"a session acquires leases in its own workspace, {session.who.source}, alone")
-    terms = service.Terms(
+    terms = service.LeaseTerms(
         shared=_optional(arguments, "shared", bool) or False,
         seconds=_seconds(session, arguments),
         reason=_optional(arguments, "reason", str) or "",
