@@ -1,4 +1,4 @@
-"""A directory whose lock a program holds for good: what the kernel cannot be told about it."""
+"""A program keeps the lock of a directory, so the kernel cannot take notifications about it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _is_part_of(part: list[tuple[str, str]], whole: list[tuple[str, str]]) -> bo
 def test_a_killed_server_leaves_no_change_without_a_record(
     mounted: Mounted, source: Path, tmp_path: Path, examine: Examine, seed: int, transport: str
 ) -> None:
-    """Every difference of the tree is explained by an intent, what was answered is on record, and a mount goes on."""
+    """Every difference of the tree has an intent, every answered change is recorded, and a new mount works."""
     chance = random.Random(seed)
     mountpoint, notes = tmp_path / "mount", tmp_path / "notes"
     mountpoint.mkdir()

@@ -1,4 +1,4 @@
-"""kill -9 while what was held enters the source: the old file or the new one, never neither, and no stray name."""
+"""kill -9 while a staged file is published: the source has the old file or the new one, and no temporary name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _content(path: Path) -> bytes | None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_killed_while_a_staged_file_is_published(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
-    """Whatever the moment: the record explains what is there, and the next mount shows one whole file and no more."""
+    """At any moment, the record explains the state, and the next mount shows one whole file and nothing else."""
     step = STEPS[name]
     (source / "notes").mkdir()
     (source / "notes/a.md").write_bytes(OLD)

@@ -1,4 +1,7 @@
-"""Around the mount: past it, under it, against its server, in another's name. What cannot be prevented fails closed."""
+"""Bypasses of the mount: past it, below it, against its server, under another name.
+
+What cannot be prevented fails closed.
+"""
 
 from __future__ import annotations
 

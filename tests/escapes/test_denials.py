@@ -1,4 +1,4 @@
-"""Refusals by the thousand: each is answered, the record and the server stay small, and a person is told once."""
+"""Thousands of refusals: each is answered, the record and the server stay small, and there is one alert."""
 
 from __future__ import annotations
 

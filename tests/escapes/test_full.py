@@ -1,4 +1,6 @@
-"""A full disk: where the record cannot be written, nothing changes; where the source is full, the program is told."""
+"""A full disk: without space for the record, no change is made; without space in the source, the program gets
+ENOSPC.
+"""
 
 from __future__ import annotations
 

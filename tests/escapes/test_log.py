@@ -1,4 +1,4 @@
-"""The record under attack: whoever may write the state directory can spoil it, and not without being found out."""
+"""Attacks on the record: a user with access to the state directory can damage it, but every damage is found."""
 
 from __future__ import annotations
 

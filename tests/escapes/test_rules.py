@@ -1,4 +1,4 @@
-"""Two rules for one file: whichever way it comes under the narrower one, the narrower one holds from then on."""
+"""Two rules for one file: once it comes under the stricter rule, in any way, that rule applies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whoever works in a mount: a story is told by a process of its own, which has become that user.
+"""Run a story in a process of its own, as a given user.
 
-A story that fails fails here, with its own error; one that hangs can be killed, which a thread of the tests cannot.
+Its error is raised here. A story that hangs can be killed, unlike a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class User(NamedTuple):
-    """Ids under which a story is told."""
+    """Ids under which a story runs."""
 
     uid: int
     gid: int
@@ -27,12 +27,12 @@ NOBODY: Final = User(65534, 65534)
 ANN: Final = User(21001, 22001, (22009,))
 BEN: Final = User(21002, 22002)
 PATIENCE: Final = 40
-"""Seconds after which a story counts as hung."""
+"""Seconds after which a story is killed."""
 IS_ROOT: Final = os.geteuid() == 0
 
 
 def tell(story: Callable[..., _T], *args: object, user: User | None = None) -> _T:
-    """What the story gives when `user` tells it; what it raises is raised here."""
+    """Run the story as `user`. Return its result, or raise its exception."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -74,7 +74,7 @@ def _told(story: Callable[..., Any], args: tuple[object, ...], user: User | None
 
 
 def outcome(call: Callable[..., object], *args: object) -> object:
-    """The call's result, or the number of the error it raised."""
+    """Return the call's result, or the number of its error."""
     try:
         return call(*args)
     except OSError as error:

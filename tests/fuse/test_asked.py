@@ -1,4 +1,4 @@
-"""Where policy is asked: at every change by a system call, at both of its ends, and again when it rests on more."""
+"""Decisions: each change is judged at the system call, at both of its names, and again when its facts change."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _fill(top: Path) -> None:
 
 
 def test_every_change_of_what_is_protected_is_refused_and_nothing_changes(place: MakePlace) -> None:
-    """Whatever system call is tried on a protected path, or moves it, it fails with EROFS and leaves no trace below."""
+    """Each system call on a protected path, and each move of it, fails with EROFS and changes nothing in the source."""
     world = place(policy=CLOSED)
 
     def story() -> dict[str, object]:
@@ -181,7 +181,7 @@ def test_devices_are_refused_unless_the_policy_says_so(own_place: MakePlace) -> 
 
 
 def test_what_lies_below_a_directory_is_judged_when_it_moves(place: MakePlace) -> None:
-    """A rename of a directory is a rename of all below it: none may leave where it may not, none appear where not."""
+    """A rename of a directory is a rename of everything below: each old and each new path must be permitted."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -203,7 +203,7 @@ def test_what_lies_below_a_directory_is_judged_when_it_moves(place: MakePlace) -
 
 
 def test_a_symlink_is_judged_by_where_it_leads(place: MakePlace) -> None:
-    """A target that is absolute, leaves the workspace or enters a protected path is refused, also after a move."""
+    """An absolute target, one outside the workspace and one in a protected path are refused, also after a move."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -230,7 +230,7 @@ def test_a_symlink_is_judged_by_where_it_leads(place: MakePlace) -> None:
 
 
 def test_the_file_type_is_judged_at_its_new_name(place: MakePlace) -> None:
-    """Rename and link bring suffix, size, mode and first bytes with them, and the rules of the new path judge those."""
+    """A rename or link brings suffix, size, mode and first bytes to the new path, whose rules judge them."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -259,7 +259,7 @@ def test_the_file_type_is_judged_at_its_new_name(place: MakePlace) -> None:
 
 
 def test_an_executable_cannot_be_made_in_pieces(place: MakePlace) -> None:
-    """First bytes are judged whenever they change, one at a time too, and modes by whatever call sets them."""
+    """First bytes are judged at each change, even of one byte, and modes at each call that sets them."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -334,7 +334,7 @@ def test_a_size_limit_is_exact_and_binds_each_write(place: MakePlace) -> None:
 
 
 def test_a_rename_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
-    """A file that was opened under one name is judged by the name that it has when it is written."""
+    """A file opened under one name is judged by the name that it has at the write."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -353,7 +353,7 @@ def test_a_rename_invalidates_the_decision_of_an_open_file(place: MakePlace) -> 
 
 
 def test_an_exchange_invalidates_the_decisions_of_open_files(place: MakePlace) -> None:
-    """Of two files that change places, each goes by the name that it has then, whichever was named first."""
+    """After an exchange, each file is judged by the name that it has then."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -388,7 +388,7 @@ def test_a_rename_of_a_directory_invalidates_decisions_below(place: MakePlace) -
 
 
 def test_exchanged_directories_are_judged_and_recorded_by_their_new_names(place: MakePlace) -> None:
-    """Files that are open in two directories that change places go by where they lie afterwards."""
+    """Open files in two exchanged directories are judged by their new paths."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -422,7 +422,7 @@ def test_flags_that_no_rule_knows_are_refused(place: MakePlace) -> None:
 
 
 def test_a_denied_truncating_open_fails_at_open(place: MakePlace) -> None:
-    """Where a change is denied, `> file` fails at open and `>> file` at the first write; readers see what was there."""
+    """If a change is denied, `> file` fails at open and `>> file` at the first write. Readers see the old content."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -441,7 +441,7 @@ def test_a_denied_truncating_open_fails_at_open(place: MakePlace) -> None:
 
 
 def test_a_denied_mapping_is_refused_when_written_back_and_forgotten(place: MakePlace) -> None:
-    """msync of a denied file fails, the file below keeps its bytes, and so do the readers of the mount."""
+    """msync of a denied file fails. The source and the mount's readers keep the old bytes."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -474,7 +474,7 @@ def test_unnamed_files_and_inode_flags_are_refused(place: MakePlace) -> None:
 
 
 def test_a_hard_link_to_what_is_protected_cannot_be_changed(place: MakePlace) -> None:
-    """A name that somebody gave a protected file where writing is allowed leads to EPERM, for content and mode."""
+    """If a protected file gets a name in a writable place, a change by that name fails with EPERM."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -507,7 +507,7 @@ def test_a_hard_link_to_what_is_protected_cannot_be_changed(place: MakePlace) ->
 
 
 def test_a_file_with_two_names_obeys_the_rules_of_both(place: MakePlace) -> None:
-    """What may be done by one name is not done where it would break the rule that binds the other."""
+    """A change permitted under one name is refused if it breaks the rule of the other."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -538,7 +538,7 @@ def test_a_file_with_two_names_obeys_the_rules_of_both(place: MakePlace) -> None
 
 @pytest.mark.parametrize("how", ["unlink", "rename over", "rename over the other way", "unlink and truncate"])
 def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace, how: str) -> None:
-    """Who opens a protected file by a further name, and has that name go, still cannot write it through the handle."""
+    """A program opens a protected file by another name, which is then removed. The descriptor cannot write to it."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -564,7 +564,7 @@ def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace
 
 
 def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
-    """A file that is being written when it gets a name behind the mount cannot be written on."""
+    """A file that gets a name behind the mount while it is being written can no longer be written."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -581,7 +581,7 @@ def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePla
 
 
 def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(place: MakePlace) -> None:
-    """Hard links made through the mount, or looked up in it, keep a file writable; one unknown name does not."""
+    """Hard links made or looked up through the mount keep a file writable. One unknown name does not."""
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -603,7 +603,7 @@ def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(place: Make
 
 
 def test_editing_and_replacing_what_is_kept_is_a_change_not_a_removal(place: MakePlace) -> None:
-    """A kept file can be edited, also by renaming over it, and neither deleted nor renamed nor exchanged away."""
+    """A kept file can be edited, also by a rename over it. It cannot be deleted, renamed or exchanged away."""
     world = place(policy='default = "allow"\n[[keep]]\npaths = ["README.md"]\n')
 
     def story() -> None:
@@ -621,7 +621,7 @@ def test_editing_and_replacing_what_is_kept_is_a_change_not_a_removal(place: Mak
 
 
 def test_the_umask_counts_when_a_mode_is_judged(place: MakePlace) -> None:
-    """A file that is asked for with x, which the umask takes away, is not executable."""
+    """A mode with x is not executable if the umask clears the x."""
     world = place(policy=NOTES)
 
     def story() -> None:
@@ -637,7 +637,7 @@ def test_the_umask_counts_when_a_mode_is_judged(place: MakePlace) -> None:
 
 
 def test_a_default_acl_makes_nothing_executable(place: MakePlace) -> None:
-    """Where a directory's default ACL stands in the umask's place, the mode is judged without the umask."""
+    """In a directory with a default ACL, the mode is judged without the umask."""
     world = place(policy=NOTES)
     everything = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", tag, 7, -1) for tag in (1, 4, 0x20))
 
@@ -654,7 +654,7 @@ def test_a_default_acl_makes_nothing_executable(place: MakePlace) -> None:
 
 
 def test_names_that_are_not_utf8_are_judged_and_recorded(place: MakePlace) -> None:
-    """Names are bytes; a rule binds them and the record leads back to them."""
+    """Names are bytes: rules apply to them, and the record has them exactly."""
     world = place(policy=CLOSED)
     name = os.fsdecode(b"caf\xe9 \xff\n")
 

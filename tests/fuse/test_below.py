@@ -1,4 +1,4 @@
-"""What must match below: appends, creations and syncs do in the source what they would do without a mount."""
+"""Effects in the source: appends, creations and syncs do what they would do without a mount."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_append_goes_to_the_real_end(place: MakePlace) -> None:
 
 
 def test_appends_through_two_mounts_all_arrive(place: MakePlace) -> None:
-    """Two agents append a hundred lines each to one file, at the same time, and two hundred are there."""
+    """Two agents append a hundred lines each to one file at the same time. All two hundred are there."""
     one = place()
     two = place(source=one.source)
     program = "import os, sys\nfd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)\n"
@@ -57,7 +57,10 @@ def test_appends_through_two_mounts_all_arrive(place: MakePlace) -> None:
 
 
 def test_a_create_of_a_protected_file_does_not_truncate_it(place: MakePlace) -> None:
-    """The mount believed a name to be free; the file that is there is judged as what it is, and keeps its content."""
+    """The kernel had cached that the name is free.
+
+    The existing file is judged as a file that exists, and keeps its content.
+    """
     world = place(policy=CLOSED)
 
     def story() -> None:
@@ -76,7 +79,7 @@ def test_a_create_of_a_protected_file_does_not_truncate_it(place: MakePlace) -> 
 
 
 def test_a_create_of_an_existing_file_follows_the_open_flags(place: MakePlace) -> None:
-    """After a stale "no such file": O_EXCL fails, O_APPEND appends, O_TRUNC truncates, and none leaves an old tail."""
+    """After a stale ENOENT: O_EXCL fails, O_APPEND appends, O_TRUNC truncates, and no old tail is left."""
     world = place()
 
     def story() -> None:
@@ -114,7 +117,7 @@ def test_a_create_of_an_existing_file_follows_the_open_flags(place: MakePlace) -
 
 
 def test_a_create_does_not_follow_a_symlink_that_appeared(place: MakePlace) -> None:
-    """Where the mount believed a name to be free and a symlink to a file outside stands there, nothing is created."""
+    """The kernel had cached that the name is free, and a symlink to an outside file is there: no file is created."""
     world = place()
 
     def story() -> None:
@@ -131,7 +134,7 @@ def test_a_create_does_not_follow_a_symlink_that_appeared(place: MakePlace) -> N
 
 
 def test_fsync_reaches_the_disk_after_the_record(traffic: Traffic) -> None:
-    """fsync, fdatasync, O_SYNC and fsync of a directory are passed down, and the trail is synced before each."""
+    """fsync, fdatasync, O_SYNC and fsync of a directory reach the disk, and the trail is synced before each."""
     fd = os.open(traffic.path / "file", os.O_RDWR | os.O_CREAT)
     synced = os.open(traffic.path / "synced", os.O_RDWR | os.O_CREAT | os.O_SYNC)
     directory = os.open(traffic.path, os.O_RDONLY)
@@ -144,7 +147,7 @@ def test_fsync_reaches_the_disk_after_the_record(traffic: Traffic) -> None:
     ]
     for sync, expected, below in calls:
         os.pwrite(fd, b"more", 0)
-        (traffic.path / f"before-{below}-{expected}").touch()  # an entry that is not on the disk
+        (traffic.path / f"before-{below}-{expected}").touch()  # an entry that is not yet on the disk
         before = len(traffic.notes())
         sync()
         disk = [(note["disk"], note["path"]) for note in traffic.notes()[before:] if "disk" in note]
@@ -159,7 +162,7 @@ def test_fsync_reaches_the_disk_after_the_record(traffic: Traffic) -> None:
 
 
 def test_a_failing_fsync_fails(place: MakePlace) -> None:
-    """What the file system below says to fsync is what the caller hears: a file that is gone cannot be synced."""
+    """The caller gets the error that fsync returns for the source: a removed file cannot be synced."""
     world = place()
 
     def story() -> None:
@@ -177,7 +180,7 @@ def test_a_failing_fsync_fails(place: MakePlace) -> None:
 
 
 def test_times_are_kept_to_the_nanosecond(place: MakePlace) -> None:
-    """utimensat through the mount sets exactly what it says below: before 1970, after 2106, one of the two, and now."""
+    """utimensat sets exactly the given times in the source: before 1970, after 2106, one of the two, and now."""
     world = place()
 
     def story() -> None:
@@ -197,7 +200,7 @@ def test_times_are_kept_to_the_nanosecond(place: MakePlace) -> None:
 
 
 def test_a_write_shows_its_times_and_size_at_once(place: MakePlace) -> None:
-    """What stat says in the mount right after a change is what it says below."""
+    """stat in the mount right after a change equals stat in the source."""
     world = place()
 
     def story() -> None:
@@ -239,7 +242,7 @@ def test_the_umask_is_the_callers(place: MakePlace, umask: int) -> None:
 
 
 def test_holes_stay_holes(place: MakePlace) -> None:
-    """Sparse files, SEEK_HOLE and SEEK_DATA, punched holes and preallocation are those of the file system below."""
+    """Sparse files, SEEK_HOLE, SEEK_DATA, punched holes and preallocation are those of the source's file system."""
     world = place()
     mebibyte = 1 << 20
 
@@ -264,7 +267,7 @@ def test_holes_stay_holes(place: MakePlace) -> None:
 
 
 def test_a_copy_within_the_mount_is_made_below(traffic: Traffic) -> None:
-    """copy_file_range is one request: the bytes do not travel through the server."""
+    """copy_file_range is one request; the bytes do not pass through the server."""
     (traffic.path / "one").write_bytes(os.urandom(100_000))
     with (traffic.path / "one").open("rb") as source, (traffic.path / "two").open("wb") as target:
         sent = traffic.during(os.copy_file_range, source.fileno(), target.fileno(), 100_000)
@@ -274,7 +277,7 @@ def test_a_copy_within_the_mount_is_made_below(traffic: Traffic) -> None:
 
 
 def test_errors_of_the_source_are_returned_unchanged(place: MakePlace) -> None:
-    """Errors come through with their own number, and the change is not half made."""
+    """Each error keeps its number, and no change is half done."""
     world = place()
 
     def story() -> None:
@@ -320,7 +323,7 @@ def test_special_files_keep_their_kind(place: MakePlace) -> None:
 
 @pytest.mark.root
 def test_the_source_on_another_file_system_is_served_alike(own_place: MakePlace, tmp_path: Path) -> None:
-    """A tmpfs, with its own numbers, cookies and no generations, is as good a source as any."""
+    """A tmpfs, with its own numbers and cookies and no generations, works as a source."""
     source = tmp_path / "ram"
     source.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", source], check=True)
@@ -342,7 +345,7 @@ def test_the_source_on_another_file_system_is_served_alike(own_place: MakePlace,
 
 
 def test_a_write_that_the_source_cannot_take_fails_alone(place: MakePlace) -> None:
-    """Its error is the file system's own, and the writes after it go on where there is room."""
+    """The error is the file system's own. Later writes succeed when there is space."""
     world = place()
 
     def story() -> None:
@@ -357,7 +360,7 @@ def test_a_write_that_the_source_cannot_take_fails_alone(place: MakePlace) -> No
 
 
 def test_a_listing_after_a_change_is_fresh(place: MakePlace) -> None:
-    """A change in a directory ends what the kernel remembers of its listing, files of others included."""
+    """A change in a directory invalidates its cached listing, including files of other programs."""
     world = place()
 
     def story() -> None:

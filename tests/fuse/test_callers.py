@@ -1,4 +1,6 @@
-"""As root with --allow-other: what appears is its caller's, and modes, ACLs, set-ids and sticky bits hold as below."""
+"""A mount of root with --allow-other: new files belong to their caller, and modes, ACLs, set-ids and sticky
+bits apply.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_new_files_belong_to_their_caller(commons: MakeCommons, user: User, umas
 
 
 def test_alternating_callers_each_own_their_files(commons: MakeCommons) -> None:
-    """The server changes who it acts as from request to request, and is itself again in between."""
+    """The server changes its identity with each request, and is itself in between."""
 
     def story(top: Path) -> object:
         for number in range(6):
@@ -69,7 +71,7 @@ def test_alternating_callers_each_own_their_files(commons: MakeCommons) -> None:
 
 
 def test_a_set_gid_directory_gives_its_group(commons: MakeCommons) -> None:
-    """What appears there gets the directory's group; directories inherit the bit, files lose it for strangers."""
+    """New files get the directory's group. Directories inherit the bit; files lose it for users outside the group."""
 
     def story(top: Path) -> object:
         shared = top / "shared"
@@ -88,7 +90,9 @@ def test_a_set_gid_directory_gives_its_group(commons: MakeCommons) -> None:
 
 
 def test_a_supplementary_group_lets_its_members_make_files(commons: MakeCommons) -> None:
-    """A directory that is writable by a group is so for those who have it as a further group, and for nobody else."""
+    """A directory that a group may write to is writable for users with it as a supplementary group, and for
+    no others.
+    """
 
     def story(top: Path) -> object:
         ours = top / "ours"
@@ -103,7 +107,7 @@ def test_a_supplementary_group_lets_its_members_make_files(commons: MakeCommons)
 
 
 def test_modes_bind_other_users(commons: MakeCommons) -> None:
-    """Reading, writing, searching, listing and changing attributes go by mode and owner, root excepted."""
+    """Reads, writes, searches, listings and attribute changes depend on mode and owner, except for root."""
 
     def story(top: Path) -> object:
         private, shown = top / "private", top / "shown"
@@ -140,7 +144,7 @@ def test_modes_bind_other_users(commons: MakeCommons) -> None:
 
 
 def test_cached_content_is_not_shown_without_read_permission(commons: MakeCommons) -> None:
-    """What one user read, another may not read from the cache."""
+    """Content that one user has read is not shown from the cache to a user without permission."""
     place = commons()
     (place.path / "file").write_text("secret")
     os.chown(place.path / "file", ANN.uid, ANN.gid)
@@ -151,7 +155,7 @@ def test_cached_content_is_not_shown_without_read_permission(commons: MakeCommon
 
 
 def test_a_sticky_directory_protects_what_is_in_it(commons: MakeCommons) -> None:
-    """Only the owner removes or renames there, as in /tmp."""
+    """Only the owner removes or renames entries, as in /tmp."""
 
     def story(top: Path) -> object:
         shared = top / "shared"
@@ -183,7 +187,7 @@ DEFAULT: Final = _acl((1, 7, NO_ID), (2, 6, BEN.uid), (4, 5, NO_ID), (0x10, 6, N
 
 
 def test_acls_bind(commons: MakeCommons) -> None:
-    """What an ACL forbids a user, or allows a group, holds in the mount, for cached content too."""
+    """An ACL that forbids a user, or permits a group, applies in the mount, also to cached content."""
 
     def story(top: Path) -> object:
         file = top / "file"
@@ -203,7 +207,7 @@ def test_acls_bind(commons: MakeCommons) -> None:
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) -> None:
-    """What appears below a directory with a default ACL gets that ACL, and the umask says nothing."""
+    """New files in a directory with a default ACL get that ACL. The umask has no effect."""
 
     def story(top: Path) -> object:
         inner = top / "inner"
@@ -223,7 +227,7 @@ def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) ->
 
 
 def test_chmod_by_a_stranger_to_the_group_clears_set_gid(commons: MakeCommons) -> None:
-    """chmod and setting an ACL take set-gid away where the caller is not of the file's group, as below."""
+    """chmod and setting an ACL clear set-gid if the caller is not in the file's group, as on a local file system."""
 
     def story(top: Path) -> object:
         found = []
@@ -272,7 +276,7 @@ def _copied(fd: int) -> None:
 
 @pytest.mark.parametrize("mode", [0o6777, 0o2777, 0o4755], ids=oct)
 def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons, mode: int) -> None:
-    """A write, a truncation or a chown by an ordinary user takes set-user-id and set-group-id away; root's does not."""
+    """A write, truncation or chown by an ordinary user clears set-user-id and set-group-id; one by root does not."""
 
     def story(top: Path) -> object:
         (top / "file").write_text("content")
@@ -295,7 +299,7 @@ def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons,
 
 
 def test_a_write_by_others_clears_the_set_id_bits_that_they_see(commons: MakeCommons) -> None:
-    """The cleared bits show in the mount at once, not only below."""
+    """The cleared bits are visible in the mount at once."""
     place = commons()
     file = place.path / "file"
     file.write_text("content")
@@ -307,7 +311,7 @@ def test_a_write_by_others_clears_the_set_id_bits_that_they_see(commons: MakeCom
 
 
 def test_the_writing_process_is_judged_and_not_the_opening_one(commons: MakeCommons) -> None:
-    """A descriptor that root opened and another user writes to clears set-id bits as that user's own would."""
+    """If root opens a file and another user writes to the descriptor, set-id bits are cleared as for that user."""
 
     def story(top: Path) -> object:
         file = top / "file"
@@ -323,7 +327,7 @@ def test_the_writing_process_is_judged_and_not_the_opening_one(commons: MakeComm
 
 
 def test_capabilities_of_a_file_end_when_it_is_written(commons: MakeCommons) -> None:
-    """A write takes security.capability away, whoever makes it."""
+    """A write by any user clears security.capability."""
     capability = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
 
     def story(top: Path) -> object:
@@ -342,7 +346,7 @@ def test_capabilities_of_a_file_end_when_it_is_written(commons: MakeCommons) -> 
 
 
 def test_strangers_are_kept_out_without_allow_other(traffic: Traffic) -> None:
-    """Without the option nobody but the mount's user gets in, root's own processes included for others' mounts."""
+    """Without the option, only the mount's user has access. Root has none to mounts of others."""
     (traffic.source / "file").write_text("content")
     traffic.settle()
     for parent in [traffic.path, *list(traffic.path.parents)[:-2]]:
@@ -353,7 +357,7 @@ def test_strangers_are_kept_out_without_allow_other(traffic: Traffic) -> None:
 
 
 def test_everything_but_creation_acts_as_the_server(commons: MakeCommons) -> None:
-    """A file that its owner made read-only, and then removes or renames, goes by the kernel's check alone."""
+    """A file that its owner made read-only, and then removes or renames, is subject to the kernel's check alone."""
     place = commons()
     inner = place.path / "inner"
     tell(inner.mkdir, user=ANN)
@@ -367,7 +371,7 @@ def test_everything_but_creation_acts_as_the_server(commons: MakeCommons) -> Non
 
 
 def test_the_caller_is_in_the_record(commons: MakeCommons) -> None:
-    """An entry names the program and the user that the kernel says made the request."""
+    """An entry has the program and user that the kernel reports for the request."""
     place = commons()
     command = ["touch", str(place.path / "by ann")]
     tell(lambda: subprocess.run(command, check=True).returncode, user=ANN)
@@ -376,7 +380,7 @@ def test_the_caller_is_in_the_record(commons: MakeCommons) -> None:
 
 
 def test_others_find_the_policy_and_the_refusals(commons: MakeCommons) -> None:
-    """`.bonobofs` can be read by everyone who is let in."""
+    """Every user with access to the mount can read `.bonobofs`."""
     place = commons('default = "deny"')
     assert _as(BEN, (place.path / "new").touch) == 13
     assert "default" in tell((place.path / ".bonobofs/denials.jsonl").read_text, user=BEN).lower()

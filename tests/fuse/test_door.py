@@ -1,4 +1,4 @@
-"""Every request that changes something goes through the one door: the handlers, without a kernel in front of them."""
+"""Enforcement in the handlers, without a kernel: every request that changes something is authorized and recorded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _policy(text: str, generation: int = 1) -> Policy:
 
 
 class Server:
-    """The handlers of a mount over a small tree, and a way to send them what the kernel would."""
+    """The handlers of a mount over a small tree, and a way to send them requests."""
 
     def __init__(self, directory: Path, policy: str, *, unwritable: bool = False) -> None:
         self.source = directory / "source"
@@ -89,7 +89,7 @@ class Server:
             self._log.close()
 
     def send(self, opcode: int, node: int, body: bytes) -> bytes:
-        """What the handler answers."""
+        """Return the handler's reply."""
         answer = self.handlers[opcode](Header(node, os.geteuid(), os.getegid(), os.getpid(), 0), memoryview(body))
         if isinstance(answer, Generator):
             return finished(answer)
@@ -104,7 +104,7 @@ class Server:
         return list(read(self.trail))
 
     def tree(self) -> dict[str, Any]:
-        """All that there is below and can be changed."""
+        """Return everything in the source that a request could change."""
         found = {}
         for path in [self.source, *sorted(self.source.rglob("*"))]:
             s = path.lstat()
@@ -115,7 +115,7 @@ class Server:
         return found
 
     def request(self, opcode: p.Opcode) -> tuple[int, bytes]:
-        """A node and a body with which the kernel would ask for this change."""
+        """Return a node and a body with which the kernel would request this change."""
         file, other = self.node("file"), self.node("other")
         set_mode = p.SETATTR_IN.pack(int(p.Set.MODE), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0o600, 0, 0, 0, 0)
         copy = p.COPY_FILE_RANGE_IN.pack(0, 0, other, 0, 7, 7, 0)
@@ -142,7 +142,7 @@ class Server:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Any]:
-    """serve(policy) gives the handlers of a mount. What a server keeps until its process ends is given back here."""
+    """serve(policy) returns the handlers of a mount. What a server keeps until its process ends is released here."""
     umask = os.umask(0o022)
     before = _descriptors()
     servers: list[Server] = []
@@ -165,7 +165,7 @@ def _descriptors() -> set[int]:
 
 
 def test_every_request_is_served_or_refused_as_the_table_says(serve: Any) -> None:
-    """What may change or read has a handler, and what is refused has none."""
+    """Each changing or reading opcode has a handler. A refused opcode has none."""
     served = set(serve(DENY_ALL).handlers)
     needed = {opcode for opcode, role in p.ROLES.items() if role in (p.Role.CHANGES, p.Role.READS)}
     refused = {opcode for opcode, role in p.ROLES.items() if role is p.Role.REFUSED}
@@ -175,7 +175,9 @@ def test_every_request_is_served_or_refused_as_the_table_says(serve: Any) -> Non
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
 def test_nothing_changes_under_a_policy_that_denies_all(serve: Any, opcode: p.Opcode) -> None:
-    """The handler of every request that changes something asks the guard first: refused, entered, and nothing done."""
+    """The handler of every changing request asks the enforcer first: the request is refused and recorded, and nothing
+    changes.
+    """
     server: Server = serve(DENY_ALL)
     node, body = server.request(opcode)
     before = server.tree()
@@ -189,7 +191,9 @@ def test_nothing_changes_under_a_policy_that_denies_all(serve: Any, opcode: p.Op
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
 def test_every_change_is_intended_in_the_record(serve: Any, opcode: p.Opcode) -> None:
-    """Under a policy that allows all, the same requests do change something, each with an intent and an outcome."""
+    """Under a policy that permits everything, the same requests change something, each with an intent and an
+    outcome.
+    """
     server: Server = serve(ALLOW_ALL)
     node, body = server.request(opcode)
     before = server.tree()
@@ -203,7 +207,7 @@ def test_every_change_is_intended_in_the_record(serve: Any, opcode: p.Opcode) ->
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
 def test_nothing_changes_that_cannot_be_recorded(serve: Any, opcode: p.Opcode) -> None:
-    """Where the trail cannot be written, the change is refused with EIO and not made, and reading goes on."""
+    """If the trail cannot be written, a change is refused with EIO and not made. Reads go on."""
     server: Server = serve(ALLOW_ALL, unwritable=True)
     node, body = server.request(opcode)
     before = server.tree()
@@ -215,7 +219,7 @@ def test_nothing_changes_that_cannot_be_recorded(serve: Any, opcode: p.Opcode) -
 
 
 def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
-    """A run of writes goes on under the policy it was judged by, and not one write longer."""
+    """A write batch ends with its policy; the next write is judged by the new one."""
     server: Server = serve(ALLOW_ALL)
     node = server.node("file")
 
@@ -230,7 +234,7 @@ def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
 
 
 def test_a_name_that_is_looked_up_again_does_not_count_twice(serve: Any) -> None:
-    """A hard link whose directory the kernel forgot and found again is one known name, and the other is unknown."""
+    """A hard link whose directory the kernel forgot and looked up again is one known name. The other is unknown."""
     server: Server = serve('default = "allow"\n[[protect]]\npaths = ["closed/"]\n')
     (server.source / "closed").mkdir()
     (server.source / "closed/hook").write_text("kept")
@@ -252,19 +256,19 @@ def test_a_name_that_is_looked_up_again_does_not_count_twice(serve: Any) -> None
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(opcode=st.sampled_from(list(p.Opcode)), node=st.integers(0, 6), body=st.binary(max_size=160))
 def test_no_message_changes_what_the_policy_denies(nonsense: Server, opcode: p.Opcode, node: int, body: bytes) -> None:
-    """Random and truncated requests are answered or refused, and never leave a trace in the source."""
+    """Random and truncated requests are answered or refused, and change nothing in the source."""
     handler = nonsense.handlers.get(opcode)
     if handler is None:
         return
     before = nonsense.tree()
-    with contextlib.suppress(Exception):  # of which the connection makes an answer
+    with contextlib.suppress(Exception):  # the connection turns it into a reply
         handler(Header(node, 1, 1, os.getpid(), body[0] if body else 0), memoryview(body))
     assert nonsense.tree() == before
 
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
 def test_a_request_that_is_cut_short_changes_nothing(serve: Any, opcode: p.Opcode) -> None:
-    """At whatever byte a request ends, it is refused like any other under a policy that denies all."""
+    """Truncated at any byte, a request is refused like any other under a policy that denies everything."""
     server: Server = serve(DENY_ALL)
     node, body = server.request(opcode)
     before = server.tree()

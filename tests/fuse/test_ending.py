@@ -1,4 +1,6 @@
-"""How it ends: however a mount is ended, nothing is lost, nothing is left, and nothing shows that should not."""
+"""The end of a mount: in every way, no data is lost, no process or mount is left, and the bare directory is never
+shown.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ if IS_ROOT:
 
 @pytest.mark.parametrize("how", ENDS)
 def test_every_way_to_end_the_mount_is_clean(place: MakePlace, how: str) -> None:
-    """The mount is gone, the server is gone, all that was written is below, and the record is closed and whole."""
+    """Mount and server are gone, the source has all writes, and the record is closed and complete."""
     world = place()
 
     def story() -> None:
@@ -66,7 +68,7 @@ def test_every_way_to_end_the_mount_is_clean(place: MakePlace, how: str) -> None
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
 def test_a_busy_mount_detaches_serves_a_little_and_ends(place: MakePlace, transport: str) -> None:
-    """Told to end while in use: the path is free at once, who stands inside is served on, then gets ENOTCONN."""
+    """On unmount while in use, the path is free at once. Processes inside are served briefly, then get ENOTCONN."""
     world = place(transport=transport)
     number = signal.SIGTERM if world.user is None else signal.SIGINT
 
@@ -91,7 +93,7 @@ def test_a_busy_mount_detaches_serves_a_little_and_ends(place: MakePlace, transp
 
 
 def test_a_detached_mount_ends_with_its_last_process(place: MakePlace) -> None:
-    """After a lazy unmount by anybody, who is inside is served until they leave, and then the server ends."""
+    """After a lazy unmount, processes inside are served until they leave. Then the server ends."""
     world = place()
 
     def story() -> None:
@@ -108,7 +110,7 @@ def test_a_detached_mount_ends_with_its_last_process(place: MakePlace) -> None:
 
 
 def test_unmounting_loses_nothing_that_a_mapping_holds(place: MakePlace) -> None:
-    """Pages that a program wrote through a mapping and never synced are below after the end."""
+    """The source has the pages that a program wrote through a mapping and never synced."""
     world = place()
 
     def story() -> None:
@@ -125,7 +127,9 @@ def test_unmounting_loses_nothing_that_a_mapping_holds(place: MakePlace) -> None
 
 
 def test_after_a_kill_the_path_fails_closed(place: MakePlace) -> None:
-    """kill -9: every access is ENOTCONN, the bare mountpoint never shows, and status says that it is dead."""
+    """After kill -9, every access fails with ENOTCONN, the bare mountpoint is not shown, and `status` reports a dead
+    mount.
+    """
     world = place()
     world.does((world.path / "file").write_text, "kept")
     world.kill()
@@ -146,7 +150,7 @@ def test_after_a_kill_the_path_fails_closed(place: MakePlace) -> None:
 
 
 def test_mounting_again_recovers_after_a_kill(place: MakePlace) -> None:
-    """A second mount over the dead one serves, and both records are sound."""
+    """A second mount over the dead one serves, and both records verify."""
     world = place()
     world.does((world.path / "file").write_text, "kept")
     world.kill()
@@ -161,7 +165,7 @@ def test_mounting_again_recovers_after_a_kill(place: MakePlace) -> None:
 
 @pytest.mark.root
 def test_recovery_never_shows_the_bare_directory(own_place: MakePlace, tmp_path: Path) -> None:
-    """While a dead mount is mounted over, whoever looks sees ENOTCONN or the mount, and never what lies below it."""
+    """While a dead mount is replaced, every access gets ENOTCONN or the new mount, and never the directory below."""
     mountpoint = tmp_path / "over"
     mountpoint.mkdir()
     (mountpoint / "bare").touch()
@@ -186,7 +190,7 @@ def test_recovery_never_shows_the_bare_directory(own_place: MakePlace, tmp_path:
 
 
 def test_a_source_can_be_mounted_on_itself(place: MakePlace, tmp_path: Path) -> None:
-    """The policy stands at the source's own path, changes go below, and what is there afterwards is all of it."""
+    """The policy applies at the source's own path, changes reach the source, and nothing else is there afterwards."""
     world = place(policy='default = "allow"\n[[protect]]\npaths = ["closed/"]\n')
     source = world.source
     world.umount()
@@ -208,7 +212,7 @@ def test_a_source_can_be_mounted_on_itself(place: MakePlace, tmp_path: Path) -> 
 
 
 def test_a_mountpoint_inside_the_source_is_refused(place: MakePlace) -> None:
-    """The mount would show itself in itself."""
+    """The mount would contain itself."""
     world = place()
     world.does((world.source / "inside").mkdir)
     with pytest.raises(Exception, match="lies inside its source"):
@@ -217,7 +221,7 @@ def test_a_mountpoint_inside_the_source_is_refused(place: MakePlace) -> None:
 
 @pytest.mark.parametrize("name", ["source", "with space", "a,b\\c", "naïve", "tab\there", "new\nline", "#=:%"])
 def test_findmnt_shows_what_is_mounted(place: MakePlace, name: str) -> None:
-    """The type is fuse.bonobofs and the source is the source, whatever it is called; `mount` and /etc/mtab agree."""
+    """The type is fuse.bonobofs, and the source is the source's path, for any name. `mount` and /etc/mtab agree."""
     first = place()
     source = first.source.parent / name
     world = place(source=source) if name != "source" else first
@@ -230,7 +234,7 @@ def test_findmnt_shows_what_is_mounted(place: MakePlace, name: str) -> None:
 
 
 def test_two_signals_end_it_once(place: MakePlace) -> None:
-    """An impatient operator does no harm."""
+    """A second signal does no harm."""
     world = place()
 
     def story() -> None:
@@ -246,7 +250,7 @@ def test_two_signals_end_it_once(place: MakePlace) -> None:
 
 
 def test_ending_under_load_records_every_change(place: MakePlace) -> None:
-    """A mount that is told to end while a program makes files has all of them in its record."""
+    """If a mount is ended while a program creates files, its record has all of them."""
     world = place()
 
     def load() -> int:

@@ -1,4 +1,6 @@
-"""What must be held: no RELEASE comes, and yet every open file goes on being that file; and what must be let go."""
+"""Open files stay usable after unlink, rename and chmod, although the kernel sends no RELEASE; and unused descriptors
+are closed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.fuse.waiting import until
 
 
 def test_a_file_that_is_removed_while_open_stays_usable(place: MakePlace) -> None:
-    """Open and unlinked: it is read, written, measured, truncated, changed in mode, and nobody else finds it."""
+    """An open, unlinked file can be read, written, measured, truncated and changed in mode.
+
+    No other process finds it.
+    """
     world = place()
 
     def story() -> None:
@@ -54,7 +59,7 @@ def test_a_file_that_is_removed_while_open_stays_usable(place: MakePlace) -> Non
 
 
 def test_a_file_that_was_removed_can_be_read_though_it_was_never_read_before(place: MakePlace) -> None:
-    """Nothing of it was cached or held when its last name went."""
+    """Nothing of the file was cached or open when its last name was removed."""
     world = place()
 
     def story() -> None:
@@ -67,7 +72,7 @@ def test_a_file_that_was_removed_can_be_read_though_it_was_never_read_before(pla
 
 
 def test_an_open_file_outlives_the_directories_above_it(place: MakePlace) -> None:
-    """`rm -rf` of the tree around an open file, or of a directory somebody stands in, leaves both usable."""
+    """After `rm -rf` of the tree above, an open file or a working directory stays usable."""
     world = place()
 
     def story() -> None:
@@ -89,7 +94,7 @@ def test_an_open_file_outlives_the_directories_above_it(place: MakePlace) -> Non
 
 
 def test_a_rename_over_an_open_file_leaves_the_old_handle_on_the_old_file(place: MakePlace) -> None:
-    """Who has the replaced file open goes on reading and writing that one, and the new one is untouched."""
+    """A program that has the replaced file open still reads and writes that file. The new one is unchanged."""
     world = place()
 
     def story() -> None:
@@ -112,7 +117,7 @@ def test_a_rename_over_an_open_file_leaves_the_old_handle_on_the_old_file(place:
 
 
 def test_a_handle_follows_its_file_through_renames_and_exchanges(place: MakePlace) -> None:
-    """A handle is the file's, whatever the file is called by then."""
+    """A descriptor belongs to the file, whatever its name is."""
     world = place()
 
     def story() -> None:
@@ -134,7 +139,7 @@ def test_a_handle_follows_its_file_through_renames_and_exchanges(place: MakePlac
 
 
 def test_a_removed_hard_link_leaves_the_other_name_and_the_handle(place: MakePlace) -> None:
-    """A file loses the name it was opened by, and is the same file under its other name."""
+    """A file whose opened name is removed is the same file under its other name."""
     world = place()
 
     def story() -> None:
@@ -151,7 +156,9 @@ def test_a_removed_hard_link_leaves_the_other_name_and_the_handle(place: MakePla
 
 
 def test_the_creator_writes_a_file_that_its_mode_protects(place: MakePlace) -> None:
-    """CREATE with mode 0444 or 0 gives a handle that writes: what `cp` of a read-only file and `git add` do."""
+    """CREATE with mode 0444 or 0 returns a descriptor for writing, which `cp` of a read-only file and
+    `git add` need.
+    """
     world = place()
 
     def story() -> None:
@@ -173,7 +180,7 @@ def test_the_creator_writes_a_file_that_its_mode_protects(place: MakePlace) -> N
 
 @pytest.mark.parametrize("how", ["fchmod", "chmod", "directory"])
 def test_a_handle_outlives_the_right_to_open(place: MakePlace, how: str) -> None:
-    """fchmod 0, chmod 0 of the file or of its directory: who has it open reads and writes on."""
+    """After fchmod 0, or chmod 0 of the file or its directory, open descriptors still read and write."""
     world = place()
 
     def story() -> None:
@@ -198,7 +205,7 @@ def test_a_handle_outlives_the_right_to_open(place: MakePlace, how: str) -> None
 
 
 def test_a_file_without_rights_that_is_removed_stays_usable(place: MakePlace) -> None:
-    """Mode 0 and unlinked, in either order, while it is open."""
+    """Mode 0 and unlink, in either order, while the file is open."""
     world = place()
 
     def story() -> None:
@@ -220,7 +227,7 @@ def test_a_file_without_rights_that_is_removed_stays_usable(place: MakePlace) ->
 
 
 def test_read_only_files_are_copied_and_committed(place: MakePlace) -> None:
-    """`cp` of a 0444 file, `cp -a`, `tar`, and `git add` of a repository's read-only objects work for everybody."""
+    """`cp` of a 0444 file, `cp -a`, `tar`, and `git add` of read-only objects work for every user."""
     world = place()
 
     def story() -> None:
@@ -254,7 +261,9 @@ def test_read_only_files_are_copied_and_committed(place: MakePlace) -> None:
 
 
 def test_a_script_written_through_the_mount_can_be_run_by_its_source_path_soon(place: MakePlace) -> None:
-    """A descriptor for writing is let go when it is quiet: "text file busy" passes, and in the mount there is none."""
+    """An idle descriptor for writing is closed: ETXTBSY by the source's path ends soon, and never occurs in
+    the mount.
+    """
     world = place()
 
     def story() -> None:
@@ -282,7 +291,7 @@ def _descriptors(world: Place) -> int:
 @pytest.mark.root
 @pytest.mark.parametrize("make", ["own_place", "ordinary_place"])
 def test_idle_descriptors_are_closed(make: str, request: pytest.FixtureRequest) -> None:
-    """After many files and directories were used and left, the server has as many descriptors open as before."""
+    """After many files and directories were used, the server has as many open descriptors as before."""
     world: Place = request.getfixturevalue(make)()
     before = _descriptors(world)
 
@@ -304,7 +313,7 @@ def test_idle_descriptors_are_closed(make: str, request: pytest.FixtureRequest) 
 
 
 def test_more_files_can_be_open_than_the_server_may_open(place: MakePlace) -> None:
-    """Twice as many open files as the server has descriptors are all read and written, again and again."""
+    """Twice as many open files as the server may have descriptors are read and written, repeatedly."""
     limit, count = 128, 256
     world = place(limit=limit)
 
@@ -326,7 +335,7 @@ def test_more_files_can_be_open_than_the_server_may_open(place: MakePlace) -> No
 
 @pytest.mark.parametrize("mode", [0o644, 0o444], ids=oct)
 def test_created_and_closed_files_keep_no_descriptors(place: MakePlace, mode: int) -> None:
-    """Many times as many files as the server has descriptors are made one after the other, read-only ones too."""
+    """Many times as many files as the server may have descriptors are created in turn, read-only ones too."""
     world = place(limit=128)
 
     def story() -> None:
@@ -340,7 +349,7 @@ def test_created_and_closed_files_keep_no_descriptors(place: MakePlace, mode: in
 
 
 def test_files_removed_while_open_keep_no_descriptors(place: MakePlace) -> None:
-    """Many files are unlinked while open, one after the other; each is let go when it is closed."""
+    """Many files are unlinked while open, in turn. The descriptor is closed with the file."""
     world = place(limit=128)
 
     def story() -> None:
@@ -356,7 +365,7 @@ def test_files_removed_while_open_keep_no_descriptors(place: MakePlace) -> None:
 
 
 def test_a_wide_and_deep_tree_needs_no_more_descriptors_than_there_are(place: MakePlace) -> None:
-    """Four hundred directories side by side, and three hundred in each other, with 128 descriptors."""
+    """400 directories in one, and 300 nested, with 128 descriptors."""
     world = place(limit=128)
 
     def story() -> None:
@@ -377,7 +386,7 @@ def test_a_wide_and_deep_tree_needs_no_more_descriptors_than_there_are(place: Ma
 
 
 def test_a_program_runs_from_the_mount_while_its_file_is_replaced(place: MakePlace) -> None:
-    """What runs from the mount goes on when its file is renamed over, as installers do."""
+    """A program that runs from the mount continues after a rename over its file, as installers do it."""
     world = place()
 
     def story() -> None:

@@ -1,4 +1,4 @@
-"""Names that are held: shown in the mount, never in the source, until they get a name that the rules admit."""
+"""Staged temporary files: shown in the mount, and in the source only once they get a name that the rules permit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _listed(world: Place) -> list[list[str]]:
 
 
 def test_a_staged_file_works_like_any_other_and_is_not_in_the_source(world: Place) -> None:
-    """It is made, written, read, changed, found, listed and measured; nothing of it is in the source."""
+    """A staged file is created, written, read, changed, found, listed and measured. The source has nothing of it."""
 
     def story() -> None:
         path = world.path / "notes/x.tmp"
@@ -94,7 +94,9 @@ def test_a_staged_file_works_like_any_other_and_is_not_in_the_source(world: Plac
 
 
 def test_a_rename_to_an_allowed_name_publishes_the_staged_file(world: Place) -> None:
-    """New name or old one: the same inode, bytes, mode and times appear in the source, and no other name."""
+    """For a new or an existing target: the same inode, bytes, mode and times appear in the source, and no
+    other name.
+    """
 
     def story() -> None:
         for target in ("notes/new.md", "notes/a.md"):
@@ -117,7 +119,7 @@ def test_a_rename_to_an_allowed_name_publishes_the_staged_file(world: Place) -> 
 
 
 def test_a_staged_file_is_judged_at_its_target(world: Place) -> None:
-    """Suffix, size, mode, content and protection: what the rules do not admit is refused, and the held file stays."""
+    """Suffix, size, mode, content and protection: a refused target leaves the staged file in place."""
 
     def story() -> None:
         path = world.path / "notes/x.tmp"
@@ -148,7 +150,7 @@ def test_a_staged_file_is_judged_at_its_target(world: Place) -> None:
 
 
 def test_open_descriptors_of_a_published_file_are_judged_by_its_new_name(world: Place) -> None:
-    """A descriptor from before the rename writes into the file in the source, within the rules and no further."""
+    """A descriptor from before the rename writes to the file in the source, under the rules of its new name."""
 
     def story() -> None:
         for enter in (os.rename, os.link):
@@ -173,8 +175,7 @@ def test_open_descriptors_of_a_published_file_are_judged_by_its_new_name(world: 
 
 
 def test_a_denied_name_that_is_not_on_the_list_fails_at_once(world: Place) -> None:
-    """Nothing that seemed to succeed vanishes: only what is stated to be temporary is held, and files of the source
-    never become it."""
+    """Only names listed as temporary are staged, and never a file of the source. A denied create fails at once."""
 
     def story() -> None:
         (world.source / "notes/c.md").write_text("precious")
@@ -198,7 +199,7 @@ def test_a_denied_name_that_is_not_on_the_list_fails_at_once(world: Place) -> No
 
 
 def test_staged_names_are_renamed_and_linked_among_themselves(world: Place) -> None:
-    """Also over one another, exchanged, across directories, and not replaced where that is asked."""
+    """Renames over one another, exchanges, across directories, and with RENAME_NOREPLACE."""
 
     def story() -> None:
         one, two, far = world.path / "notes/1.tmp", world.path / "notes/2.tmp", world.path / "3.tmp"
@@ -227,7 +228,7 @@ def test_staged_names_are_renamed_and_linked_among_themselves(world: Place) -> N
 
 
 def test_a_link_keeps_the_staged_name(world: Place) -> None:
-    """Both lead to one file, which is the source's from then on; unlinking the held one leaves the other."""
+    """Both names lead to one file, which is in the source. Unlinking the staged name leaves the other."""
 
     def story() -> None:
         held, target, again = (world.path / f"notes/{name}" for name in ("x.tmp", "new.md", "again.md"))
@@ -252,7 +253,7 @@ def test_a_link_keeps_the_staged_name(world: Place) -> None:
 
 
 def test_a_symlink_can_be_staged(world: Place) -> None:
-    """As emacs locks a file; it is read, renamed and removed, and enters the source only where it may lead there."""
+    """A lock of emacs: it is read, renamed and removed, and published only if it may lead there."""
 
     def story() -> None:
         lock = world.path / "notes/.#a.md"
@@ -288,7 +289,7 @@ def test_a_symlink_can_be_staged(world: Place) -> None:
 
 
 def test_an_unlinked_staged_file_stays_usable_while_open(world: Place) -> None:
-    """As tempfile does: made, removed, then written."""
+    """As tempfile does: create, remove, then write."""
 
     def story() -> None:
         path = world.path / "notes/x.tmp"
@@ -307,7 +308,7 @@ def test_an_unlinked_staged_file_stays_usable_while_open(world: Place) -> None:
 
 
 def test_staged_files_move_with_their_directory(world: Place) -> None:
-    """A directory with held names is not empty, and moves with them; replaced or removed it is not."""
+    """A directory with staged names is not empty and moves with them. It cannot be replaced or removed."""
 
     def story() -> None:
         (world.path / "notes/d/e").mkdir(parents=True)
@@ -337,7 +338,7 @@ def test_staged_files_move_with_their_directory(world: Place) -> None:
 
 
 def test_sed_edits_in_place(world: Place) -> None:
-    """`sed -i` writes a held file and renames it over the old one; owner and mode are as on a bare directory."""
+    """`sed -i` writes a staged file and renames it over the old one. Owner and mode are as on a bare directory."""
 
     def story() -> None:
         subprocess.run(["sed", "-i", "s/old/new/", world.path / "notes/a.md"], check=True)
@@ -353,7 +354,7 @@ def test_sed_edits_in_place(world: Place) -> None:
 
 
 def test_a_kept_file_may_be_replaced_and_not_removed(world: Place) -> None:
-    """A rename over it is a change of it."""
+    """A rename over the file is a change of it."""
 
     def story() -> None:
         held = world.path / "notes/x.tmp"
@@ -366,7 +367,7 @@ def test_a_kept_file_may_be_replaced_and_not_removed(world: Place) -> None:
 
 
 def test_staged_files_end_with_the_session(place: MakePlace) -> None:
-    """Unmounted or killed, nothing of it stays, in the source or beside it."""
+    """After unmount or kill, no staged file is left in the source or the state directory."""
     for end in ("umount", "kill"):
         world = place(policy=POLICY)
 
@@ -385,7 +386,7 @@ def test_staged_files_end_with_the_session(place: MakePlace) -> None:
 
 
 def test_a_listing_shows_each_staged_name_once(world: Place) -> None:
-    """While names come and go, what stays is seen exactly once, in the source and held."""
+    """While names come and go, the others are listed exactly once, in the source and staged."""
 
     def story() -> None:
         directory = world.path / "notes/many"
@@ -416,7 +417,10 @@ def test_a_listing_shows_each_staged_name_once(world: Place) -> None:
 
 
 def test_staged_files_beyond_the_maximum_are_refused(place: MakePlace) -> None:
-    """Each takes a descriptor: where half of them are used, the next is EFBIG, and files of the source still open."""
+    """Each staged file takes a descriptor.
+
+    When half are used, the next create gets EFBIG; files of the source still open.
+    """
     world = place(policy=POLICY, limit=256)
 
     def story() -> int:
@@ -429,7 +433,7 @@ def test_staged_files_beyond_the_maximum_are_refused(place: MakePlace) -> None:
             (world.path / f"notes/{number}.md").write_text("text")
         assert all((world.path / f"{number}.tmp").read_text() == "text" for number in range(made))
         os.unlink(world.path / "0.tmp")
-        # The descriptor is free when the kernel has sent FORGET, which may come after the next request.
+        # The descriptor is free after FORGET, which the kernel may send after the next request.
         until(lambda: outcome((world.path / "again.tmp").write_text, "text") == 4, "there is room again")
         return made
 
@@ -438,7 +442,9 @@ def test_staged_files_beyond_the_maximum_are_refused(place: MakePlace) -> None:
 
 @pytest.mark.root
 def test_staged_files_survive_forget(own_place: MakePlace) -> None:
-    """A held name and a scratch file are found again by name, the same as before, however often all is forgotten."""
+    """A staged file and a scratch file are found by name with the same identity after the kernel has forgotten all
+    nodes.
+    """
     world = own_place(policy=POLICY + '[[scratch]]\npaths = ["build/"]\n')
     world.does(_fill, world.source)
 
@@ -471,7 +477,7 @@ def test_staged_files_survive_forget(own_place: MakePlace) -> None:
 
 
 def test_thousands_of_names_are_staged_at_once(own_place: MakePlace) -> None:
-    """As many as half of the descriptors, in one directory: listed, found, brought in and removed."""
+    """Half of the descriptors in one directory: names are listed, found, published and removed."""
     world = own_place(policy=POLICY)
     world.does(_fill, world.source)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -495,7 +501,7 @@ def test_thousands_of_names_are_staged_at_once(own_place: MakePlace) -> None:
 
 
 def test_every_step_is_on_record(world: Place) -> None:
-    """What lies apart says so; what enters the source names the place it came from, and a refusal the place it is."""
+    """Entries of staged files say so. A publication names the old path, and a refusal the target."""
 
     def story() -> None:
         path = world.path / "notes/x.tmp"

@@ -1,4 +1,4 @@
-"""Names and identity: what the mount shows is what lies below, whoever changes it meanwhile, and nothing else."""
+"""Names and identity: the mount shows exactly what the source has, also while other processes change it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _fill(top: Path) -> list[str]:
 
 
 def test_number_owner_mode_and_times_are_those_of_the_source_also_after_a_remount(place: MakePlace) -> None:
-    """git, make and rsync see no difference between source, mount, and the mount of tomorrow."""
+    """git, make and rsync see no difference between the source, the mount and a later mount."""
     world = place()
 
     def story() -> list[str]:
@@ -55,7 +55,7 @@ def test_number_owner_mode_and_times_are_those_of_the_source_also_after_a_remoun
 
 
 def test_git_sees_an_unchanged_tree_after_a_remount(place: MakePlace) -> None:
-    """An index that was written through one mount is still true through the next: git re-hashes nothing."""
+    """An index written through one mount is valid through the next: git hashes nothing again."""
     world = place()
 
     def git(top: Path, *command: str) -> str:
@@ -84,7 +84,7 @@ def test_git_sees_an_unchanged_tree_after_a_remount(place: MakePlace) -> None:
 
 
 def test_node_ids_are_never_used_again(traffic: Traffic) -> None:
-    """Each of many files that come and go under one name, and under one inode number, is a node of its own."""
+    """Files that come and go under one name and one inode number are separate nodes."""
     path = traffic.path / "file"
     seen = []
     for _ in range(30):
@@ -96,7 +96,7 @@ def test_node_ids_are_never_used_again(traffic: Traffic) -> None:
 
 
 def test_an_inode_number_that_is_used_again_serves_the_new_file(place: MakePlace) -> None:
-    """After `rm a; create b` behind the mount, b has its own content, though it may have a's number."""
+    """After `rm a; create b` behind the mount, b has its own content, even with a's inode number."""
     world = place()
 
     def story() -> None:
@@ -117,7 +117,7 @@ def test_an_inode_number_that_is_used_again_serves_the_new_file(place: MakePlace
 @pytest.mark.parametrize("when", ["at once", "later"])
 @pytest.mark.parametrize("how", ["removed and made", "renamed over", "renamed away and made"])
 def test_what_is_written_to_a_file_that_was_replaced_is_not_lost(own_place: MakePlace, how: str, when: str) -> None:
-    """When another program replaces an open file, a write fails instead of vanishing, and the new file is found."""
+    """When another program replaces an open file, a write fails instead of being lost, and the new file is found."""
     world = own_place()
 
     def replace(below: Path) -> None:
@@ -163,7 +163,7 @@ MAKING: Final[dict[str, Callable[[int], object]]] = {
     "utimens of it": lambda at: os.utime(at, (1, 1)),
     "setxattr of it": lambda at: os.setxattr(at, "user.x", b"x"),
 }
-"""What may be done to a directory that is open, and to what lies in it."""
+"""Changes of an open directory and its entries."""
 CHANGING: Final[dict[str, Callable[[int], object]]] = {
     "write": lambda fd: os.pwrite(fd, b"changed", 0),
     "truncate": lambda fd: os.ftruncate(fd, 0),
@@ -172,11 +172,11 @@ CHANGING: Final[dict[str, Callable[[int], object]]] = {
     "utimens": lambda fd: os.utime(fd, (1, 1)),
     "setxattr": lambda fd: os.setxattr(fd, "user.x", b"x"),
 }
-"""What may be done to a file that is open."""
+"""Changes of an open file."""
 
 
 def _away(world: Place, name: str = "dir") -> tuple[Path, Path]:
-    """A directory of the source that the mount knows, and a place outside."""
+    """Return a directory of the source that the mount knows, and a place outside."""
     outside = world.source.parent / "outside"
     outside.mkdir(exist_ok=True)
     inside = world.source / name
@@ -191,7 +191,7 @@ def _away(world: Place, name: str = "dir") -> tuple[Path, Path]:
 
 
 def _snapshot(top: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """Everything there, without its times of change, which moving it alters too."""
+    """Return the state of a tree without change times, which a move alters too."""
     found = []
     for path in [top, *sorted(top.rglob("*"))]:
         s = path.lstat()
@@ -204,7 +204,7 @@ def _snapshot(top: Path) -> list[tuple[str, tuple[int, ...]]]:
     "how", ["moved away", "replaced by a symlink", "replaced by a directory", "moved with what is above it"]
 )
 def test_a_removed_directory_leads_no_change_outside(place: MakePlace, how: str) -> None:
-    """A directory that another program moved out of the source is not changed there, by whoever has it open."""
+    """A directory that another program moved out of the source is not changed there through any open descriptor."""
     world = place()
 
     def story() -> None:
@@ -230,7 +230,7 @@ def test_a_removed_directory_leads_no_change_outside(place: MakePlace, how: str)
 
 
 def test_no_change_follows_a_planted_symlink(place: MakePlace) -> None:
-    """A file that was swapped for a symlink out of the source does not lend its name to what the symlink leads to."""
+    """If a file is replaced by a symlink out of the source, no change reaches the symlink's target."""
     world = place()
 
     def story(what: str) -> object:
@@ -251,7 +251,7 @@ def test_no_change_follows_a_planted_symlink(place: MakePlace) -> None:
 
 
 def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace) -> None:
-    """A file whose directory was moved out of the source is not changed any more, as soon as that can be seen."""
+    """A file whose directory was moved out of the source is no longer changed, as soon as the move is detectable."""
     world = place()
 
     def story(what: str) -> None:
@@ -260,7 +260,7 @@ def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace)
         os.pread(fd, 10, 0)
         inside.rename(outside / "dir")
         moved = time.monotonic()
-        # Names are believed for two milliseconds each, so the first changes may reach a file that was there just now.
+        # Names are trusted for two milliseconds, so the first changes may reach a file that was there just before.
         until(lambda: time.monotonic() > moved + 4 * RECHECK, "no name is believed any more")
         before = _snapshot(outside)
         for change in (CHANGING[what], *CHANGING.values()):
@@ -273,7 +273,7 @@ def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace)
 
 
 def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> None:
-    """Neither content comes in from outside the source nor does any go there."""
+    """No content comes in from outside the source, and none goes out."""
     world = place()
 
     def story() -> None:
@@ -284,7 +284,7 @@ def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> N
         opened = os.open(world.path / "file", os.O_RDWR)
         (world.source / "file").unlink()
         (world.source / "file").symlink_to(victim)
-        # The server may hold the removed file, which is then read and written as on a bare directory.
+        # The server may have the removed file open; then it is read and written as on a bare directory.
         assert outcome(os.pread, opened, 100, 0) in (b"inside", errno.ESTALE)
         assert outcome(os.write, opened, b"changed") in (7, errno.ESTALE)
         os.close(opened)
@@ -294,7 +294,7 @@ def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> N
 
 
 def test_a_fifo_in_place_of_a_file_blocks_no_request(place: MakePlace) -> None:
-    """Opens below never wait: a file that was swapped for a FIFO is an error, and the mount goes on."""
+    """Opens in the source never wait. A file replaced by a FIFO is an error, and the mount serves on."""
     world = place()
 
     def story() -> None:
@@ -313,7 +313,7 @@ def test_a_fifo_in_place_of_a_file_blocks_no_request(place: MakePlace) -> None:
 
 
 def test_a_directory_that_moves_within_the_source_is_found_again(place: MakePlace) -> None:
-    """After another program moved a directory inside the source, its old name is gone and its new one serves."""
+    """After a move of a directory inside the source by another program, its new name works and its old one is gone."""
     world = place()
 
     def story() -> None:
@@ -329,7 +329,7 @@ def test_a_directory_that_moves_within_the_source_is_found_again(place: MakePlac
 
 
 def test_a_source_that_is_itself_moved_is_still_served(place: MakePlace) -> None:
-    """The mount is of a directory, not of its name: moved as a whole, it goes on, and changes land in it."""
+    """The mount shows a directory, not its path. Moved as a whole, it still serves, and changes reach it."""
     world = place()
 
     def story() -> None:
@@ -347,7 +347,7 @@ def test_a_source_that_is_itself_moved_is_still_served(place: MakePlace) -> None
 
 
 def test_all_names_of_a_hard_link_are_one_file(place: MakePlace) -> None:
-    """Hard links are one node: what is written under one name is read under the other, cached pages included."""
+    """Hard links are one node: a write under one name is read under the other, cached pages included."""
     world = place()
 
     def story() -> None:
@@ -368,7 +368,7 @@ def test_all_names_of_a_hard_link_are_one_file(place: MakePlace) -> None:
 
 
 def test_a_tree_deeper_than_path_max_can_be_used(place: MakePlace) -> None:
-    """Directories whose path no system call takes are made, filled, listed, renamed in and removed by those within."""
+    """Directories whose paths exceed PATH_MAX are created, filled, listed, renamed in and removed from inside."""
     world = place()
     name, depth = "d" * 200, 40
 
@@ -401,7 +401,7 @@ def test_a_tree_deeper_than_path_max_can_be_used(place: MakePlace) -> None:
 
 
 def test_names_of_255_bytes_and_any_bytes_are_names(place: MakePlace) -> None:
-    """All that the file system below takes as a name, the mount takes too, and nothing more."""
+    """The mount accepts exactly the names that the file system below accepts."""
     world = place()
     names = [b"n" * 255, bytes(range(1, 47)), bytes(range(48, 256)), b"\xff" * 255, b"-", b"a..b", b" ", b"\\040"]
 
@@ -446,7 +446,7 @@ def covering(source: Path) -> Iterator[Callable[[Path, str], None]]:
 def test_what_is_mounted_below_the_source_is_shown_empty(
     own_place: MakePlace, source: Path, covering: Callable[[Path, str], None], how: str, when: str
 ) -> None:
-    """Another file system, or another part of the same one, is not reached through the mount, and not changed."""
+    """Neither another file system nor a bind mount is reached or changed through the mount."""
     (source / "covered").mkdir()
     (source / "covered" / "own").write_text("covered by what is mounted on it")
     if when == "before":
@@ -502,7 +502,7 @@ def test_statfs_shows_the_source(place: MakePlace) -> None:
 
 
 def test_two_mounts_of_one_source_show_each_others_new_files(place: MakePlace) -> None:
-    """What one agent makes, another one finds."""
+    """One agent finds what the other creates."""
     one = place()
     two = place(source=one.source)
 

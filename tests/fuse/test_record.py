@@ -1,4 +1,4 @@
-"""The record of a mount: what is entered, when, and that nothing happens without it."""
+"""The audit record of a mount: which entries it gets, when, and that no change happens without one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def test_every_change_has_an_intent_before_and_an_outcome_after(place: MakePlace) -> None:
-    """Each system call that changes something is entered as what it is, by whom, where, and with how it ended."""
+    """Each system call that changes something is recorded with operation, caller, path and outcome."""
     world = place()
 
     def story(what: str) -> None:
@@ -106,7 +106,7 @@ def test_every_change_has_an_intent_before_and_an_outcome_after(place: MakePlace
 
 
 def test_an_intent_is_on_record_when_the_call_returns(place: MakePlace) -> None:
-    """No change can be seen whose intent is not in the trail already."""
+    """No change is visible before its intent is in the trail."""
     world = place()
 
     def story() -> None:
@@ -118,7 +118,7 @@ def test_an_intent_is_on_record_when_the_call_returns(place: MakePlace) -> None:
 
 
 def test_a_change_that_fails_below_ends_in_an_error(place: MakePlace) -> None:
-    """The outcome of a change that the source refused says so."""
+    """The outcome of a change that the source refused is an error."""
     world = place()
 
     def story() -> None:
@@ -132,7 +132,7 @@ def test_a_change_that_fails_below_ends_in_an_error(place: MakePlace) -> None:
 
 
 def test_a_write_batch_is_recorded_at_its_start_and_closes_when_idle(own_place: MakePlace) -> None:
-    """A hundred writes are one intent, there from the first on, and one outcome after a second of quiet."""
+    """A hundred writes are one intent, recorded with the first, and one outcome after an idle second."""
     world = own_place()
 
     def story() -> None:
@@ -156,7 +156,9 @@ def test_a_write_batch_is_recorded_at_its_start_and_closes_when_idle(own_place: 
 
 @pytest.mark.parametrize("how", ["fsync", "rename", "unlink", "rename over", "umount", "SIGUSR1"])
 def test_a_write_batch_is_closed(own_place: MakePlace, how: str) -> None:
-    """At fsync, rename, removal, replacement, unmount, and when an audit command asks; before what ended it is done."""
+    """A batch is closed by fsync, rename, removal, replacement, unmount or an audit command, before that
+    takes effect.
+    """
     world = own_place()
 
     def story() -> None:
@@ -190,7 +192,7 @@ def test_a_write_batch_is_closed(own_place: MakePlace, how: str) -> None:
 
 
 def test_a_denial_that_repeats_is_entered_once_and_counted(own_place: MakePlace) -> None:
-    """Fifty equal refusals are one entry at once and one that counts the rest when they have stopped."""
+    """Fifty equal refusals are one entry at once, and one with the count of the others after the last."""
     world = own_place(policy=DENY)
 
     def story() -> None:
@@ -210,7 +212,7 @@ def test_a_denial_that_repeats_is_entered_once_and_counted(own_place: MakePlace)
 
 
 def test_three_denials_are_an_alert_once(place: MakePlace) -> None:
-    """The third refusal within five minutes alerts, further ones do not, and git's optional locks never count."""
+    """The third refusal in five minutes raises an alert. Later ones, and git's optional locks, do not."""
     world = place(policy=DENY)
 
     def story(names: list[str], answer: int = errno.EACCES) -> None:
@@ -230,7 +232,7 @@ def test_three_denials_are_an_alert_once(place: MakePlace) -> None:
 
 
 def test_an_attempt_to_leave_the_workspace_is_an_alert(place: MakePlace) -> None:
-    """A symlink that leads out is refused and told."""
+    """A symlink that leads out is refused and raises an alert."""
     world = place()
 
     def story() -> None:
@@ -243,7 +245,7 @@ def test_an_attempt_to_leave_the_workspace_is_an_alert(place: MakePlace) -> None
 
 
 def test_the_record_verifies_and_is_closed(place: MakePlace) -> None:
-    """After the end the chain is whole, the head agrees, and `audit verify` finds nothing."""
+    """After the end, the chain is complete, the head matches, and `audit verify` reports nothing."""
     world = place()
     world.does(lambda: [(world.path / f"file-{n}").write_text("x") for n in range(10)])
     world.umount()
@@ -254,7 +256,7 @@ def test_the_record_verifies_and_is_closed(place: MakePlace) -> None:
 
 
 def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
-    """The record says what was mounted where, in which role, under which policy."""
+    """The entry has source, mountpoint, role and policy."""
     world = place()
     first = _now(world)[0]
     assert (first.kind, first.operation) == ("event", "mount")
@@ -265,7 +267,7 @@ def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
 
 @pytest.mark.alone
 def test_a_request_to_settle_the_record_is_answered_at_once(place: MakePlace) -> None:
-    """Audit commands have servers settle, and do not wait for longer than these take."""
+    """Audit commands have servers close their batches, and wait only for that."""
     world = place()
     world.does((world.path / "file").write_text, "content")
     start = time.monotonic()
@@ -275,7 +277,7 @@ def test_a_request_to_settle_the_record_is_answered_at_once(place: MakePlace) ->
 
 
 def test_a_settled_record_is_on_the_disk_with_its_head(place: MakePlace) -> None:
-    """The head beside the trail is at most a second old, and names the last entry once asked."""
+    """The head file is at most a second old. On request it names the last entry."""
     world = place()
     world.does((world.path / "file").write_text, "content")
     os.kill(world.pid, signal.SIGUSR1)
@@ -290,7 +292,7 @@ def test_a_settled_record_is_on_the_disk_with_its_head(place: MakePlace) -> None
 
 
 def test_a_trail_that_cannot_be_written_stops_changes_and_not_reading(own_place: MakePlace) -> None:
-    """Every change is EIO while there is no room for its entry; then all goes on, and the gap is told."""
+    """Without space for its entry, every change fails with EIO. Later changes succeed, and the gap is recorded."""
     world = own_place()
     (world.path / "file").write_text("content")
     session.close_ended(world.home)
@@ -320,7 +322,7 @@ def test_a_trail_that_cannot_be_written_stops_changes_and_not_reading(own_place:
 
 
 def test_the_record_keeps_the_order_of_changes_of_a_file(place: MakePlace) -> None:
-    """Two programs that change the same names have their changes recorded in the order in which they took effect."""
+    """Two programs change the same names; the record has the changes in the order in which they took effect."""
     world = place()
 
     def story() -> None:
@@ -346,7 +348,7 @@ def test_the_record_keeps_the_order_of_changes_of_a_file(place: MakePlace) -> No
 
 
 def test_an_agent_cannot_read_or_trace_its_server(ordinary_place: MakePlace) -> None:
-    """The server's memory and descriptors are closed to other processes of the same user."""
+    """Other processes of the same user cannot access the server's memory and descriptors."""
     world = ordinary_place()
 
     def story() -> None:

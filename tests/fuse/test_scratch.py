@@ -1,4 +1,4 @@
-"""Scratch paths: written at will, shown over the source, which they never reach, and gone with the session."""
+"""Scratch paths: any change is permitted, shown over the source, never written to it, and dropped with the session."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Tell = Callable[[Callable[[], None]], None]
 
 @pytest.fixture
 def tell(world: Place) -> Tell:
-    """Tell a story, after which the source is as it was."""
+    """Run a story, and verify that the source is unchanged."""
 
     def told(story: Callable[[], None]) -> None:
         before = look(world.source)
@@ -74,7 +74,7 @@ def _held(world: Place) -> set[tuple[str, str]]:
 
 
 def test_new_scratch_files_are_created_and_changed(world: Place, tell: Tell) -> None:
-    """Files, directories, symlinks, FIFOs, hard links: as on any file system."""
+    """Files, directories, symlinks, FIFOs and hard links work as on any file system."""
 
     def story() -> None:
         top = world.path / "build"
@@ -107,7 +107,7 @@ def test_new_scratch_files_are_created_and_changed(world: Place, tell: Tell) -> 
 
 
 def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, tell: Tell) -> None:
-    """Written, truncated, appended, given attributes: the mount shows the change and the source does not."""
+    """Writes, truncations, appends and attributes: the mount shows the change, and the source does not have it."""
 
     def story() -> None:
         old = world.path / "build/old"
@@ -144,7 +144,7 @@ def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, tell: T
 
 
 def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, tell: Tell) -> None:
-    """A removed name is gone, also from listings; what is made in its place shows nothing of what was there."""
+    """A removed name is hidden, also in listings. A new directory in its place shows nothing of the old one."""
 
     def story() -> None:
         top = world.path / "build"
@@ -175,7 +175,7 @@ def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, tel
 
 
 def test_a_removed_file_that_is_open_can_still_be_written(world: Place, tell: Tell) -> None:
-    """It goes on by itself: the source is not touched, and no name comes back."""
+    """The open file is written on its own: the source is unchanged, and no name reappears."""
 
     def story() -> None:
         path = world.path / "build/old"
@@ -193,7 +193,7 @@ def test_a_removed_file_that_is_open_can_still_be_written(world: Place, tell: Te
 
 
 def test_renames_within_scratch(world: Place, tell: Tell) -> None:
-    """Files of both layers, over files of both layers; directories of the layer; exchanged and not replaced."""
+    """Files of both layers over files of both layers; upper directories; RENAME_EXCHANGE and RENAME_NOREPLACE."""
 
     def story() -> None:
         top = world.path / "build"
@@ -229,7 +229,9 @@ def test_renames_within_scratch(world: Place, tell: Tell) -> None:
 
 
 def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
-    """Rename, link and exchange between the source and scratch are EXDEV; so is moving a directory of the source."""
+    """Rename, link and exchange between source and scratch fail with EXDEV; so does a move of a directory of the
+    source.
+    """
 
     def story() -> None:
         note, built = world.path / "notes/a.md", world.path / "build/x"
@@ -249,7 +251,7 @@ def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
 
 
 def test_protection_comes_first(world: Place, tell: Tell) -> None:
-    """What is protected stays so below a scratch path, and no symlink or device gets in by way of it."""
+    """Protection holds below a scratch path, and no symlink or device bypasses it."""
 
     def story() -> None:
         top = world.path / "build"
@@ -271,7 +273,7 @@ def _link_itself(old: Path, new: Path) -> None:
 
 
 def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(world: Place, tell: Tell) -> None:
-    """An environment links to the interpreter; no such link comes to lie in the source, by whatever way."""
+    """A virtual environment links to the interpreter. No such link reaches the source in any way."""
 
     def story() -> None:
         top = world.path / "build"
@@ -291,7 +293,7 @@ def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(world:
 
 
 def test_a_symlink_in_scratch_moves_with_its_directory(world: Place) -> None:
-    """It stays scratch, so it may lead anywhere there too, but into nothing protected."""
+    """It stays scratch, so it may lead anywhere except to protected paths."""
 
     def story() -> None:
         below = world.path / "notes/a/b"
@@ -327,7 +329,7 @@ def test_a_move_lets_no_symlink_of_the_source_lead_out(world: Place) -> None:
 
 
 def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
-    """However a file grows: by writing, sparsely, by allocation, by copying, by being brought up or renamed."""
+    """The quota covers writes, sparse files, allocation, copies, copy-up and renames."""
 
     def story() -> None:
         top = world.path / "build"
@@ -351,7 +353,7 @@ def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
             assert outcome((top / "old").write_bytes, b"x") == errno.EFBIG
             (top / "file").unlink()
             assert outcome((top / "other").write_bytes, b"x") == errno.EFBIG
-        # What was removed counts until the kernel says that nobody has it open any more.
+        # A removed file counts until the kernel reports that no program has it open.
         until(lambda: outcome((top / "other").write_bytes, b"x" * 995_000) == 995_000, "there is room again")
         (world.path / "free").mkdir()
         (world.path / "free/large").write_bytes(b"x" * 2_000_000)
@@ -363,7 +365,7 @@ def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
 
 
 def test_upper_directories_move_with_their_directory(world: Place) -> None:
-    """Renamed, it shows at its new place what was scratch at the old, where it is scratch there too."""
+    """After the rename, the scratch files appear at the new path, if that is scratch too."""
 
     def story() -> None:
         (world.path / "notes/d").mkdir()
@@ -388,7 +390,7 @@ def test_upper_directories_move_with_their_directory(world: Place) -> None:
 
 
 def test_directories_that_are_removed_behind_the_mount(world: Place) -> None:
-    """What lay beside them does not come in the way of what is made in their place."""
+    """Their upper directories do not affect new directories in their place."""
 
     def story() -> None:
         top = world.path / "build"
@@ -410,7 +412,7 @@ def test_directories_that_are_removed_behind_the_mount(world: Place) -> None:
 
 
 def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
-    """However many there are, and while they change."""
+    """For any number of names, and while they change."""
 
     def story() -> None:
         top = world.path / "free/many"
@@ -452,7 +454,9 @@ def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
 
 
 def test_scratch_files_end_with_the_session_unless_kept(place: MakePlace) -> None:
-    """The layer ends with the session, with whatever modes lie in it, and that of a killed one with the next mount."""
+    """The layer is removed with the session, whatever modes its files have; that of a killed session with the next
+    mount.
+    """
     world = place(policy=POLICY)
 
     def story(top: Path) -> None:
@@ -476,7 +480,7 @@ def test_scratch_files_end_with_the_session_unless_kept(place: MakePlace) -> Non
 
 
 def test_a_new_policy_counts_and_judges_existing_scratch_files(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """A bound that comes later counts what lies there already; what is scratch no more stays as it is, unchangeable."""
+    """A new quota counts existing files. A file that is no longer scratch stays, and cannot be changed."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     world = mounted(policy=policy)
@@ -496,7 +500,7 @@ def test_a_new_policy_counts_and_judges_existing_scratch_files(mounted: Mounted,
 
 
 def test_a_new_policy_counts_files_in_unreadable_directories(place: MakePlace) -> None:
-    """Their modes stay what they are, and `.bonobofs/scratch` lists what lies in them to the user of the server."""
+    """Their modes stay, and `.bonobofs/scratch` lists their contents for the user of the server."""
     world = place(policy=POLICY)
     free, policy = world.path / "free", next(world.home.parent.glob("policy-*.toml"))
 

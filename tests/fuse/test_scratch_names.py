@@ -1,4 +1,4 @@
-"""Files that have several names, of which some or all are scratch; and trees that changed behind the mount."""
+"""Files with several names, of which some or all are scratch, and trees that change behind the mount."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _fill(source: Path) -> None:
 
 
 def test_all_names_of_a_file_lead_to_the_copy_after_copy_up(world: Place) -> None:
-    """What is written by one name is read by that name, whichever the kernel knew first."""
+    """Data written under one name is read under that name, whichever the kernel looked up first."""
 
     def story() -> None:
         first, second = world.path / "build/deps/app", world.path / "build/app"
@@ -59,7 +59,7 @@ def test_all_names_of_a_file_lead_to_the_copy_after_copy_up(world: Place) -> Non
 
 @pytest.mark.parametrize("names", [("build/a.md", "notes/a.md"), ("notes/a.md", "build/a.md")])
 def test_a_file_with_scratch_and_source_names_is_not_changed(world: Place, names: tuple[str, str]) -> None:
-    """Of two names, one scratch and one not, a write would vanish in the layer, or reach the source from scratch."""
+    """With one scratch name and another one, a write would be lost in the overlay, or reach the source from scratch."""
 
     def story() -> None:
         for name in names:
@@ -76,7 +76,7 @@ def test_a_file_with_scratch_and_source_names_is_not_changed(world: Place, names
 
 
 def test_listings_show_external_creations_and_removals(world: Place) -> None:
-    """What lies in the layer is listed once, whether the source has the name by now or has it no more."""
+    """A file of the overlay is listed once, whether or not the source has the name meanwhile."""
 
     def story() -> None:
         (world.path / "build/new").write_text("new")
@@ -92,7 +92,7 @@ def test_listings_show_external_creations_and_removals(world: Place) -> None:
 
 
 def test_a_symlink_that_replaced_another_is_changed_itself(world: Place) -> None:
-    """Its times are those of the one in the source, not of the one that was held."""
+    """Its times are set on the symlink in the source, not on the staged one."""
 
     def story() -> None:
         os.symlink("a.md", world.path / "notes/x.tmp")

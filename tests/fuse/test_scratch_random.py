@@ -1,4 +1,4 @@
-"""Random work in a scratch directory that the source has too comes out as on a bare directory."""
+"""Random work in a scratch directory that the source also has gives the same result as on a bare directory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _act(chance: random.Random) -> tuple[str, Act]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_work_in_both_layers_is_as_on_a_bare_directory(own_place: MakePlace, tmp_path: Path, seed: int) -> None:
-    """The same outcome of every call and the same tree at the end, and a source that is as it was."""
+    """Every call has the same outcome, the final trees are equal, and the source is unchanged."""
     chance = random.Random(seed)
     world = own_place(policy=POLICY)
     (world.source / "build").mkdir()

@@ -1,4 +1,4 @@
-"""The record of scratch: many changes, few entries, and none that a crash could hide."""
+"""The audit record of scratch changes: many changes, few entries, and a crash hides none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def counted(entries: list[AuditEntry]) -> dict[str, int]:
 
 
 def test_a_build_in_scratch_is_counted_and_enters_no_file(mounted: Mounted) -> None:
-    """The first change has its intent on record when it returns; the counts follow by themselves, once it is quiet."""
+    """The intent of the first change is recorded before the call returns. The counts follow after an idle second."""
     world = mounted(policy=POLICY)
     top = world.path / "web/node_modules"
     top.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Any sequence of system calls does in the mount what it does without one, with files held open all the while."""
+"""Any sequence of system calls, with files kept open, has the same effect in the mount as without it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def _tree(top: Path) -> list[tuple[object, ...]]:
 
 
 def test_any_sequence_of_calls_works_as_without_a_mount(place: MakePlace) -> None:
-    """Opens, writes, renames, exchanges, links and removals in random order have the same results and the same end."""
+    """Opens, writes, renames, exchanges, links and removals in random order have the same results and the same final
+    tree.
+    """
     world = place()
 
     def story(seed: int) -> None:
@@ -213,7 +215,7 @@ def _wrong(top: Path) -> list[str]:
 
 
 def test_no_sequence_of_calls_bypasses_the_policy(place: MakePlace) -> None:
-    """Whatever is tried, in whatever order: what is protected is untouched, and what is there is what rules admit."""
+    """After any calls in any order, protected files are unchanged, and all others conform to the rules."""
     world = place(policy=POLICY)
 
     def story() -> None:

@@ -1,4 +1,4 @@
-"""Files with several names, directories that moved behind the mount, and what the record says of it all."""
+"""Files with several names, directories moved behind the mount, and their audit entries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(path: Path, content: bytes, offset: int = 0) -> int:
 
 
 def forget_all() -> None:
-    """Have the kernel forget every name and inode that nobody has open, as it does when memory is short."""
+    """Have the kernel forget every name and inode that no process has open, as it does when memory is short."""
     Path("/proc/sys/vm/drop_caches").write_text("2")
 
 
@@ -60,7 +60,7 @@ def aliased(source: Path, mounted: Mounted) -> World:
 
 @pytest.mark.root
 def test_a_name_counts_once_however_often_its_directory_was_forgotten(aliased: World) -> None:
-    """A protected file stays closed under its other name when the kernel looks that up again and again."""
+    """A protected file stays protected under its other name, however often the kernel looks that up."""
     path = aliased.path / "aidlc-docs/sub/x.md"
     for _ in range(3):
         assert write(path, b"EVIL") == errno.EPERM
@@ -69,14 +69,14 @@ def test_a_name_counts_once_however_often_its_directory_was_forgotten(aliased: W
 
 
 def test_the_times_of_a_file_with_a_foreign_name_stay(aliased: World) -> None:
-    """Times show under every name, so an allowed name does not give the right to set them."""
+    """Times are visible under every name, so an allowed name does not permit setting them."""
     before = (aliased.source / ".git/config").stat().st_mtime_ns
     assert refusal(os.utime, aliased.path / "aidlc-docs/sub/x.md", (1, 1)) == errno.EPERM
     assert (aliased.source / ".git/config").stat().st_mtime_ns == before
 
 
 def test_one_inode_under_two_rules_obeys_both(source: Path, mounted: Mounted) -> None:
-    """What one of a file's names may not hold is not written under another."""
+    """Content that one name of a file may not have is not written under another."""
     for directory in ("docs", "any"):
         (source / directory).mkdir()
     (source / "docs/a").write_text("small")
@@ -93,7 +93,7 @@ def test_one_inode_under_two_rules_obeys_both(source: Path, mounted: Mounted) ->
 
 
 def test_a_default_acl_does_not_make_executables(source: Path, mounted: Mounted) -> None:
-    """Under a default ACL the umask does not hold, and the mode is judged without it."""
+    """The umask does not apply under a default ACL, and the mode is judged without it."""
     (source / "aidlc-docs").mkdir()
     subprocess.run(["setfacl", "-d", "-m", "u::rwx,g::rwx,o::rwx", source / "aidlc-docs"], check=True)
     world = mounted()
@@ -107,7 +107,7 @@ def test_a_default_acl_does_not_make_executables(source: Path, mounted: Mounted)
 
 
 def test_no_file_is_created_under_the_old_path_of_a_directory(source: Path, mounted: Mounted) -> None:
-    """A directory that was moved behind the mount, and found at its new place, is not written under the old one."""
+    """A directory that was moved behind the mount and found at its new path is not changed under the old one."""
     (source / "A").mkdir()
     (source / "A/file").write_text("old")
     world = mounted(policy=ALLOW_ALL)
@@ -125,7 +125,7 @@ def test_no_file_is_created_under_the_old_path_of_a_directory(source: Path, moun
 
 
 def test_a_file_that_was_removed_behind_the_mount_can_be_made_again(source: Path, mounted: Mounted) -> None:
-    """The kernel looks again where what it believed in is not there."""
+    """The kernel looks the name up again when its cached file is gone."""
     (source / "a").write_text("old")
     world = mounted(policy=ALLOW_ALL)
     assert (world.path / "a").read_text() == "old"
@@ -135,7 +135,7 @@ def test_a_file_that_was_removed_behind_the_mount_can_be_made_again(source: Path
 
 
 def test_a_range_is_copied_within_one_file(mounted: Mounted) -> None:
-    """Source and target may be the same file, though it was not open below before."""
+    """Source and target may be the same file, even if the server had not opened it before."""
     world = mounted(policy=ALLOW_ALL)
     (world.source / "f").write_bytes(b"0123456789abcdef")
     fd = os.open(world.path / "f", os.O_RDWR)
@@ -162,7 +162,7 @@ def test_a_program_that_was_linked_into_place_can_be_run_below(mounted: Mounted)
 
 @pytest.mark.root
 def test_a_file_with_two_names_is_found_by_the_remaining_one(mounted: Mounted) -> None:
-    """One of its names moved while the kernel had forgotten it: the other still leads to the file."""
+    """One name moved while the kernel had forgotten it: the other still leads to the file."""
     world = mounted(policy=ALLOW_ALL)
     for directory in ("A", "B"):
         (world.source / directory).mkdir()

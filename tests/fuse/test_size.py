@@ -1,4 +1,4 @@
-"""Much of everything: what is large costs memory and time only as far as it is touched."""
+"""Large trees and files: memory and time depend only on what is accessed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_hundred_thousand_entries_are_listed_and_walked_within_100_megabytes(
     own_place: MakePlace, crowd: Path
 ) -> None:
-    """Each entry comes exactly once, with its attributes, and the server stays small; and the same again, warm."""
+    """Each entry comes exactly once, with its attributes, and the server stays small; also with warm caches."""
     world = own_place(source=crowd)
     expected = [f"file-{number:06}" for number in range(CROWD)]
     for _ in range(2):
@@ -49,14 +49,14 @@ def test_a_hundred_thousand_entries_are_listed_and_walked_within_100_megabytes(
 
 
 def test_a_listing_alone_costs_no_memory_for_long(own_place: MakePlace, crowd: Path) -> None:
-    """What the kernel does not keep, the server does not either: nodes are given back with FORGET."""
+    """The server drops the nodes that the kernel forgets."""
     world = own_place(source=crowd)
     assert len(os.listdir(world.path / "crowd")) == CROWD
     assert _resident(world) < 100 * MEGABYTE
 
 
 def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> None:
-    """To mount a large tree and to touch ten of its files takes as little as if there were no others."""
+    """Mounting a large tree and accessing ten files takes as little memory as if there were no others."""
     (crowd.parent / "small").mkdir(exist_ok=True)
     small = own_place(source=crowd.parent / "small")
     world = own_place(source=crowd)
@@ -70,7 +70,7 @@ def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> N
 
 
 def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
-    """Two programs that read one directory at once, step by step, both get each entry once."""
+    """Two programs that read one directory alternately both get each entry once."""
     world = place()
 
     def story() -> None:
@@ -90,7 +90,7 @@ def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
 
 
 def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> None:
-    """Of a directory that changes while it is read, everything that stays is seen exactly once, as `rm -r` needs."""
+    """While a directory changes, each remaining entry is read exactly once, as `rm -r` needs."""
     world = place()
 
     def story() -> None:
@@ -114,7 +114,7 @@ def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> 
 
 
 def test_a_large_tree_is_removed_whole(place: MakePlace) -> None:
-    """`rm -rf` of many files in many directories leaves nothing, below or in the mount."""
+    """`rm -rf` of many files in many directories leaves nothing in the source or the mount."""
     world = place()
 
     def story() -> None:
@@ -129,7 +129,7 @@ def test_a_large_tree_is_removed_whole(place: MakePlace) -> None:
 
 
 def test_changing_the_same_files_again_and_again_does_not_grow_the_server(own_place: MakePlace) -> None:
-    """Runs, callers, links and nodes of what is gone are forgotten."""
+    """Batches, callers, links and nodes of removed files are dropped."""
     world = own_place()
 
     def round_of(count: int) -> None:

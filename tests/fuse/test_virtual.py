@@ -1,4 +1,7 @@
-"""`.bonobofs` in a mount, and the extended attribute that says why: there for who asks, and for nobody else."""
+"""`.bonobofs` in a mount, and the extended attribute that explains decisions.
+
+Both are found by name and never listed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ WHY: Final = "user.bonobofs.why"
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
 def test_a_directory_explains_the_decision_for_a_name(place: MakePlace, transport: str) -> None:
-    """`user.bonobofs.why.NAME` says what making or writing NAME would meet; it is never listed or set."""
+    """`user.bonobofs.why.NAME` explains the decision about creating or writing NAME. It is never listed or set."""
     world = place(policy=POLICY, transport=transport)
     world.does(os.mkdir, world.source / "notes")
     (world.source / "notes/there.txt").touch()
@@ -79,7 +82,7 @@ def test_a_denial_has_the_time_at_which_it_was_made(place: MakePlace) -> None:
 
 
 def test_the_virtual_directory_is_reachable_by_name_and_lists_its_files(place: MakePlace) -> None:
-    """`.bonobofs` is a directory with four files, read-only for everybody."""
+    """`.bonobofs` is a directory with four files, read-only for every user."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -97,7 +100,7 @@ def test_the_virtual_directory_is_reachable_by_name_and_lists_its_files(place: M
 
 
 def test_tree_walks_do_not_see_the_virtual_directory(place: MakePlace) -> None:
-    """It is not listed, so neither ls, find, cp, tar nor git takes it along."""
+    """It is not listed, so ls, find, cp, tar and git ignore it."""
     world = place()
 
     def story() -> None:
@@ -125,7 +128,7 @@ def test_tree_walks_do_not_see_the_virtual_directory(place: MakePlace) -> None:
 
 
 def test_the_virtual_directory_cannot_be_changed(place: MakePlace) -> None:
-    """Whatever is tried on it, under an allow-all policy too, fails and changes nothing, and is on record."""
+    """Each attempt to change it fails and is recorded, also under a policy that permits everything."""
     world = place()
 
     def story() -> dict[str, object]:
@@ -183,7 +186,7 @@ def _appended(path: Path) -> int:
 
 
 def test_denials_are_fresh_at_each_open(place: MakePlace) -> None:
-    """The last refusals are there, newest last, in the one schema, as soon as they have happened."""
+    """The last refusals are readable at once, the newest last, in the one schema."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -204,7 +207,7 @@ def test_denials_are_fresh_at_each_open(place: MakePlace) -> None:
 
 
 def test_an_open_reader_sees_one_whole_document(place: MakePlace) -> None:
-    """Who has the refusals open reads them as they were, however many follow."""
+    """A reader that has the file open sees its old content, however many refusals follow."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -222,7 +225,7 @@ def test_an_open_reader_sees_one_whole_document(place: MakePlace) -> None:
 
 
 def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
-    """A program that tries everything fills neither the memory nor the file."""
+    """A program with many refusals fills neither the memory nor the file."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -235,7 +238,7 @@ def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
 
 
 def test_whoami_shows_the_agent(place: MakePlace) -> None:
-    """Agent, UUID, team, role, chain, session, source, the policy's digest, what it may call, and nothing else."""
+    """Agent, UUID, team, role, chain, session, source, policy digest and permitted calls, and nothing else."""
     world = place(policy=POLICY)
     who = json.loads(world.does((world.path / ".bonobofs/whoami.json").read_text))
     made = world.session
@@ -265,7 +268,7 @@ def test_policy_md_shows_what_may_be_written(place: MakePlace) -> None:
 
 
 def test_a_source_that_has_one_of_its_own_keeps_it_hidden(place: MakePlace) -> None:
-    """What the source calls `.bonobofs` is neither shown nor reached nor changed, by whatever name leads there."""
+    """A `.bonobofs` of the source is not shown, reached or changed under any name."""
     world = place()
 
     def story() -> None:
@@ -288,7 +291,7 @@ def test_a_source_that_has_one_of_its_own_keeps_it_hidden(place: MakePlace) -> N
 
 
 def test_a_file_with_its_name_in_the_source_is_hidden_too(place: MakePlace) -> None:
-    """A plain file of that name does not stand in the way."""
+    """A file with that name does not matter."""
     world = place()
 
     def story() -> None:
@@ -306,7 +309,7 @@ def _why(path: Path) -> dict[str, Any]:
 
 
 def test_the_attribute_explains_whether_a_path_may_be_written(place: MakePlace) -> None:
-    """`user.bonobofs.why` of files and directories is a decision in the one schema, and agrees with what happens."""
+    """`user.bonobofs.why` of a file or directory is a decision in the one schema, and matches what happens."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -343,7 +346,7 @@ def _append(path: Path) -> None:
 
 
 def test_the_attribute_is_not_listed_and_asking_is_not_recorded(place: MakePlace) -> None:
-    """Who copies attributes does not copy it, and a question is not a refusal."""
+    """Programs that copy attributes do not copy it, and reading it is not recorded as a refusal."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -359,7 +362,9 @@ def test_the_attribute_is_not_listed_and_asking_is_not_recorded(place: MakePlace
 
 
 def test_the_attribute_cannot_be_set_or_removed(place: MakePlace) -> None:
-    """Nor anything else in that namespace: EPERM, under an allow-all policy too, and nothing reaches the source."""
+    """The whole namespace is read-only: EPERM, also under a policy that permits everything, and the source is
+    unchanged.
+    """
     world = place()
 
     def story() -> None:
@@ -377,7 +382,7 @@ def test_the_attribute_cannot_be_set_or_removed(place: MakePlace) -> None:
 
 
 def test_a_source_cannot_forge_the_attribute(place: MakePlace) -> None:
-    """What the source has under that name is not what the mount answers."""
+    """The mount does not show the source's attribute of that name."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -389,7 +394,7 @@ def test_a_source_cannot_forge_the_attribute(place: MakePlace) -> None:
 
 
 def test_a_value_that_does_not_fit_is_erange(place: MakePlace) -> None:
-    """getxattr with too small a buffer is ERANGE, with none the size, as for any attribute."""
+    """getxattr with a small buffer is ERANGE; with none it returns the size, as for any attribute."""
     world = place(policy=POLICY)
 
     def story() -> None:
@@ -404,7 +409,7 @@ def test_a_value_that_does_not_fit_is_erange(place: MakePlace) -> None:
 
 @pytest.mark.parametrize("count", [300])
 def test_many_readers_leave_nothing_behind(own_place: MakePlace, count: int) -> None:
-    """Documents that nobody has open any more are forgotten: the server does not grow with each refusal and look."""
+    """Documents that no program has open are dropped: the server does not grow with refusals and lookups."""
     world = own_place(policy=POLICY)
 
     def look(times: int) -> None:

@@ -1,6 +1,6 @@
-"""A server that notes what the kernel asks it and what it brings to the disk: `python -m tests.fuse.traffic NOTES`.
+"""A server that records the kernel's requests and its own calls of fsync: `python -m tests.fuse.traffic NOTES`.
 
-It is the real one, in a process of its own, with its configuration on standard input; only its ears are longer.
+It is the real server in a process of its own, with its configuration on standard input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for what another process does, never for time to pass."""
+"""Wait for a condition, never for a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 _T = TypeVar("_T")
 PATIENCE: Final = 15.0
-"""Seconds after which what was waited for counts as not coming."""
+"""Seconds after which a wait fails."""
 
 
 def until(ask: Callable[[], _T], what: str, *, seconds: float = PATIENCE) -> _T:

@@ -1,4 +1,4 @@
-"""Messages that hypothesis makes: sound ones with every value in their fields, cut ones, and plain noise."""
+"""Messages by hypothesis: valid ones with all values, truncated ones, and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving process without a kernel: the connection over a socket, and every message that one likes to send."""
+"""The serving process without a kernel: the connection over a socket, and any messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever arrives on the connection is answered, and changes nothing that is not on record."""
+"""Every message on the connection is answered, and no change is made without a record."""
 
 from __future__ import annotations
 
