@@ -132,8 +132,9 @@ def _why(session: SessionContext, arguments: Arguments) -> Any:
     _check_empty(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
-    explanation = import_module("bonobofs.session.explanation")
-    return explanation.ask_in(root, path, operation, to, size, session.guard.decide_in_mount)
+    from bonobofs.session.explanation import explain_in_mount  # noqa: PLC0415 - imported by the first call
+
+    return explain_in_mount(root, path, operation, to, size, session.guard.decide_in_mount)
 
 
 def _show(session: SessionContext, arguments: Arguments) -> Any:

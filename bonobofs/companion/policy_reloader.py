@@ -73,7 +73,7 @@ class PolicyReloader:
         if always or self._is_broken or policy != self._in_force:
             self._in_force = policy
             write_document(self._copy, policy)
-            import_module(_LOADER).keep(self._home, self._session, tracked)
+            import_module(_LOADER).save_tracked(self._home, self._session, tracked)
             file = _owner_and_time(Path(os.path.realpath(self._file)))
             document = {"origin": chosen.origin, "policy": policy, "tracked": tracked, "file": file}
             self._channel.send(MessageKind.POLICY, document)
