@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.posix.harness import Case, See, Seen, in_child, refusals, unlike
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 110.0
 """Seconds after which a case counts as hung."""
 
 _HERE: Final = Path(__file__).resolve().parent
