@@ -1,7 +1,6 @@
-"""What the session's `bd` asks through the guard socket, and whoever else works on issues there.
+"""The calls of the guard socket about issues: `beads.bd` for the session's `bd`, and one call for each operation.
 
-`beads.bd` takes a whole command line of bd, and gives how it ended and what it says. The others are one operation each.
-Every bd that comes of it runs here, beside the mount and on the source.
+`beads.bd` takes a command line of bd and returns its exit status and output. The companion runs bd on the source.
 """
 
 from __future__ import annotations
@@ -19,23 +18,22 @@ from bonobofs.beads.bd_flags import Unanswered
 from bonobofs.beads.call_plan import act
 from bonobofs.beads.issue_service import Acting
 from bonobofs.beads.refusals import UNANSWERED
+from bonobofs.companion.call_arguments import Arguments, check_empty, required_texts
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.policy.decision import Denied, Refused, as_document
 from bonobofs.policy.request import Operation, WorkspacePath
 
-Arguments = dict[str, Any]
-
 _FAILED: Final = 1
-_MOST_TOLD: Final = 20
-_LONGEST: Final = 200
-"""How many words of a command line the record has at most, and characters of each."""
+_MAX_WORDS: Final = 20
+_MAX_WORD: Final = 200
+"""Words of a command line in the trail, and characters of each."""
 _STEERING: Final = ("BEADS_", "BD_")
 _HARMLESS: Final = frozenset(
     {"BD_JSON", "BD_JSON_ENVELOPE", "BD_NO_HOOKS", "BD_NO_PAGER", "BD_NON_INTERACTIVE", "BD_PAGER", "BD_READONLY"}
 )
-"""Variables of bd that only say how it is to answer, or that it is to do less. They are not handed on."""
+"""Variables of bd that change its output, or make it do less. They are not passed on."""
 _OPERATIONS: Final = {
     "create": Operation.CREATE_ISSUE,
     "update": Operation.UPDATE_ISSUE,
@@ -48,7 +46,7 @@ _OPERATIONS: Final = {
 
 
 class Issues:
-    """The issues of a session: bd, and the gate before it."""
+    """The issues of a session."""
 
     def __init__(self, session: SessionContext) -> None:
         self.beads: Final = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
@@ -56,7 +54,7 @@ class Issues:
         self._acting: Final = Acting(session, self.beads)
 
     def act(self, step: Step, tool: str) -> BeadsIssue:
-        """One call of the gate."""
+        """Run one operation."""
         return act(self._acting, self._agent, step, tool)
 
 
@@ -65,7 +63,7 @@ _ISSUES_LOCK: Final = threading.Lock()
 
 
 def issues_of(session: SessionContext) -> Issues:
-    """The session's issues. BeadsError where its workspace has none."""
+    """The session's issues. BeadsError: its workspace has none."""
     with _ISSUES_LOCK:
         if session not in _ISSUES:
             _ISSUES[session] = Issues(session)
@@ -73,92 +71,91 @@ def issues_of(session: SessionContext) -> Issues:
 
 
 def bd(session: SessionContext, arguments: Arguments) -> Any:
-    """Answer a command line: {"status", "stdout", "stderr", "denied"}, the last a list of decisions."""
-    words, variables = _texts(arguments, "arguments"), _texts(arguments, "variables")
-    if arguments:
-        raise UsageError(f"the call takes no {', '.join(arguments)}")
-    caller = Caller("bd", {"command": [word[: _MOST_TOLD * 10] for word in words[:_MOST_TOLD]]})
+    """Run a command line: {"status", "stdout", "stderr", "denied"}, the last a list of denials."""
+    words, variables = required_texts(arguments, "arguments"), required_texts(arguments, "variables")
+    check_empty(arguments)
+    caller = Caller("bd", {"command": [word[:_MAX_WORD] for word in words[:_MAX_WORDS]]})
     try:
-        asked = understand(words)
+        command_line = understand(words)
         if steering := [name for name in variables if name.startswith(_STEERING) and name not in _HARMLESS]:
             raise Unanswered("environment", f"This is about {', '.join(map(ascii, steering))}.")
     except Unanswered as unanswered:
         operation = next((_OPERATIONS[word] for word in words if word in _OPERATIONS), Operation.CALL)
         denied = Denied(*UNANSWERED[unanswered.rule], WorkspacePath(""), operation, about=unanswered.about)
         raise session.guard.deny(denied, caller, guard="beads") from None
-    if isinstance(asked, Reading):
-        return _read(session, asked, caller)
-    return _ask(session, asked)
+    if isinstance(command_line, Reading):
+        return _read(session, command_line, caller)
+    return _ask(session, command_line)
 
 
-def _read(session: SessionContext, asked: Reading, caller: Caller) -> Any:
+def _read(session: SessionContext, command_line: Reading, caller: Caller) -> Any:
     policy, role = session.guard.policy, session.guard.agent.role
     if role not in policy.roles:
         denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
         raise session.guard.deny(denied, caller, guard="beads")
     with issues_of(session).beads.turn() as turn:
-        output = turn.read(asked.arguments)
+        output = turn.read(command_line.arguments)
     if output.status is None:
         return _answer(_FAILED, output.stdout, output.stderr + "bd: it took too long, and was ended\n")
     return _answer(output.status if output.status >= 0 else 128 - output.status, output.stdout, output.stderr)
 
 
-def _ask(session: SessionContext, asked: Asking) -> Any:
+def _ask(session: SessionContext, command_line: Asking) -> Any:
     issues = issues_of(session)
-    done: list[tuple[Step, BeadsIssue]] = []
+    completed: list[tuple[Step, BeadsIssue]] = []
     denied: list[dict[str, Any]] = []
-    said: list[str] = []
-    for step in asked.steps:
+    errors: list[str] = []
+    for step in command_line.steps:
         try:
-            done.append((step, issues.act(step, f"bd {asked.command}")))
+            completed.append((step, issues.act(step, f"bd {command_line.command}")))
         except Refused as refused:
             denied.append(as_document(refused.decision, refused.decision.path, refused.decision.operation))
         except BonobofsError as error:
-            said.append(f"bd: {error}\n")
-    status = Refused.exit_code if denied else _FAILED if said else 0
-    return {**_answer(status, _told(asked, done), "".join(said)), "denied": denied}
+            errors.append(f"bd: {error}\n")
+    status = Refused.exit_code if denied else _FAILED if errors else 0
+    return {**_answer(status, _output(command_line, completed), "".join(errors)), "denied": denied}
 
 
 def _answer(status: int, stdout: str, stderr: str) -> dict[str, Any]:
     return {"status": status, "stdout": stdout, "stderr": stderr, "denied": []}
 
 
-def _told(asked: Asking, done: Sequence[tuple[Step, BeadsIssue]]) -> str:
-    """What bd says of what has been done."""
-    if not done:
+def _output(command_line: Asking, completed: Sequence[tuple[Step, BeadsIssue]]) -> str:
+    """The output of bd for the operations that succeeded."""
+    if not completed:
         return ""
-    if asked.silent and not asked.json:
-        return "".join(f"{issue.id}\n" for _, issue in done)
-    if not asked.json:
-        return "".join(f"{_line(asked.command, step, issue)}\n" for step, issue in done)
-    documents = [_document(asked.command, step, issue) for step, issue in done]
-    of_one = asked.command in ("create", "dep", "dep add", "dep remove", "comment", "comments add")
-    return json.dumps(documents[0] if of_one else documents, indent=2) + "\n"
+    if command_line.silent and not command_line.json:
+        return "".join(f"{issue.id}\n" for _, issue in completed)
+    if not command_line.json:
+        return "".join(f"{_line(command_line.command, step, issue)}\n" for step, issue in completed)
+    documents = [_document(command_line.command, step, issue) for step, issue in completed]
+    is_single = command_line.command in ("create", "dep", "dep add", "dep remove", "comment", "comments add")
+    return json.dumps(documents[0] if is_single else documents, indent=2) + "\n"
 
 
 def _document(command: str, step: Step, issue: BeadsIssue) -> Mapping[str, Any]:
-    given = step.arguments
+    fields = step.arguments
     if step.name == "tie":
-        return {"status": "added", "issue_id": step.issue, "depends_on_id": given["other"], "type": given["type"]}
+        return {"status": "added", "issue_id": step.issue, "depends_on_id": fields["other"], "type": fields["type"]}
     if step.name == "untie":
-        return {"status": "removed", "issue_id": step.issue, "depends_on_id": given["other"]}
+        return {"status": "removed", "issue_id": step.issue, "depends_on_id": fields["other"]}
     if step.name == "label":
         way = command.rpartition(" ")[2]
-        return {"issue_id": step.issue, "label": given[way][0], "status": "added" if way == "add" else "removed"}
+        return {"issue_id": step.issue, "label": fields[way][0], "status": "added" if way == "add" else "removed"}
     if step.name == "comment":
-        return {"issue_id": step.issue, "text": given["text"]}
+        return {"issue_id": step.issue, "text": fields["text"]}
     return issue_json.as_document(issue)
 
 
 def _line(command: str, step: Step, issue: BeadsIssue) -> str:
-    given = step.arguments
+    fields = step.arguments
     if step.name == "tie":
-        return f"✓ Added dependency: {step.issue} depends on {given['other']} ({given['type']})"
+        return f"✓ Added dependency: {step.issue} depends on {fields['other']} ({fields['type']})"
     if step.name == "untie":
-        return f"✓ Removed dependency: {step.issue} no longer depends on {given['other']}"
+        return f"✓ Removed dependency: {step.issue} no longer depends on {fields['other']}"
     if step.name == "label":
         added = command.endswith("add")
-        label = given["add" if added else "remove"][0]
+        label = fields["add" if added else "remove"][0]
         return f"✓ Added label {label} to {issue.id}" if added else f"✓ Removed label {label} from {issue.id}"
     if step.name == "comment":
         return f"✓ Comment added to {issue.id}"
@@ -166,17 +163,10 @@ def _line(command: str, step: Step, issue: BeadsIssue) -> str:
     return f"✓ {word} {issue.id}: {issue.title}"
 
 
-def _texts(arguments: Arguments, name: str) -> list[str]:
-    value = arguments.pop(name, None)
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"the call needs {name}, a list of texts")
-    return value
-
-
 def _operation(name: str, needed: str, others: str | None = None) -> Callable[[SessionContext, Arguments], Any]:
-    """One call of the gate by its arguments; it gives the issue as `bd show --json` has it.
+    """A call for one operation; it returns the issue as `bd show --json` does.
 
-    `others` are the arguments that it may have beside those that it needs; None: fields of an issue, which are judged.
+    `needed` are the required arguments, `others` the optional ones; None: the fields of an issue.
     """
 
     def call(session: SessionContext, arguments: Arguments) -> Any:

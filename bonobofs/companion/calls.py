@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from bonobofs.companion.call_arguments import Arguments, check_empty, optional, required, required_texts
 from bonobofs.companion.git_calls import GIT_COMMANDS
 from bonobofs.companion.git_worker import PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.session_context import SessionContext
@@ -31,13 +32,9 @@ from bonobofs.policy.request import Operation, WorkspacePath
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
 
-Arguments = dict[str, Any]
 Call = Callable[[SessionContext, Arguments], Any]
 
-_T = TypeVar("_T")
 _MAX_SHOWN: Final = 200
-_MAX_TEXT: Final = 1 << 16
-"""Characters of a text other than the content of a file."""
 _MAX_PATH: Final = 4096
 """Bytes: PATH_MAX of Linux. The server keeps and shows refused paths."""
 _LEASE_FIELDS: Final = ("patterns", "shared", "workspace", "until", "reason")
@@ -73,35 +70,9 @@ def handle_call(
     return call(session, arguments)
 
 
-def _optional(arguments: Arguments, name: str, kind: type[_T], limit: int = _MAX_TEXT) -> _T | None:
-    """One argument of that type; None if it is missing. UsageError."""
-    value = arguments.pop(name, None)
-    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise UsageError(f"{name} is not of the type {kind.__name__}")
-    if isinstance(value, int) and abs(value) > sys.maxsize:
-        raise UsageError(f"{name} is too large a number")
-    if isinstance(value, str) and len(value) > limit:
-        raise UsageError(f"{name} has more than {limit} characters")
-    return value
-
-
-def _required(arguments: Arguments, name: str, kind: type[_T], limit: int = _MAX_TEXT) -> _T:
-    """One argument of that type. UsageError."""
-    value = _optional(arguments, name, kind, limit)
-    if value is None:
-        raise UsageError(f"the call needs {name}")
-    return value
-
-
-def _check_empty(arguments: Arguments) -> None:
-    """UsageError if an argument is left that the call does not have."""
-    if arguments:
-        raise UsageError(f"the call takes no {', '.join(arguments)}")
-
-
 def _path(session: SessionContext, arguments: Arguments, default: str | None = None) -> str:
     """A path of the workspace: relative to its root, or absolute in the mount or the source."""
-    path = _required(arguments, "path", str) if default is None else _optional(arguments, "path", str) or default
+    path = required(arguments, "path", str) if default is None else optional(arguments, "path", str) or default
     if len(os.fsencode(path)) > _MAX_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     pure = PurePosixPath(path)
@@ -116,7 +87,7 @@ def _path(session: SessionContext, arguments: Arguments, default: str | None = N
 
 
 def _whoami(session: SessionContext, arguments: Arguments) -> Any:
-    _check_empty(arguments)
+    check_empty(arguments)
     policy = session.guard.policy
     live = read_live(session_directory(session.home, session.who.session))
     in_force = {"policy": policy.digest, "policy_origin": "" if live is None else live.policy.origin}
@@ -126,10 +97,10 @@ def _whoami(session: SessionContext, arguments: Arguments) -> Any:
 
 def _why(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    word, size = _optional(arguments, "operation", str), _optional(arguments, "size", int)
-    new_path = _optional(arguments, "to", str)
+    word, size = optional(arguments, "operation", str), optional(arguments, "size", int)
+    new_path = optional(arguments, "to", str)
     to = None if new_path is None else _path(session, {"path": new_path})
-    _check_empty(arguments)
+    check_empty(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
     from bonobofs.session.explanation import explain_in_mount  # noqa: PLC0415 - imported by the first call
@@ -139,7 +110,7 @@ def _why(session: SessionContext, arguments: Arguments) -> Any:
 
 def _show(session: SessionContext, arguments: Arguments) -> Any:
     """Return when the mount shows every earlier change."""
-    _check_empty(arguments)
+    check_empty(arguments)
     session.guard.show()
 
 
@@ -148,39 +119,39 @@ def _show(session: SessionContext, arguments: Arguments) -> Any:
 
 def _read_file(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    offset, limit = _optional(arguments, "offset", int), _optional(arguments, "limit", int)
-    _check_empty(arguments)
+    offset, limit = optional(arguments, "offset", int), optional(arguments, "limit", int)
+    check_empty(arguments)
     return asdict(session.tools.guarded_read_file(path, 1 if offset is None else offset, limit))
 
 
 def _write_file(session: SessionContext, arguments: Arguments) -> Any:
-    path, content = _path(session, arguments), _required(arguments, "content", str, sys.maxsize)
-    create_only = _optional(arguments, "createOnly", bool) or False
-    _check_empty(arguments)
+    path, content = _path(session, arguments), required(arguments, "content", str, sys.maxsize)
+    create_only = optional(arguments, "createOnly", bool) or False
+    check_empty(arguments)
     written = session.tools.guarded_write_file(path, content, create_only)
     return {"path": str(written.relative_to(session.who.source))}
 
 
 def _list_files(session: SessionContext, arguments: Arguments) -> Any:
-    path, pattern = _path(session, arguments, ""), _optional(arguments, "pattern", str)
-    recursive = _optional(arguments, "recursive", bool) or False
-    _check_empty(arguments)
+    path, pattern = _path(session, arguments, ""), optional(arguments, "pattern", str)
+    recursive = optional(arguments, "recursive", bool) or False
+    check_empty(arguments)
     listing = session.tools.guarded_list_files(path, pattern, recursive)
     entries = [{**entry._asdict(), "kind": entry.kind.value} for entry in listing.entries]
     return {"path": listing.path, "entries": entries, "cut": listing.cut}
 
 
 def _search_files(session: SessionContext, arguments: Arguments) -> Any:
-    query, path = _required(arguments, "query", str), _path(session, arguments, "")
-    include, exclude = _optional(arguments, "include", str), _optional(arguments, "exclude", str)
-    _check_empty(arguments)
+    query, path = required(arguments, "query", str), _path(session, arguments, "")
+    include, exclude = optional(arguments, "include", str), optional(arguments, "exclude", str)
+    check_empty(arguments)
     found = session.tools.guarded_search_files(query, path, include, exclude)
     return {**asdict(found), "matches": [match._asdict() for match in found.matches]}
 
 
 def _delete_file(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
-    _check_empty(arguments)
+    check_empty(arguments)
     session.files.guarded_delete_file(path, session.who.agent_id)
     return None
 
@@ -196,27 +167,25 @@ def _check_lease_terms(session: SessionContext, name: str, seconds: int) -> None
 
 
 def _acquire(session: SessionContext, arguments: Arguments) -> Any:
-    patterns = _required(arguments, "patterns", list)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError("patterns are text")
+    patterns = required_texts(arguments, "patterns")
     service = _lease_service()
-    workspace = _optional(arguments, "workspace", str)
+    workspace = optional(arguments, "workspace", str)
     if workspace not in (None, session.who.source, session.who.mountpoint):
         raise ForbiddenError(f"a session acquires leases in its own workspace, {session.who.source}, alone")
     terms = service.LeaseTerms(
-        shared=_optional(arguments, "shared", bool) or False,
+        shared=optional(arguments, "shared", bool) or False,
         seconds=_seconds(session, arguments),
-        reason=_optional(arguments, "reason", str) or "",
+        reason=optional(arguments, "reason", str) or "",
         workspace=Path(session.who.source),
     )
-    _check_empty(arguments)
+    check_empty(arguments)
     _check_lease_terms(session, "lease.acquire", terms.seconds)
     return _record_lease(session, "acquire_lease", service.acquire(session.home, _holder(session), patterns, terms))
 
 
 def _extend(session: SessionContext, arguments: Arguments) -> Any:
-    lease, seconds = _optional(arguments, "lease", str), _seconds(session, arguments)
-    _check_empty(arguments)
+    lease, seconds = optional(arguments, "lease", str), _seconds(session, arguments)
+    check_empty(arguments)
     _check_lease_terms(session, "lease.extend", seconds)
     return _record_lease(
         session, "extend_lease", _lease_service().extend(session.home, _holder(session), lease, seconds)
@@ -224,19 +193,19 @@ def _extend(session: SessionContext, arguments: Arguments) -> Any:
 
 
 def _release(session: SessionContext, arguments: Arguments) -> Any:
-    lease = _optional(arguments, "lease", str)
-    _check_empty(arguments)
+    lease = optional(arguments, "lease", str)
+    check_empty(arguments)
     return _record_lease(session, "release_lease", _lease_service().release(session.home, _holder(session), lease))
 
 
 def _list(session: SessionContext, arguments: Arguments) -> Any:
-    _check_empty(arguments)
+    check_empty(arguments)
     service = _lease_service()
     return [service.as_document(lease) for lease in service.list_leases(session.home)]
 
 
 def _seconds(session: SessionContext, arguments: Arguments) -> int:
-    seconds = _optional(arguments, "seconds", int)
+    seconds = optional(arguments, "seconds", int)
     return min(DEFAULT_MAX, longest_lease(session.guard.policy)) if seconds is None else seconds
 
 

@@ -23,7 +23,7 @@ from bonobofs.beads.bd_lock import is_held, lock_path
 from bonobofs.errors import GitError
 from bonobofs.git.session_repository import find
 from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.paths import is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable

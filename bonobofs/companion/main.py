@@ -31,7 +31,7 @@ from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.socket_server import SocketServer
 from bonobofs.errors import MountError
 from bonobofs.ipc.channel import Channel, Message
-from bonobofs.ipc.messages import CompanionStatus, MessageKind
+from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bonobofs.errors import BonobofsError
 from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.ipc.session_config import CompanionConfig
 from bonobofs.state.home import write_document
 

@@ -20,7 +20,7 @@ from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcom
 from bonobofs.errors import ProtocolError, TrailError, UsageError
 from bonobofs.ipc.channel import Channel
 from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, encode_request
-from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request

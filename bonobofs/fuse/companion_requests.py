@@ -34,7 +34,7 @@ from bonobofs.fuse.git_grants import GitGrants
 from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, Notifications
 from bonobofs.ipc.channel import Message
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
-from bonobofs.ipc.messages import CompanionStatus, MessageKind
+from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
 from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Decision, Denied, Refused

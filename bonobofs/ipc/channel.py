@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bonobofs.errors import ProtocolError
-from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.message_kinds import MessageKind
 
 Message = tuple[MessageKind, bytes]
 

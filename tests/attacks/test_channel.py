@@ -10,7 +10,7 @@ import pytest
 
 from bonobofs.errors import ProtocolError
 from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.messages import MessageKind
+from bonobofs.ipc.message_kinds import MessageKind
 from tests.worlds import OrdinaryUser
 
 THIEF = """

@@ -198,7 +198,7 @@ SENSELESS: tuple[tuple[str, dict[str, object], str], ...] = (
     ("write_file", {"path": "a"}, "needs content"),
     ("write_file", {"path": "a", "content": 7}, "content is not of the type str"),
     ("write_file", {"path": "a", "content": "a", "mode": 7}, "takes no mode"),
-    ("lease.acquire", {"patterns": ["a", 7]}, "patterns are text"),
+    ("lease.acquire", {"patterns": ["a", 7]}, "patterns must be a list of texts"),
     ("lease.acquire", {"patterns": ["a"], "seconds": True}, "seconds is not of the type int"),
     ("lease.acquire", {"patterns": ["a"], "seconds": -1}, "a lease lasts more than nothing"),
     ("lease.acquire", {"patterns": ["[a"]}, "cannot be leased"),
