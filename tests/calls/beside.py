@@ -1,4 +1,4 @@
-"""A companion with one gate more: its change goes on until it is told to end."""
+"""A companion with one call more: `change`, which is in flight until the test ends it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 
 def change(session: SessionContext, arguments: dict[str, Any]) -> None:
-    """Admit a change of `path`, make the files `makes`, and end when the file `until` is there.
+    """Authorize a change of `path`, create the files `makes`, and end when the file `until` exists.
 
-    `alone`: nobody else who comes through the socket changes anything meanwhile.
+    `alone`: it holds the change lock, so that no other call changes anything meanwhile.
     """
     request = Request(Operation.WRITE_FILE, WorkspacePath(arguments["path"]))
     details: dict[str, Any] = {name: arguments[name] for name in ("touches", "by") if name in arguments}

@@ -1,4 +1,4 @@
-"""A mount that is called through its guard socket."""
+"""A mount whose guard socket is called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.worlds import ALLOW_ALL, Mounted, World
 
 
 class Called:
-    """A mount, and its socket."""
+    """A mount and its guard socket."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -31,7 +31,7 @@ class Called:
 
     @contextmanager
     def connected(self) -> Iterator[socket.socket]:
-        """A connection of its own, as a program makes it that does not keep to the rules."""
+        """A raw connection, for a hostile program."""
         with closing(self.connect()) as end:
             yield end
 
@@ -49,23 +49,23 @@ class Called:
         return end
 
     def of(self, path: str) -> list[AuditEntry]:
-        """What is recorded of a path."""
+        """The entries of a path."""
         return [entry for entry in self.world.entries() if entry.path == path]
 
 
 def answer(end: socket.socket) -> dict[str, Any]:
-    """The next line that is said; {} where the other end has let go."""
-    said = b""
-    while not said.endswith(b"\n"):
+    """The next answer; {} if the server has closed the connection."""
+    received = b""
+    while not received.endswith(b"\n"):
         try:
             data = end.recv(65536)
         except ConnectionResetError:
             data = b""
         if not data:
             return {}
-        said += data
-    found: dict[str, Any] = json.loads(said)
-    return found
+        received += data
+    document: dict[str, Any] = json.loads(received)
+    return document
 
 
 CalledMount = Callable[..., Called]

@@ -34,15 +34,15 @@ def _served_by_the_same(alice: Called) -> object:
     assert companion_of(alice.world.pid) == before
 
 
-def test_only_the_user_and_root_find_it(alice: Called) -> None:
-    """The socket is its user's own, in a directory of its user's own."""
+def test_the_socket_is_private_to_its_user(alice: Called) -> None:
+    """Socket and directory are open to their owner alone."""
     assert (alice.directory / "guard.sock").stat().st_mode & 0o777 == 0o600
     assert alice.directory.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.root
-def test_another_user_who_gets_there_is_refused(alice: Called) -> None:
-    """By what the kernel says of the other end, though every mode on the way lets everybody in."""
+def test_another_user_is_refused_by_uid(alice: Called) -> None:
+    """By the credentials of the kernel, also if every mode on the path allows access."""
     (alice.directory / "guard.sock").chmod(0o666)
     handle = os.open(alice.directory, os.O_PATH)
     program = "import socket, sys; s = socket.socket(socket.AF_UNIX)\n"
@@ -96,8 +96,8 @@ def test_garbage_is_answered_and_the_connection_goes_on(alice: Called) -> None:
             assert answer(end)["result"]["agent"] == "alice", line[:100]
 
 
-def test_a_line_that_does_not_end_keeps_nobody_waiting_and_is_let_go(alice: Called) -> None:
-    """More than a call may have is not kept, and who does not end a line in time loses the connection.
+def test_an_unterminated_line_delays_no_other_caller_and_expires(alice: Called) -> None:
+    """Bytes beyond the limit are not kept, and a line that is not completed in time closes the connection.
 
     However many there are of them.
     """
@@ -128,14 +128,14 @@ def _readable(end: socket.socket) -> bool:
         return False
 
 
-def test_the_longest_call_is_taken(alice: Called) -> None:
+def test_the_longest_call_is_accepted(alice: Called) -> None:
     content = "x" * (MAX_LINE - 100)
     assert alice("write_file", path="large", content=content) == {"path": "large"}
     assert (alice.path / "large").stat().st_size == len(content)
 
 
-def test_two_hundred_connections_keep_nobody_out(alice: Called) -> None:
-    """The one that has been idle the longest gives way to the one that comes."""
+def test_two_hundred_connections_do_not_block_a_new_one(alice: Called) -> None:
+    """A new connection replaces the one that has been idle for the longest time."""
     ends = [alice.connect() for _ in range(200)]
     try:
         assert serves(alice)
@@ -149,8 +149,8 @@ def test_two_hundred_connections_keep_nobody_out(alice: Called) -> None:
             end.close()
 
 
-def test_who_does_not_take_answers_keeps_nobody_waiting(alice: Called) -> None:
-    """Thousands of calls in one go, and nothing read."""
+def test_a_caller_that_reads_no_answers_delays_no_other(alice: Called) -> None:
+    """It sends thousands of calls and reads nothing."""
     with alice.connected() as end:
         end.settimeout(1)
         with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
@@ -159,8 +159,8 @@ def test_who_does_not_take_answers_keeps_nobody_waiting(alice: Called) -> None:
         assert serves(alice)
 
 
-def test_callers_that_go_away_leave_nothing(alice: Called) -> None:
-    """Also in the middle of a call: it is made, and its outcome is in the record."""
+def test_callers_that_disconnect_leave_nothing(alice: Called) -> None:
+    """Also during a call: it runs, and its outcome is recorded."""
     for number in range(50):
         with alice.connected() as end:
             end.sendall(json.dumps({"call": "write_file", "path": f"{number}", "content": "text"}).encode() + b"\n")
@@ -172,8 +172,8 @@ def test_callers_that_go_away_leave_nothing(alice: Called) -> None:
     until(lambda: len(os.listdir(f"/proc/{companion}/fd")) < 40, "every connection is closed")
 
 
-def test_nothing_but_the_call_is_believed(alice: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environment, working directory and program of a caller say nothing about who it is."""
+def test_the_identity_of_a_caller_comes_from_the_session_alone(alice: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment, working directory and program of a caller do not change the agent."""
     monkeypatch.setenv("BONOBOFS_AGENT", "root")
     monkeypatch.setenv("USER", "bob")
     monkeypatch.chdir("/")

@@ -1,4 +1,4 @@
-"""What can be called through the guard socket, and as whom."""
+"""The calls of the guard socket, and the agent as which each acts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_whoami_is_what_the_mount_says(alice: Called) -> None:
     assert alice("whoami") == json.loads((alice.path / ".bonobofs/whoami.json").read_text())
 
 
-def test_a_file_is_written_and_removed_by_the_doors_leave(alice: Called) -> None:
-    """The record has intent and outcome, the mount shows the file at once, and nobody takes it for a stranger's."""
+def test_a_file_is_written_and_removed_with_a_permit(alice: Called) -> None:
+    """The trail has intent and outcome, the mount shows the file at once, and it is no out-of-band change."""
     assert not (alice.path / "docs/plan.md").exists()
     assert alice("write_file", path="docs/plan.md", content="# The plan\n") == {"path": "docs/plan.md"}
     assert (alice.path / "docs/plan.md").read_text() == "# The plan\n"
@@ -44,12 +44,12 @@ def test_a_file_is_written_and_removed_by_the_doors_leave(alice: Called) -> None
         ("outcome", "delete_file", "delete", "", "allowed"),
     ]
     (alice.source / "sign").touch()
-    until(lambda: "sign" in out_of_band(alice.world), "what is a stranger's is entered")
+    until(lambda: "sign" in out_of_band(alice.world), "the external change is recorded")
     assert list(out_of_band(alice.world)) == ["sign"]
 
 
-def test_the_tools_read_the_workspace_and_are_recorded(alice: Called) -> None:
-    """Lines, names and matches, under paths of the workspace or the mount; each call is one entry."""
+def test_the_file_tools_read_the_workspace_and_are_recorded(alice: Called) -> None:
+    """Lines, names and matches, by paths of the workspace or the mount; each call is one entry."""
     (alice.path / "docs").mkdir()
     (alice.path / "docs/plan.md").write_text("one\ntwo\nthree\n")
     read = alice("read_file", path="docs/plan.md", offset=2, limit=1)
@@ -76,28 +76,28 @@ def test_the_tools_read_the_workspace_and_are_recorded(alice: Called) -> None:
 
 
 def test_a_tool_that_the_role_lacks_is_refused(mounted_called: CalledMount) -> None:
-    """Though the role may write: what it is given beside the mount is the policy's to say."""
+    """Also if the role may write: the policy lists the tools that a role may call."""
     called = mounted_called(policy='default = "allow"\n[role.r]\nwrite = ["**"]\ntools = ["read_file"]\n', role="r")
     (called.path / "a").write_text("text")
     assert called("read_file", path="a")["total_lines"] == 1
-    for name, more in (("write_file", {"path": "b", "content": "text"}), ("search_files", {"query": "text"})):
+    for name, arguments in (("write_file", {"path": "b", "content": "text"}), ("search_files", {"query": "text"})):
         with pytest.raises(Refused) as refused:
-            called(name, **more)
+            called(name, **arguments)
         assert refused.value.decision.code is Code.ROLE
 
 
-def test_a_role_that_is_not_defined_leases_nothing(mounted_called: CalledMount) -> None:
-    """It may do nothing, and so keep nobody else from anything."""
+def test_an_undefined_role_leases_nothing(mounted_called: CalledMount) -> None:
+    """It may change nothing, so a lease of it would only block other agents."""
     called = mounted_called(policy='default = "allow"\n', role="stranger")
-    for name, more in (("lease.acquire", {"patterns": ["**"]}), ("lease.extend", {})):
+    for name, arguments in (("lease.acquire", {"patterns": ["**"]}), ("lease.extend", {})):
         with pytest.raises(Refused) as refused:
-            called(name, **more)
+            called(name, **arguments)
         assert refused.value.decision.code is Code.ROLE
     assert called("lease.list") == []
 
 
-def test_a_lease_in_somebody_elses_mount_is_not_ones_own(alice: Called, tmp_path: Path) -> None:
-    """The state directory of the session gets it, for its agent. That of the caller would bind no session there."""
+def test_a_lease_acquired_in_a_mount_belongs_to_its_agent(alice: Called, tmp_path: Path) -> None:
+    """It is stored in the state directory of the session, not in that of the caller."""
     other = {"BONOBOFS_HOME": str(tmp_path / "other")}
     acquired = bonobofs("lease", "acquire", "docs/**", cwd=alice.path, env=other)
     assert acquired.returncode == 0, acquired.stderr
@@ -106,7 +106,7 @@ def test_a_lease_in_somebody_elses_mount_is_not_ones_own(alice: Called, tmp_path
     assert bonobofs("lease", "list", env=other).stdout == "nothing is leased\n"
 
 
-def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> None:
+def test_create_only_on_an_existing_file_is_a_recorded_error(alice: Called) -> None:
     alice("write_file", path="a", content="first")
     with pytest.raises(FileExistsError):
         alice("write_file", path="a", content="second", createOnly=True)
@@ -114,8 +114,8 @@ def test_what_is_not_overwritten_is_an_error_that_is_recorded(alice: Called) -> 
     assert [one.result for one in alice.of("a")][-1] == "error"
 
 
-def test_a_denial_is_told_as_everywhere(mounted_called: CalledMount) -> None:
-    """Code, rule and remedy; it counts in the mount's own list of denials, and repeats are alerts there."""
+def test_a_denial_has_code_rule_and_remedy(mounted_called: CalledMount) -> None:
+    """It is in the mount's denials.jsonl, and the third one is an alert."""
     called = mounted_called(policy=None)
     for _ in range(3):
         with pytest.raises(Refused) as refused:
@@ -123,21 +123,21 @@ def test_a_denial_is_told_as_everywhere(mounted_called: CalledMount) -> None:
     denied = refused.value.decision
     assert (denied.code, denied.path) == (Code.DEFAULT, "notes.txt")
     assert called("why", path="notes.txt")["code"] == "DEFAULT"
-    shown = [json.loads(line) for line in (called.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
-    assert [one["path"] for one in shown] == ["notes.txt"] * 3
+    denials = [json.loads(line) for line in (called.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
+    assert [denial["path"] for denial in denials] == ["notes.txt"] * 3
     assert [one.reason for one in called.world.entries() if one.kind == "alert"] == [
         "three denials of one agent within five minutes"
     ]
 
 
-def test_who_names_another_agent_is_refused_with_an_alert(alice: Called) -> None:
-    """Whatever is called; the agent's own label and UUID are as good as none."""
+def test_a_call_that_names_another_agent_is_refused_with_an_alert(alice: Called) -> None:
+    """For every call; the agent's own label and UUID are accepted."""
     who = alice("whoami")
     for agent in (who["agent"], who["agent_id"]):
         alice("write_file", path="own", content="text", agent=agent)
-    for name, more in (("write_file", {"path": "a", "content": "text"}), ("lease.acquire", {"patterns": ["**"]})):
+    for name, arguments in (("write_file", {"path": "a", "content": "text"}), ("lease.acquire", {"patterns": ["**"]})):
         with pytest.raises(Refused) as refused:
-            alice(name, agent="bob", **more)
+            alice(name, agent="bob", **arguments)
         assert refused.value.decision.code is Code.IDENTITY
     assert not (alice.source / "a").exists()
     assert alice("lease.list") == []
@@ -147,8 +147,8 @@ def test_who_names_another_agent_is_refused_with_an_alert(alice: Called) -> None
     assert [(one.tool, one.details["claimed"]) for one in denials] == [("write_file", "bob"), ("lease.acquire", "bob")]
 
 
-def test_what_leaves_the_workspace_is_refused(alice: Called, tmp_path: Path) -> None:
-    """By name, by an absolute path, by a symlink."""
+def test_a_path_outside_the_workspace_is_refused(alice: Called, tmp_path: Path) -> None:
+    """By `..`, by an absolute path, by a symlink."""
     (alice.source / "out").symlink_to(tmp_path)
     for path in ("../a", str(tmp_path / "a"), "out/a", "a\0b"):
         with pytest.raises(Refused) as refused:
@@ -157,8 +157,8 @@ def test_what_leaves_the_workspace_is_refused(alice: Called, tmp_path: Path) -> 
     assert not (tmp_path / "a").exists()
 
 
-def test_what_is_held_apart_is_made_in_the_mount_alone(mounted_called: CalledMount) -> None:
-    """`why` says what the mount would; the tool, which can hold nothing apart, is refused."""
+def test_scratch_files_are_made_in_the_mount_alone(mounted_called: CalledMount) -> None:
+    """`why` answers for the mount; the tool is refused, because it works on the source."""
     called = mounted_called(policy='default = "allow"\n[[scratch]]\npaths = ["build/"]\n')
     assert called("why", path="build/a.o")["rule"].startswith("scratch")
     with pytest.raises(Refused, match="Scratch files exist only inside a mount"):
@@ -166,8 +166,8 @@ def test_what_is_held_apart_is_made_in_the_mount_alone(mounted_called: CalledMou
     assert not (called.source / "build").exists()
 
 
-def test_leases_are_the_sessions_own(alice: Called, mounted_called: CalledMount) -> None:
-    """Acquired, they bind others when the call returns; others' are not to be released; the record has each."""
+def test_leases_belong_to_the_agent_of_the_session(alice: Called, mounted_called: CalledMount) -> None:
+    """A lease binds other agents when the call returns; they cannot release it; the trail has each."""
     bob = mounted_called(agent="bob")
     lease = alice("lease.acquire", patterns=["docs/**"], reason="mine", seconds=60)
     assert (lease["agent"], lease["patterns"]) == ("alice", ["docs/**"])
@@ -193,7 +193,7 @@ def test_leases_are_the_sessions_own(alice: Called, mounted_called: CalledMount)
     ] * 2
 
 
-SENSELESS: tuple[tuple[str, dict[str, object], str], ...] = (
+INVALID: tuple[tuple[str, dict[str, object], str], ...] = (
     ("rm", {}, "there is no call 'rm'"),
     ("write_file", {"path": "a"}, "needs content"),
     ("write_file", {"path": "a", "content": 7}, "content is not of the type str"),
@@ -208,21 +208,21 @@ SENSELESS: tuple[tuple[str, dict[str, object], str], ...] = (
 )
 
 
-def test_what_cannot_be_meant_is_said(alice: Called) -> None:
-    for name, arguments, said in SENSELESS:
-        with pytest.raises(UsageError, match=said):
+def test_invalid_arguments_are_usage_errors(alice: Called) -> None:
+    for name, arguments, message in INVALID:
+        with pytest.raises(UsageError, match=message):
             alice(name, **arguments)
 
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_what_is_changed_shows_at_once(mounted_called: CalledMount, transport: str) -> None:
-    """What the kernel knew before is looked up anew."""
+def test_the_change_of_a_call_shows_at_once(mounted_called: CalledMount, transport: str) -> None:
+    """Cached names and attributes are invalidated before the call returns."""
     changes_show_at_once(mounted_called(transport=transport))
 
 
 @pytest.mark.alone
 @pytest.mark.root
-def test_what_is_changed_shows_at_once_where_nobody_watches(source: Path, mounted_called: CalledMount) -> None:
+def test_a_call_shows_at_once_without_a_watcher(source: Path, mounted_called: CalledMount) -> None:
     with too_few_watches(source):
         called = mounted_called()
     assert "the limit of watched directories is reached" in (status(called.world).watch or "")
@@ -242,8 +242,8 @@ def changes_show_at_once(called: Called) -> None:
     assert out_of_band(called.world) == {}
 
 
-def test_the_command_line_in_a_mount_is_the_sessions(alice: Called, home: Path) -> None:
-    """`lease` and `why` there are its agent's; elsewhere, or with a name, they are the operator's."""
+def test_the_command_line_in_a_mount_acts_as_the_agent(alice: Called, home: Path) -> None:
+    """`lease` and `why` act as the agent of the mount; elsewhere, or with `--agent`, as the operator."""
     made = bonobofs("lease", "acquire", "docs/**", cwd=alice.path)
     assert made.returncode == 0, made.stderr
     (lease,) = alice("lease.list")
@@ -262,8 +262,8 @@ def test_the_command_line_in_a_mount_is_the_sessions(alice: Called, home: Path) 
         assert leases.list_leases(database) == []
 
 
-def test_an_ordinary_user_has_a_socket_too(ordinary_user: OrdinaryUser) -> None:
-    """Without rights, and where the mount covers the source, if there is a right to a namespace."""
+def test_an_ordinary_user_has_a_guard_socket(ordinary_user: OrdinaryUser) -> None:
+    """Also if the mount covers the source, where the kernel allows user namespaces."""
     policy = ordinary_user.directory / "policy.toml"
     policy.write_text('default = "allow"\n')
     for name in ("source", "mount"):
@@ -274,7 +274,7 @@ def test_an_ordinary_user_has_a_socket_too(ordinary_user: OrdinaryUser) -> None:
         made = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "eve", "--policy", policy)
         assert made.returncode == 0, made.stderr
         try:
-            # By the command line, which is in the mount.
+            # The command line calls the socket when it runs in the mount.
             said = ordinary_user.run(
                 "sh", "-c", f"cd {mountpoint} && exec {ordinary_user.python} -m bonobofs lease acquire 'docs/**'"
             )
@@ -298,8 +298,8 @@ print(call(directory, "write_file", path=f"by-{sys.argv[1]}", content="text"))
 """
 
 
-def test_the_socket_is_gone_with_its_session(alice: Called) -> None:
-    """Nobody who comes later finds it, and a caller is told."""
+def test_the_socket_ends_with_its_session(alice: Called) -> None:
+    """guard.sock is removed, and a later connection fails."""
     alice("whoami")
     alice.world.umount()
     assert not (alice.directory / "guard.sock").exists()
@@ -307,8 +307,8 @@ def test_the_socket_is_gone_with_its_session(alice: Called) -> None:
         alice.connect()
 
 
-def test_many_at_once_are_all_answered(alice: Called) -> None:
-    """Forty programs that write and remove, while the mount writes too; the record is whole at the end."""
+def test_many_calls_at_once_are_all_answered(alice: Called) -> None:
+    """Twenty programs write and remove while the mount writes too; the trail verifies at the end."""
     program = """
 import sys
 from pathlib import Path

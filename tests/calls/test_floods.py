@@ -31,8 +31,8 @@ def log_of(called: Called) -> Path:
     return called.directory.parent / "server.log"
 
 
-def test_who_asks_much_before_reading_gets_every_answer(alice: Called) -> None:
-    """Though the answers fill all that the kernel keeps of them."""
+def test_a_caller_that_sends_many_calls_gets_every_answer(alice: Called) -> None:
+    """Also if the answers fill the socket buffer."""
     with alice.connected() as end:
         end.sendall(WHOAMI * 3000)
         file = end.makefile("rb")
@@ -41,8 +41,8 @@ def test_who_asks_much_before_reading_gets_every_answer(alice: Called) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["{" + "a," * 50_000, "[" + "a" * 100_000, "*a" * 50_000])
-def test_no_pattern_holds_up_others(alice: Called, pattern: str) -> None:
-    """One that is long is refused before it is looked at."""
+def test_no_pattern_delays_other_callers(alice: Called, pattern: str) -> None:
+    """A long pattern is refused before it is parsed."""
     alice("write_file", path="a" * 200, content="text")
     began = time.monotonic()
     with pytest.raises(UsageError):
@@ -50,7 +50,7 @@ def test_no_pattern_holds_up_others(alice: Called, pattern: str) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_path_that_no_file_can_have_is_kept_nowhere(alice: Called) -> None:
+def test_an_overlong_path_is_not_recorded(alice: Called) -> None:
     for path in ("a" * _MB, "a/" * (_MB // 2), "../" * _MB):
         with pytest.raises((UsageError, OSError)):
             alice("write_file", path=path, content="text")
@@ -60,13 +60,13 @@ def test_a_path_that_no_file_can_have_is_kept_nowhere(alice: Called) -> None:
     assert len((alice.path / ".bonobofs/denials.jsonl").read_bytes()) < 20_000
 
 
-def test_content_that_is_no_text_is_said_and_not_kept(alice: Called) -> None:
+def test_invalid_text_is_a_usage_error_and_not_recorded(alice: Called) -> None:
     with pytest.raises(UsageError):
         alice("write_file", path="a", content="\ud800" * 100_000)
     assert log_of(alice).stat().st_size < 10_000
 
 
-def test_values_without_number_take_no_memory(alice: Called) -> None:
+def test_a_call_with_many_values_takes_little_memory(alice: Called) -> None:
     companion = companion_of(alice.world.pid)
     with alice.connected() as end:
         for value in (b"{},", b'"",', b"[],"):
@@ -78,8 +78,8 @@ def test_values_without_number_take_no_memory(alice: Called) -> None:
 SEARCH = b'{"call": "search_files", "query": "(a+)+$"}\n'
 
 
-def test_searches_without_end_keep_only_searches_waiting(alice: Called) -> None:
-    """Two run at once, however many are asked for, and all other calls are answered meanwhile."""
+def test_endless_searches_delay_searches_alone(alice: Called) -> None:
+    """Two searches run at once; calls of other names are answered meanwhile."""
     alice("write_file", path="long", content="a" * 40 + "!")
     companion = companion_of(alice.world.pid)
     ends = [alice.connect() for _ in range(40)]
@@ -110,7 +110,7 @@ def children(pid: int) -> list[str]:
     return found
 
 
-def test_callers_that_send_much_and_go_take_no_memory(
+def test_large_calls_of_closed_connections_count_in_the_limit(
     mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What they have sent is kept until it is answered, and counts; who comes then is told, and served afterwards."""
@@ -131,7 +131,7 @@ def test_callers_that_send_much_and_go_take_no_memory(
     until((called.source / "b").exists, "what was sent whole is made")
 
 
-def test_thousands_of_empty_lines_are_much(alice: Called) -> None:
+def test_empty_lines_count_in_the_limit_of_read_file(alice: Called) -> None:
     alice("write_file", path="empty", content="\n" * (8 * _MB))
     read = alice("read_file", path="empty")
     assert read["end_line"] <= 1_000_000

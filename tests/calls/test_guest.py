@@ -112,7 +112,7 @@ def test_files_that_the_guest_writes_by_a_call_are_its_own(guested: Guested) -> 
 
 
 def test_the_shell_names_socket_and_policy(guested: Guested) -> None:
-    """BONOBOFS_SOCKET and BONOBOFS_POLICY name what the guest can open; a Python program calls without a path."""
+    """BONOBOFS_SOCKET and BONOBOFS_POLICY are paths that the guest can open; `call(None, …)` uses the former."""
     program = "from bonobofs.ipc.client import call; import os; print(call(None, 'whoami')['session'])"
     ran = guested.shell(guested.user.python, "-c", program)
     assert ran.stdout.strip() == guested.whoami["session"], ran.stderr
@@ -136,7 +136,7 @@ def _reaches(paths: list[Path]) -> list[str]:
 
 
 def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
-    """Not the trail, the policy, the database, the server's log or another session; it lists only `inside`."""
+    """Neither trail, policy, database, server.log nor another session; it can list only `inside`."""
     other = guested.home / "sessions" / "other"
     (other / "inside").mkdir(parents=True, mode=0o755)
     other.chmod(0o700)
@@ -154,7 +154,7 @@ def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
 
 
 def test_a_third_user_is_kept_out(guested: Guested) -> None:
-    """By the directories, and where those are opened, by the uid that the kernel gives for the caller."""
+    """By the modes of the directories, and behind them by the uid of the caller."""
     assert tell(_reaches, [guested.inside, Path(guested.whoami["socket"])], user=BEN) == []
     for directory in (guested.home, guested.home / "sessions", guested.inside.parent, guested.inside):
         directory.chmod(0o755)
@@ -177,7 +177,7 @@ def _call_whoami(path: Path) -> str:
     ("name", "said"),
     [("no-such-user", "there is no such user"), ("0", "names root"), ("99999999999999999999", "there is no such user")],
 )
-def test_a_user_that_cannot_be_is_refused(
+def test_an_invalid_guest_is_refused(
     ordinary_user: OrdinaryUser, name: str, said: str, source: Path, home: Path
 ) -> None:
     refused = _run_as_root(ordinary_user, home, "mount", source, source, "--user", name)
@@ -186,7 +186,7 @@ def test_a_user_that_cannot_be_is_refused(
     assert list((home / "sessions").iterdir()) == []
 
 
-def test_a_state_directory_out_of_reach_is_refused_before_anything_is_made(
+def test_an_unreachable_state_directory_is_refused_before_the_mount(
     ordinary_user: OrdinaryUser, source: Path, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mount").mkdir()
@@ -197,7 +197,7 @@ def test_a_state_directory_out_of_reach_is_refused_before_anything_is_made(
     assert list((home / "sessions").iterdir()) == []
 
 
-def test_an_ordinary_user_lets_nobody_in(ordinary_user: OrdinaryUser) -> None:
+def test_an_ordinary_user_cannot_mount_for_a_guest(ordinary_user: OrdinaryUser) -> None:
     for name in ("source", "mount"):
         ordinary_user.run("mkdir", name)
     refused = ordinary_user.bonobofs("mount", "source", "mount", "--user", "daemon")
@@ -215,7 +215,7 @@ def _git(path: Path, *arguments: str, user: int = NOBODY) -> subprocess.Complete
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
 def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested, transport: str) -> None:
-    """Root and other users see that of the source, which nothing changes; each looks while the other works there."""
+    """Root and other users see the repository of the source, unchanged, while the guest works."""
     _run_as_root(guested.user, guested.home, "umount", guested.path)
     policy = guested.source.parent / "policy.toml"
     mount = ("mount", guested.source, guested.path, "--policy", policy, "--user", str(NOBODY), "--transport", transport)
@@ -249,7 +249,7 @@ def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested, tr
 
 
 def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Guested) -> None:
-    """The mount shows the guest as the owner of its root; the rights are those of the real one."""
+    """The mount shows the guest as the owner of its root; the real owner's mode bits apply."""
     _run_as_root(guested.user, guested.home, "umount", guested.path)
     for each in (guested.source, *guested.source.rglob("*")):
         os.chown(each, 0, 0)

@@ -32,7 +32,7 @@ def kill_companion(called: Called) -> None:
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["beside", "over the source"])
-def test_everything_is_known_again(
+def test_a_new_companion_restores_watch_leases_and_calls(
     mounted_called: CalledMount, source: Path, home: Path, tmp_path: Path, over: bool
 ) -> None:
     """Changes behind the mount, leases, the policy, the socket; the log has an alert and an event."""
@@ -67,8 +67,8 @@ def test_everything_is_known_again(
     os.close(behind)
 
 
-def test_a_policy_that_changes_meanwhile_is_loaded(mounted_called: CalledMount, tmp_path: Path) -> None:
-    """While nobody looks at the file."""
+def test_a_policy_changed_during_a_restart_is_loaded(mounted_called: CalledMount, tmp_path: Path) -> None:
+    """No process watches the file meanwhile."""
     policy = tmp_path / "policy.toml"
     policy.write_text(ALLOW_ALL)
     called = mounted_called(policy=policy)
@@ -81,8 +81,8 @@ def test_a_policy_that_changes_meanwhile_is_loaded(mounted_called: CalledMount, 
         (called.path / "a").touch()
 
 
-def test_changes_go_on_while_another_is_started(alice: Called) -> None:
-    """What was known of leases holds for as long as it was to hold, and reading goes on anyway."""
+def test_changes_go_on_during_a_restart(alice: Called) -> None:
+    """The lease snapshot is valid until it expires; reading goes on in any case."""
     refused: list[OSError] = []
     over = threading.Event()
 
@@ -102,8 +102,8 @@ def test_changes_go_on_while_another_is_started(alice: Called) -> None:
     assert (alice.path / "a").read_text() == "and after"
 
 
-def test_one_that_keeps_dying_is_started_again_and_again(alice: Called) -> None:
-    """Each wait is longer, up to 30 s. Changes are refused meanwhile, and `status` and `doctor` say why."""
+def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) -> None:
+    """Each delay is longer, up to 30 s. Changes are refused meanwhile, and `status` and `doctor` say why."""
     (alice.source / "file").write_text("as it was")
     before = ""
     for _ in range(6):
@@ -138,8 +138,8 @@ def _children(called: Called) -> str:
     return Path(f"/proc/{called.world.pid}/task/{called.world.pid}/children").read_text()
 
 
-def test_while_the_leases_cannot_be_read_it_is_said_why(alice: Called, home: Path) -> None:
-    """Here the database is locked; then all is well again."""
+def test_status_says_why_the_leases_cannot_be_read(alice: Called, home: Path) -> None:
+    """The database is locked for a while."""
     assert status(alice.world).leases is None
     with closing(sqlite3.connect(home / "bonobofs.db", isolation_level=None)) as database:
         database.execute("BEGIN EXCLUSIVE")
@@ -155,8 +155,8 @@ def test_while_the_leases_cannot_be_read_it_is_said_why(alice: Called, home: Pat
     (alice.path / "a").touch()
 
 
-def test_kills_at_any_moment_leave_whole_files_and_a_whole_record(alice: Called) -> None:
-    """While calls come one after the other; each file holds what some call wrote, and no other name is left."""
+def test_kills_at_any_moment_leave_complete_files_and_a_valid_trail(alice: Called) -> None:
+    """Calls follow one another; each file has the content of some call, and no temporary name is left."""
     over = threading.Event()
     contents = [f"{number}\n" * 40_000 for number in range(4)]
 
@@ -191,8 +191,8 @@ def test_kills_at_any_moment_leave_whole_files_and_a_whole_record(alice: Called)
     assert (report.findings, report.unfinished) == ([], [])
 
 
-def test_an_ordinary_users_is_started_anew_over_the_source_too(ordinary_user: OrdinaryUser) -> None:
-    """Where there is a right to a namespace: the next one stands in that of the first."""
+def test_a_companion_restarts_in_the_namespace_of_the_first(ordinary_user: OrdinaryUser) -> None:
+    """For an ordinary user whose mount covers the source, where the kernel allows user namespaces."""
     if ordinary_user.run("unshare", "--user", "--mount", "true").returncode != 0:
         return  # it cannot be mounted so; test_together has what is said then
     policy, source = ordinary_user.directory / "policy.toml", ordinary_user.directory / "source"

@@ -1,4 +1,4 @@
-"""A change of the companion that is under way: leases wait for it, the mount shows it, and its end is entered."""
+"""Changes in flight in the companion: leases wait for them, the mount shows them, and their outcome is recorded."""
 
 from __future__ import annotations
 
@@ -26,60 +26,60 @@ from tests.watch.looking import companion_of, out_of_band, recorded, until
 
 
 class Running:
-    """Something that is done in a thread; `came` is what it gave, or raised."""
+    """A function in a thread; `results` has what it returned or raised."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
-        self.came: list[Any] = []
+        self.results: list[Any] = []
         self._act = act
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.came.append(self._act())
-        except Exception as error:  # noqa: BLE001 - it is looked at by who waits
-            self.came.append(error)
+            self.results.append(self._act())
+        except Exception as error:  # noqa: BLE001 - the caller of `wait` checks it
+            self.results.append(error)
 
     def wait(self) -> Any:
         self._thread.join(60)
-        (came,) = self.came
-        return came
+        (result,) = self.results
+        return result
 
 
 @pytest.fixture
 def slow(mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch) -> Called:
-    """Alice's mount, whose companion has a gate with slow changes."""
+    """A mount whose companion has the call `change`, which takes as long as the test wants."""
     monkeypatch.setattr(launcher, "COMPANION", "tests.calls.beside")
     return mounted_called()
 
 
 def outcome(called: Called, path: str) -> AuditEntry:
-    """How the last change of a path ended."""
+    """The outcome of the last change of a path."""
     until(lambda: [one for one in called.of(path) if one.kind == "outcome"], f"the change of {path} has ended")
     return [one for one in called.of(path) if one.kind == "outcome"][-1]
 
 
 @contextmanager
-def under_way(called: Called, go: Path, path: str, makes: list[str], **more: Any) -> Iterator[Running]:
-    """While the block runs, the change is; then it ends by itself, if nothing has ended it before."""
+def in_flight(called: Called, go: Path, path: str, makes: list[str], **more: Any) -> Iterator[Running]:
+    """A change that is in flight until the block ends."""
     running = Running(lambda: called("change", path=path, makes=makes, until=str(go), **more))
     try:
-        until(lambda: all((called.source / name).exists() for name in makes), "it is under way")
+        until(lambda: all((called.source / name).exists() for name in makes), "the change is in flight")
         yield running
     finally:
         go.touch()
         running.wait()
 
 
-def test_a_lease_waits_for_what_was_admitted_before(slow: Called, home: Path, tmp_path: Path) -> None:
-    """Though that takes longer than a silent session is waited for; what is asked after it is bound by it."""
+def test_a_lease_waits_for_changes_authorized_before(slow: Called, home: Path, tmp_path: Path) -> None:
+    """Also for longer than the expiry of heartbeats; a later change is judged by the lease."""
     go = tmp_path / "go"
-    with under_way(slow, go, "docs/a.md", ["docs/a.md"]) as change:
+    with in_flight(slow, go, "docs/a.md", ["docs/a.md"]) as change:
         acquiring = Running(lambda: lease_service.acquire(home, HolderOption("bob"), ["docs/**"], LeaseTerms()))
-        until(lambda: slow("lease.list"), "the lease is entered")
+        until(lambda: slow("lease.list"), "the lease is stored")
         deadline = time.monotonic() + LAPSE + 3 * BEAT
-        until(lambda: time.monotonic() > deadline or acquiring.came, "time goes by")
-        assert acquiring.came == []
+        until(lambda: time.monotonic() > deadline or acquiring.results, "heartbeats would have expired")
+        assert acquiring.results == []
         with pytest.raises(Refused) as refused:
             slow("write_file", path="docs/b.md", content="text")
         assert refused.value.decision.code is Code.LEASED
@@ -89,27 +89,27 @@ def test_a_lease_waits_for_what_was_admitted_before(slow: Called, home: Path, tm
     assert outcome(slow, "docs/a.md").result == "allowed"
 
 
-def test_what_it_touches_is_its_own_and_all_else_a_strangers(slow: Called, tmp_path: Path) -> None:
-    """A path, a tree that is named as touched, and what somebody changes elsewhere meanwhile."""
+def test_paths_of_a_change_in_flight_are_not_out_of_band(slow: Called, tmp_path: Path) -> None:
+    """Its path and a tree in `touches`; another process changes another path meanwhile, which is out of band."""
     for name in ("a", "made/by/it", "theirs"):
         assert not (slow.path / name).exists()
     makes = ["a", *(f"made/by/{number}" for number in range(300))]
-    with under_way(slow, tmp_path / "go", "a", makes, touches=["made/"]):
-        (slow.source / "theirs").write_text("a stranger's")
-        until(lambda: "theirs" in out_of_band(slow.world), "it is entered")
+    with in_flight(slow, tmp_path / "go", "a", makes, touches=["made/"]):
+        (slow.source / "theirs").write_text("external")
+        until(lambda: "theirs" in out_of_band(slow.world), "it is recorded")
     assert sorted(os.listdir(slow.path / "made/by")) == sorted(str(number) for number in range(300))
-    (slow.source / "made/by/7").write_text("a stranger's")
-    until(lambda: "made/by/7" in out_of_band(slow.world), "it is entered")
+    (slow.source / "made/by/7").write_text("external")
+    until(lambda: "made/by/7" in out_of_band(slow.world), "it is recorded")
     assert set(out_of_band(slow.world)) == {"theirs", "made/by/7"}
     (intent,) = [one for one in slow.of("a") if one.kind == "intent"]
     assert intent.details["touches"] == ["made/"]
 
 
-def test_no_directory_is_moved_from_under_it(slow: Called, tmp_path: Path) -> None:
-    """What is written was judged by where it lies: its directory, and those above, are busy until it is there."""
+def test_a_directory_of_a_change_in_flight_cannot_be_moved(slow: Called, tmp_path: Path) -> None:
+    """The change was judged by its path, so every directory above it is busy until the outcome."""
     for name in ("one/two", "beside"):
         (slow.path / name).mkdir(parents=True)
-    with under_way(slow, tmp_path / "go", "one/two/a", ["one/two/a"]):
+    with in_flight(slow, tmp_path / "go", "one/two/a", ["one/two/a"]):
         for name in ("one", "one/two"):
             with pytest.raises(OSError, match="busy"):
                 (slow.path / name).rename(slow.path / "moved")
@@ -120,23 +120,25 @@ def test_no_directory_is_moved_from_under_it(slow: Called, tmp_path: Path) -> No
     assert (slow.path / "two/a").read_text() == "made"
 
 
-def test_another_mount_of_the_source_knows_it_too(slow: Called, mounted_called: CalledMount, tmp_path: Path) -> None:
-    """By the record; what the change touched is shown there, and nobody takes it for a stranger's."""
+def test_another_mount_of_the_source_attributes_the_change(
+    slow: Called, mounted_called: CalledMount, tmp_path: Path
+) -> None:
+    """The other companion reads the trail: the change shows there, and it is not out of band."""
     other = mounted_called(agent="bob")
-    with under_way(slow, tmp_path / "go", "a", ["a", "made/b"], touches=["made/"]):
+    with in_flight(slow, tmp_path / "go", "a", ["a", "made/b"], touches=["made/"]):
         until((other.path / "made/b").exists, "it shows")
     (slow.source / "sign").touch()
-    until(lambda: "sign" in out_of_band(other.world), "what is a stranger's is entered")
+    until(lambda: "sign" in out_of_band(other.world), "the external change is recorded")
     assert set(out_of_band(other.world)) == {"sign"}
 
 
-def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_path: Path) -> None:
-    """The end is entered as unknown, what is half done is taken away, the mount shows what is there, and goes on."""
+def test_a_companion_killed_during_a_change(slow: Called, home: Path, tmp_path: Path) -> None:
+    """The outcome is recorded as unknown, the temporary file is removed, and the mount serves on."""
     by = stray_name()
     (slow.source / "docs").mkdir()
     assert not (slow.path / "docs/a.md").exists()
     assert not (slow.path / "docs" / by).exists()
-    with under_way(slow, tmp_path / "go", "docs/a.md", ["docs/a.md", f"docs/{by}"], by=by) as change:
+    with in_flight(slow, tmp_path / "go", "docs/a.md", ["docs/a.md", f"docs/{by}"], by=by) as change:
         os.kill(companion_of(slow.world.pid), signal.SIGKILL)
         ended = outcome(slow, "docs/a.md")
         assert (ended.result, ended.details["end"]) == ("error", "unknown")
@@ -145,12 +147,12 @@ def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_
         assert not (slow.source / "docs" / by).exists()
         assert (slow.path / "docs/a.md").read_text() == "made"
         assert slow("whoami")["agent"] == "alice"
-        until(lambda: recorded(slow.world, "companion"), "another stands")
+        until(lambda: recorded(slow.world, "companion"), "another companion runs")
         lease_service.acquire(home, HolderOption("bob"), ["docs/**"], LeaseTerms())
         with pytest.raises(PermissionError):
             (slow.path / "docs/a.md").write_text("text")
     (slow.source / "sign").touch()
-    until(lambda: "sign" in out_of_band(slow.world), "what is a stranger's is entered")
+    until(lambda: "sign" in out_of_band(slow.world), "the external change is recorded")
     assert set(out_of_band(slow.world)) == {"sign"}
     assert [one.path for one in recorded(slow.world, "remove_temporary")] == [f"docs/{by}"]
     slow.world.umount()
@@ -158,44 +160,44 @@ def test_a_companion_that_is_killed_in_the_middle(slow: Called, home: Path, tmp_
     assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
 
 
-def test_the_end_of_the_mount_waits_for_it_a_little(slow: Called, tmp_path: Path) -> None:
-    """What ends within a second has its outcome, and who asked for it is told; what comes meanwhile is refused."""
+def test_an_unmount_waits_a_second_for_a_change(slow: Called, tmp_path: Path) -> None:
+    """A change that ends within a second gets its outcome and its answer; new calls are refused."""
     go = tmp_path / "go"
     running = Running(lambda: slow("change", path="a", makes=["a"], until=str(go)))
-    until((slow.source / "a").exists, "it is under way")
+    until((slow.source / "a").exists, "the change is in flight")
     ending = Running(slow.world.umount)
-    until(lambda: not (slow.directory / "guard.sock").exists(), "no more calls are taken")
+    until(lambda: not (slow.directory / "guard.sock").exists(), "the socket is removed")
     go.touch()
     assert running.wait() is None
     assert ending.wait().closed
     assert outcome(slow, "a").result == "allowed"
 
 
-def test_who_is_connected_already_calls_no_more_then(slow: Called, tmp_path: Path) -> None:
-    """Its call is answered, and not made."""
-    with slow.connected() as end, under_way(slow, tmp_path / "go", "a", ["a"]):
+def test_an_open_connection_is_refused_during_an_unmount(slow: Called, tmp_path: Path) -> None:
+    """Its call is answered with an error and not run."""
+    with slow.connected() as end, in_flight(slow, tmp_path / "go", "a", ["a"]):
         ending = Running(slow.world.umount)
-        until(lambda: not (slow.directory / "guard.sock").exists(), "no more calls are taken")
+        until(lambda: not (slow.directory / "guard.sock").exists(), "the socket is removed")
         end.sendall(b'{"call": "write_file", "path": "b", "content": "text"}\n')
-        said = answer(end)
-    assert not said or said["error"]["message"] == "the session is ending"
+        reply = answer(end)
+    assert not reply or reply["error"]["message"] == "the session is ending"
     assert ending.wait().closed
     assert not (slow.source / "b").exists()
 
 
-def test_what_does_not_end_keeps_no_mount(slow: Called, tmp_path: Path) -> None:
-    """It is ended, and how it ended is not known; the record is closed."""
-    with under_way(slow, tmp_path / "go", "a", ["a"]):
+def test_a_change_that_does_not_end_is_aborted_by_an_unmount(slow: Called, tmp_path: Path) -> None:
+    """The companion is killed, the outcome is recorded as unknown, and the trail is closed."""
+    with in_flight(slow, tmp_path / "go", "a", ["a"]):
         companion = companion_of(slow.world.pid)
         assert slow.world.umount().closed
         assert not Path(f"/proc/{companion}").exists()
         assert outcome(slow, "a").details["end"] == "unknown"
 
 
-def test_a_server_that_is_killed_in_the_middle(slow: Called, mounted_called: CalledMount, tmp_path: Path) -> None:
-    """Its companion ends with it; the intent without outcome tells the next mount."""
+def test_a_server_killed_during_a_change(slow: Called, mounted_called: CalledMount, tmp_path: Path) -> None:
+    """Its companion ends with it; the next mount removes the temporary file of the unfinished intent."""
     by = stray_name()
-    with under_way(slow, tmp_path / "go", "a", ["a", by], by=by):
+    with in_flight(slow, tmp_path / "go", "a", ["a", by], by=by):
         companion = companion_of(slow.world.pid)
         slow.world.kill()
         until(lambda: not Path(f"/proc/{companion}").exists(), "the companion is gone")
