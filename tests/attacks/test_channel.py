@@ -42,7 +42,7 @@ print(stolen, tried > 1000)
 
 
 def test_a_new_companion_is_never_traceable(ordinary_user: OrdinaryUser) -> None:
-    """The thief kills the companion and asks for the descriptors of the next one from its first moment on."""
+    """The attacker kills the companion and tries to take the descriptors of each new one."""
     policy, source, work = (ordinary_user.directory / name for name in ("policy.toml", "source", "work"))
     policy.write_text('default = "allow"\n')
     assert ordinary_user.run("mkdir", source, work).returncode == 0
@@ -57,7 +57,7 @@ def test_a_new_companion_is_never_traceable(ordinary_user: OrdinaryUser) -> None
 
 
 def test_a_message_of_another_process_is_refused() -> None:
-    """The server takes messages of its companion alone, whichever process holds the other end."""
+    """The server accepts messages of its companion alone, also if another process has the other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel = Channel(ours, blocking=False, peer=os.getpid())

@@ -86,7 +86,7 @@ def test_endless_searches_delay_searches_alone(alice: Called) -> None:
     try:
         for end in ends:
             end.sendall(SEARCH)
-        until(lambda: len(children(companion)) == 2, "two run")
+        until(lambda: len(children(companion)) == 2, "two searches run")
         refused, _, _ = select.select(ends, [], [], 5)
         assert "try again" in answer(refused[0])["error"]["message"]
         began = time.monotonic()
@@ -102,7 +102,7 @@ def test_endless_searches_delay_searches_alone(alice: Called) -> None:
 
 
 def children(pid: int) -> list[str]:
-    """The processes that a process has begun."""
+    """The child processes of a process."""
     found: list[str] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
@@ -110,17 +110,17 @@ def children(pid: int) -> list[str]:
     return found
 
 
-def test_large_calls_of_closed_connections_count_in_the_limit(
+def test_calls_of_closed_connections_count_in_the_memory_limit(
     mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What they have sent is kept until it is answered, and counts; who comes then is told, and served afterwards."""
+    """The server keeps a complete call until it has run, and counts it; other calls are answered meanwhile."""
     monkeypatch.setattr(launcher, "COMPANION", "tests.calls.beside")
     called, go = mounted_called(), tmp_path / "go"
     line = json.dumps({"call": "write_file", "path": "b", "content": "x" * (8 * _MB)}).encode() + b"\n"
     with called.connected() as slow:
         change = {"call": "change", "path": "a", "makes": ["a"], "until": str(go), "alone": True}
         slow.sendall(json.dumps(change).encode() + b"\n")
-        until((called.source / "a").exists, "nobody else changes anything")
+        until((called.source / "a").exists, "the change lock is held")
         for _ in range(40):
             with contextlib.suppress(OSError), called.connected() as end:
                 end.sendall(line)
@@ -128,10 +128,10 @@ def test_large_calls_of_closed_connections_count_in_the_limit(
         assert most_held(companion_of(called.world.pid)) < 400 * _MB
         go.touch()
         assert answer(slow)["ok"]
-    until((called.source / "b").exists, "what was sent whole is made")
+    until((called.source / "b").exists, "a complete call has run")
 
 
-def test_empty_lines_count_in_the_limit_of_read_file(alice: Called) -> None:
+def test_read_file_cuts_a_file_of_many_empty_lines(alice: Called) -> None:
     alice("write_file", path="empty", content="\n" * (8 * _MB))
     read = alice("read_file", path="empty")
     assert read["end_line"] <= 1_000_000

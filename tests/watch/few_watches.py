@@ -1,4 +1,4 @@
-"""A companion that may watch 30 directories, as where an operator's limit is small."""
+"""A companion that may watch 30 directories."""
 
 from __future__ import annotations
 

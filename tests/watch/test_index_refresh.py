@@ -1,4 +1,4 @@
-"""Reading git raises no refusal and no alert, in the mount and in the source."""
+"""Commands of git that only read cause neither refusals nor alerts, in the mount and in the source."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _false_lines(world: World) -> list[str]:
     ]
 
 
-def test_git_status_is_no_refusal_and_its_refresh_is_no_alert(mounted: Mounted, source: Path) -> None:
-    """In the mount, where the index cannot be written, and by the operator in the source, where it is rewritten.
+def test_git_status_causes_no_refusal_and_no_alert(mounted: Mounted, source: Path) -> None:
+    """In the mount, where git cannot write the index, and in the source, where it refreshes it.
 
     `git add` in the source changes the index, and is an alert as before.
     """
@@ -52,7 +52,7 @@ def test_git_status_is_no_refusal_and_its_refresh_is_no_alert(mounted: Mounted, 
     assert len([entry for entry in world.entries() if entry.kind == "alert"]) == 1
 
 
-def test_git_status_of_the_operator_after_a_publication_is_no_alert(mounted: Mounted, source: Path) -> None:
+def test_git_status_after_a_publication_causes_no_alert(mounted: Mounted, source: Path) -> None:
     """The operator's refresh is compared with the index that the publication wrote."""
     _git(source, "init", "-q", "-b", "aidlc/work")
     (source / "a.md").write_text("a")
@@ -74,8 +74,8 @@ def test_git_status_of_the_operator_after_a_publication_is_no_alert(mounted: Mou
     assert [line for line in _false_lines(world) if ".git" in line] == []
 
 
-def test_a_lock_of_the_index_that_outlasts_a_burst_is_no_alert(mounted: Mounted, source: Path) -> None:
-    """Neither where it is there when the burst is judged, nor where it is gone by the next."""
+def test_a_lock_of_the_index_causes_no_alert(mounted: Mounted, source: Path) -> None:
+    """Neither if it exists at the end of the burst, nor if it is gone by the next one."""
     _git(source, "init", "-q")
     world = mounted(policy=PROTECTED)
     lock = source / ".git" / "index.lock"

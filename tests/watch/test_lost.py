@@ -24,8 +24,8 @@ def _fill_queue(source: Path) -> None:
         os.utime(paths[number % 2], (number, number))  # two in a row of one file would be kept as one
 
 
-def test_after_lost_changes_everything_is_looked_at_again(source: Path, mounted: Mounted) -> None:
-    """More changes than the kernel keeps, while the watcher stands still: the mount shows each, and serves on."""
+def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted) -> None:
+    """The watcher is stopped until the kernel's queue overflows: the mount then shows every change."""
     for name in ("a/b/c", "d"):
         (source / name).mkdir(parents=True)
     for number in range(300):
@@ -56,7 +56,7 @@ def test_after_lost_changes_everything_is_looked_at_again(source: Path, mounted:
 
 
 def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:
-    """However the server ends, nothing is left: it is asked, it is killed, or it is unmounted."""
+    """By an unmount, SIGKILL or SIGTERM of the server; no process is left."""
     for how in ("umount", "kill", "terminate"):
         world = mounted(policy=ALLOW_ALL)
         companion = companion_of(world.pid)
@@ -67,8 +67,8 @@ def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:
         until(lambda pid=companion: not Path(f"/proc/{pid}").exists(), f"the companion ended with {how}")  # type: ignore[misc]
 
 
-def test_a_source_that_cannot_be_watched_is_mounted_all_the_same(ordinary_user: OrdinaryUser) -> None:
-    """Here a directory may be entered and not read: timeouts of a second, and `status` says why and what to do."""
+def test_a_source_that_cannot_be_watched_is_mounted(ordinary_user: OrdinaryUser) -> None:
+    """A directory cannot be read: the cache timeout is a second, and `status` says why and what to do."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     (source / "closed").mkdir(parents=True)
     mountpoint.mkdir()
@@ -97,8 +97,8 @@ def test_a_source_that_cannot_be_watched_is_mounted_all_the_same(ordinary_user: 
 
 @pytest.mark.alone
 @pytest.mark.root
-def test_where_the_limit_is_reached_the_mount_says_what_to_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
-    """More directories than may be watched: seconds, not a day, and the reason with its remedy."""
+def test_at_the_limit_of_watches_the_mount_says_what_to_do(source: Path, mounted: Mounted, tmp_path: Path) -> None:
+    """With more directories, the cache timeout is short, and `status` has reason and remedy."""
     (source / "file").write_text("as it was")
     with too_few_watches(source):
         world = mounted(policy=ALLOW_ALL)
@@ -115,7 +115,7 @@ def test_where_the_limit_is_reached_the_mount_says_what_to_do(source: Path, moun
         until(lambda: reader.read() == ", and more", "a reader that has it open sees it")
 
 
-def test_the_kernel_is_asked_to_look_for_itself_only_where_nobody_watches(traffic: Traffic) -> None:
-    """While the source is watched the kernel keeps what it read: AUTO_INVAL_DATA is not asked for."""
+def test_a_watched_mount_does_not_negotiate_auto_inval_data(traffic: Traffic) -> None:
+    """The kernel then keeps its pages until an invalidation."""
     assert traffic.flags & (1 << 25)
     assert not traffic.flags & (1 << 12)

@@ -113,8 +113,8 @@ STORIES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", STORIES)
-def test_the_kernel_is_told_nothing(traffic: Traffic, what: str) -> None:
-    """Whatever is done through the mount alone, the watcher tells of it, and not one notice follows."""
+def test_own_changes_cause_no_notification(traffic: Traffic, what: str) -> None:
+    """The watcher reports each change of the mount, and the server sends no notification for it."""
     (traffic.path / "sub").mkdir()
     (traffic.path / "file").write_text("content")
     STORIES[what](traffic.path)
@@ -129,8 +129,8 @@ def test_the_kernel_is_told_nothing(traffic: Traffic, what: str) -> None:
     assert len(told) <= 4, told
 
 
-def test_nothing_is_entered(mounted: Mounted) -> None:
-    """Ten stories at once, and the record holds no change that nobody admitted but the one that is the sign."""
+def test_own_changes_are_not_out_of_band(mounted: Mounted) -> None:
+    """Ten programs at once; the only out-of-band entry is the external change that ends the test."""
     world = mounted(policy=ALLOW_ALL)
     for number, story in enumerate(STORIES.values()):
         below = world.path / str(number)
@@ -142,8 +142,8 @@ def test_nothing_is_entered(mounted: Mounted) -> None:
     assert set(out_of_band(world)) == {"behind"}
 
 
-def test_what_is_cached_stays_cached(traffic: Traffic) -> None:
-    """What was written through the mount is in the kernel, and is not read below when the watcher tells of it."""
+def test_own_writes_stay_in_the_page_cache(traffic: Traffic) -> None:
+    """The watcher's event for an own write does not drop the pages that the kernel holds."""
     (traffic.path / "file").write_text("content" * 1000)
     assert (traffic.path / "file").read_text() == "content" * 1000
     (traffic.source / "behind").touch()

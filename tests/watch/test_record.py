@@ -34,8 +34,8 @@ def _settled(world: World) -> dict[str, str]:
     return {path: details["what"] for path, details in out_of_band(world).items() if path != "the end"}
 
 
-def test_each_kind_of_change_says_what_is_there_now(world: World) -> None:
-    """Made, changed, removed, replaced: with the path, and with the size where a file is there."""
+def test_each_kind_of_change_is_recorded_with_the_present_state(world: World) -> None:
+    """Created, changed, removed, replaced: each with its path, and with the size of a file."""
     (world.source / "new").write_text("four")
     (world.source / "file").write_text("four and more")
     (world.source / "docs/plan.md").unlink()
@@ -47,8 +47,8 @@ def test_each_kind_of_change_says_what_is_there_now(world: World) -> None:
     assert recorded(world, "out_of_band", "alert") == []
 
 
-def test_what_is_protected_is_an_alert(world: World) -> None:
-    """A path under protection is entered, and there is an alert that a person should look at."""
+def test_a_change_of_a_protected_path_is_an_alert(world: World) -> None:
+    """The entry comes with an alert."""
     (world.source / "locked.md").write_text("forged")
     (world.source / "sealed/a").unlink()
     until(lambda: len(recorded(world, "out_of_band", "alert")) == 2, "both are alerts")
@@ -57,14 +57,14 @@ def test_what_is_protected_is_an_alert(world: World) -> None:
     assert set(_settled(world)) == {"locked.md", "sealed/a"}
 
 
-def test_what_the_mount_never_showed_is_entered_too(world: World) -> None:
-    """Nobody had looked at the file or its directory through the mount."""
+def test_a_change_of_an_uncached_file_is_recorded(world: World) -> None:
+    """No process has looked up the file or its directory through the mount."""
     (world.source / "docs/plan.md").write_text("changed")
     assert _settled(world) == {"docs/plan.md": "was changed behind the mount, and holds 7 bytes"}
 
 
-def test_a_change_that_the_mount_noticed_first_is_entered_too(world: World) -> None:
-    """A reader that finds it before the watcher tells of it hides nothing."""
+def test_a_change_that_a_reader_finds_first_is_recorded(world: World) -> None:
+    """The lookup comes before the event of the watcher."""
     for turn in range(20):
         (world.source / f"new-{turn}").write_text("new")
         assert (world.path / f"new-{turn}").read_text() == "new"
@@ -74,16 +74,16 @@ def test_a_change_that_the_mount_noticed_first_is_entered_too(world: World) -> N
     assert set(_settled(world)) == {"file", *(f"new-{turn}" for turn in range(20))}
 
 
-def test_a_change_of_what_the_agent_has_just_written_is_entered(world: World) -> None:
-    """The agent's own intent for the path accounts for the agent's own change only."""
+def test_a_change_of_a_file_that_the_agent_has_just_written_is_recorded(world: World) -> None:
+    """The agent's intent for the path explains the agent's change alone."""
     (world.path / "file").write_text("by the agent")
     (world.source / "file").write_text("by somebody")
     assert _settled(world) == {"file": "was changed behind the mount, and holds 11 bytes"}
 
 
-def test_what_came_and_went_has_changed_nothing(world: World) -> None:
-    """A temporary file of an editor leaves only what it was renamed to."""
-    with stopped(companion_of(world.pid)):  # a burst, though this machine may be slow
+def test_a_file_created_and_removed_in_a_burst_is_not_recorded(world: World) -> None:
+    """Of an editor's temporary file, only the rename target is recorded."""
+    with stopped(companion_of(world.pid)):  # so that all changes are in one burst, on a slow machine too
         for _ in range(3):
             (world.source / "file~").write_text("saved")
             (world.source / "file~").rename(world.source / "file")
@@ -93,7 +93,7 @@ def test_what_came_and_went_has_changed_nothing(world: World) -> None:
 
 
 def test_a_git_command_is_one_entry(world: World) -> None:
-    """What the operator's own git does in the repository is entered once a burst, with its places and some names."""
+    """The operator's git in the source gives one entry for each burst, with the number of paths and some names."""
     run = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
     subprocess.run(["git", "init", "-q"], cwd=world.source, check=True)
     subprocess.run([*run, "add", "-A"], cwd=world.source, check=True)
@@ -108,8 +108,8 @@ def test_a_git_command_is_one_entry(world: World) -> None:
     assert len(recorded(world, "out_of_band", "alert")) == len(entries)
 
 
-def test_a_flood_does_not_fill_the_record(world: World) -> None:
-    """Of thousands of changes at once the first have entries of their own, the others are counted by directory."""
+def test_thousands_of_changes_are_grouped_by_directory(world: World) -> None:
+    """The first changes get an entry each; the rest are counted by top directory."""
     (world.source / "build").mkdir()
     for number in range(2000):
         (world.source / "build" / str(number)).touch()
@@ -122,8 +122,8 @@ def test_a_flood_does_not_fill_the_record(world: World) -> None:
     assert len(recorded(world, "out_of_band")) < 1500
 
 
-def test_what_another_session_admitted_is_shown_and_not_entered(world: World, mounted: Mounted) -> None:
-    """The other session's record has it: a mount of the same source, and a guard without a mount."""
+def test_changes_of_another_session_are_not_out_of_band(world: World, mounted: Mounted) -> None:
+    """Of a mount of the same source, and of a Python session; both show in the mount."""
     other = mounted(policy=POLICY, agent="bob")
     (other.path / "by-bob").write_text("through bob's mount")
     (other.path / "docs/plan.md").write_text("changed by bob")
@@ -140,8 +140,8 @@ def test_what_another_session_admitted_is_shown_and_not_entered(world: World, mo
     assert [path for path in out_of_band(other) if path != "the end"] == []
 
 
-def test_the_last_change_before_the_end_is_entered(world: World) -> None:
-    """What happens right before the mount ends is in the record that it closes, and that record is whole."""
+def test_the_last_change_before_an_unmount_is_recorded(world: World) -> None:
+    """The trail has it before it is closed, and verifies."""
     (world.source / "locked.md").write_text("at the last moment")
     world.umount()
     assert "locked.md" in out_of_band(world)
@@ -150,14 +150,14 @@ def test_the_last_change_before_the_end_is_entered(world: World) -> None:
     assert (report.status, report.findings) == (Status.CLOSED, [])
 
 
-def test_bytes_that_are_no_text_are_names_too(world: World) -> None:
-    """A name that is not UTF-8 is entered as the record writes such names."""
+def test_a_name_that_is_not_utf8_is_recorded(world: World) -> None:
+    """With surrogate escapes, as the trail writes such names."""
     os.close(os.open(bytes(world.source) + b"/\xff\xfe", os.O_CREAT | os.O_WRONLY))
     assert set(_settled(world)) == {"\udcff\udcfe"}
 
 
-def test_what_is_looked_up_before_the_watcher_speaks_is_entered_too(world: World) -> None:
-    """A file that the kernel did not know, changed behind the mount and read through it at once."""
+def test_a_change_that_is_read_before_its_event_is_recorded(world: World) -> None:
+    """The kernel had not cached the file, and a reader opens it before the watcher's event."""
     with stopped(companion_of(world.pid)):
         (world.source / "docs/plan.md").write_text("by somebody")
         (world.source / "locked.md").write_text("forged")

@@ -70,8 +70,8 @@ WAYS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_new_policy_is_in_force_soon(world: World, policy: Path, how: str) -> None:
-    """However the file comes to be another one."""
+def test_a_changed_policy_file_is_reloaded(world: World, policy: Path, how: str) -> None:
+    """By each way of changing a file."""
     assert _write(world) != errno.EROFS
     WAYS[how](policy)
     until(lambda: _write(world) == errno.EROFS, "the new policy is in force", SOON)
@@ -79,8 +79,8 @@ def test_a_new_policy_is_in_force_soon(world: World, policy: Path, how: str) -> 
     until(lambda: _write(world) != errno.EROFS, "the old one is in force again", SOON)
 
 
-def test_a_symlink_may_lead_to_another_policy(mounted: Mounted, source: Path, policy: Path) -> None:
-    """The name that was given at the mount is followed, and the origin that is shown is where it leads."""
+def test_a_changed_symlink_loads_its_new_target(mounted: Mounted, source: Path, policy: Path) -> None:
+    """The name given to `mount` is followed; the origin shown is its target."""
     (source / "docs").mkdir()
     link, other = policy.with_name("link"), policy.with_name("other.toml")
     other.write_text(CLOSED)
@@ -93,8 +93,8 @@ def test_a_symlink_may_lead_to_another_policy(mounted: Mounted, source: Path, po
     assert status(world).session.policy.origin == str(other)
 
 
-def test_files_that_are_open_follow(world: World, policy: Path) -> None:
-    """A writer that was let in before is refused at its next write, and let in again when the policy is back."""
+def test_open_files_follow_the_new_policy(world: World, policy: Path) -> None:
+    """The next write to an open file is refused, and permitted again under the old policy."""
     with (world.path / "docs/log.md").open("ab", buffering=0) as file:
         file.write(b"one\n")
         policy.write_text(CLOSED)
@@ -105,8 +105,8 @@ def test_files_that_are_open_follow(world: World, policy: Path) -> None:
     assert (world.source / "docs/log.md").stat().st_size > size
 
 
-def test_everything_that_shows_the_policy_shows_the_new_one(world: World, policy: Path) -> None:
-    """policy.md, whoami.json, `status`, `policy show`, `why` and the record: generation, digest and origin."""
+def test_every_view_of_the_policy_shows_the_new_one(world: World, policy: Path) -> None:
+    """policy.md, whoami.json, `status`, `policy show`, `why` and the trail: generation, digest and origin."""
     before = json.loads((world.path / ".bonobofs/whoami.json").read_text())["policy"]
     policy.write_text(CLOSED)
     until(lambda: status(world).session.policy.generation == 2, "it is the second generation", SOON)
@@ -135,7 +135,7 @@ def test_everything_that_shows_the_policy_shows_the_new_one(world: World, policy
     }
 
 
-def test_a_broken_policy_changes_nothing_and_is_told(world: World, policy: Path) -> None:
+def test_an_invalid_policy_is_reported_and_not_loaded(world: World, policy: Path) -> None:
     """The last good one stays in force; an alert, `status` and `policy show` say which line is wrong."""
     policy.write_text(CLOSED)
     until(lambda: _write(world) == errno.EROFS, "the good policy is in force", SOON)
@@ -157,8 +157,8 @@ def test_a_broken_policy_changes_nothing_and_is_told(world: World, policy: Path)
     assert _write(world) == errno.EROFS
 
 
-def test_a_policy_inside_the_source_is_not_taken(mounted: Mounted, source: Path, policy: Path) -> None:
-    """A symlink that leads into the source later is refused, as it would have been at the mount."""
+def test_a_policy_inside_the_source_is_refused(mounted: Mounted, source: Path, policy: Path) -> None:
+    """A symlink that is changed to lead into the source is refused, as by `mount`."""
     link = policy.with_name("link")
     link.symlink_to(policy)
     world = mounted(policy=link)
@@ -169,7 +169,7 @@ def test_a_policy_inside_the_source_is_not_taken(mounted: Mounted, source: Path,
     assert status(world).session.policy.generation == 1
 
 
-def test_a_signal_loads_it_anew(world: World) -> None:
+def test_sighup_reloads_the_policy(world: World) -> None:
     """SIGHUP gives a new generation of the same policy; the mount goes on."""
     os.kill(world.pid, signal.SIGHUP)
     until(lambda: status(world).session.policy.generation == 2, "it is the second generation", SOON)
@@ -182,8 +182,8 @@ def test_a_signal_loads_it_anew(world: World) -> None:
     assert world.is_alive
 
 
-def test_what_is_only_touched_is_no_new_policy(world: World, policy: Path) -> None:
-    """The same words again are the same policy."""
+def test_an_unchanged_policy_is_not_reloaded(world: World, policy: Path) -> None:
+    """A touched file, and a file with another comment, give no new generation."""
     os.utime(policy)
     policy.write_text(ALLOW_ALL + "# no more than a word\n")
     policy.write_text(ALLOW_ALL + "# another\n")
@@ -192,8 +192,8 @@ def test_what_is_only_touched_is_no_new_policy(world: World, policy: Path) -> No
     assert status(world).session.policy.generation == 2
 
 
-def test_the_policy_before_is_let_go(mounted: Mounted, source: Path, policy: Path) -> None:
-    """However often the policy changes, the server holds one."""
+def test_the_server_frees_earlier_policies(mounted: Mounted, source: Path, policy: Path) -> None:
+    """After many reloads, the server holds one policy."""
     rules = (f'[[rule]]\nname = "r{number}"\npaths = ["**/d{number}/**/*.md"]\n' for number in range(300))
     policy.write_text(ALLOW_ALL + "".join(rules))
     world = mounted(policy=policy)
@@ -213,7 +213,7 @@ def test_the_policy_before_is_let_go(mounted: Mounted, source: Path, policy: Pat
     assert holds() < before + 1_000, "kilobytes; each policy is about as many"
 
 
-def test_a_role_that_vanishes_from_the_policy_may_only_read(mounted: Mounted, policy: Path) -> None:
+def test_a_role_removed_from_the_policy_may_only_read(mounted: Mounted, policy: Path) -> None:
     """The session goes on. After the reload its role is unknown, and every change is refused."""
     policy.write_text(ALLOW_ALL + '[role.writer]\nwrite = ["**"]\n')
     world = mounted(policy=policy, role="writer")

@@ -25,8 +25,8 @@ def _version(number: int) -> bytes:
     return bytes([number % 256]) * SIZE
 
 
-def test_a_reader_gets_the_old_file_to_its_end(mounted: Mounted, source: Path) -> None:
-    """Opened before the file is replaced, and looked at and read only afterwards."""
+def test_an_open_replaced_file_keeps_its_content(mounted: Mounted, source: Path) -> None:
+    """Opened before the file is replaced, and read afterwards."""
     world = mounted(policy=ALLOW_ALL)
     ours, theirs = world.path / "index", source / "index"
     for number in range(20):
@@ -39,8 +39,8 @@ def test_a_reader_gets_the_old_file_to_its_end(mounted: Mounted, source: Path) -
         until(lambda number=number: ours.read_bytes() == _version(number + 1), "the new content shows")  # type: ignore[misc]
 
 
-def test_readers_beside_replacements_get_one_version_and_no_error(mounted: Mounted, source: Path) -> None:
-    """500 reads of a name that is replaced all the while."""
+def test_readers_of_a_replaced_name_get_one_version_and_no_error(mounted: Mounted, source: Path) -> None:
+    """500 reads of a name that is replaced continuously."""
     world = mounted(policy=ALLOW_ALL)
     ours, theirs = world.path / "index", source / "index"
     _replace(theirs, _version(0))
@@ -65,8 +65,8 @@ def test_readers_beside_replacements_get_one_version_and_no_error(mounted: Mount
         thread.join()
 
 
-def test_a_file_that_was_moved_behind_the_mount_is_not_written(mounted: Mounted, source: Path) -> None:
-    """Only a file without any name is kept for its readers: a moved one lies where other rules may hold."""
+def test_an_open_file_moved_behind_the_mount_is_not_written(mounted: Mounted, source: Path) -> None:
+    """Only a file without a name stays usable: other rules may apply to the new path of a moved one."""
     world = mounted(policy=ALLOW_ALL)
     (source / "index").write_text("old")
     with (world.path / "index").open("r+") as file:

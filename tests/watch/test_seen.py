@@ -181,16 +181,16 @@ def _remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_it_is_seen(world: World, what: str) -> None:
-    """Whatever was known of it before, the mount shows it as it is now."""
+def test_an_external_change_shows(world: World, what: str) -> None:
+    """Also if the kernel has cached the earlier state."""
     change, shows = CHANGES[what]
     change(world.source)
     until(lambda: shows(world.path), what)
 
 
 @pytest.mark.alone
-def test_it_is_seen_within_50_ms(world: World) -> None:
-    """Of many changes of all kinds to names that were read before, half are seen in less; no timeout is waited for."""
+def test_half_of_the_changes_show_within_50_ms(world: World) -> None:
+    """Changes of all kinds to cached names; none shows by a cache timeout alone."""
     took = []
     for turn in range(30):
         (world.source / "file").write_text(f"turn {turn}")
@@ -203,16 +203,16 @@ def test_it_is_seen_within_50_ms(world: World) -> None:
     assert statistics.median(took) < MEDIAN * LOADED
 
 
-def test_a_reader_that_has_it_open_sees_it(world: World) -> None:
-    """What follows a log file through the mount gets the lines that are written behind it."""
+def test_a_reader_of_an_open_file_sees_appended_lines(world: World) -> None:
+    """It follows a log file through the mount, and the lines are written behind it."""
     with (world.path / "file").open() as reader:
         assert reader.read() == "as it was"
         _append(world.source / "file", b"\nnext")
         until(lambda: reader.read() == "\nnext", "the next line comes")
 
 
-def test_what_was_written_through_the_mount_just_now_is_foreign_all_the_same(world: World) -> None:
-    """A change right after one of the mount's own, of as many bytes, is not taken for that."""
+def test_an_external_change_right_after_an_own_write_shows(world: World) -> None:
+    """The external write has the same size as the mount's own write before it."""
     for turn in range(50):
         ours, theirs = f"ours {turn:03}", f"them {turn:03}"
         (world.path / "file").write_text(ours)
@@ -221,8 +221,8 @@ def test_what_was_written_through_the_mount_just_now_is_foreign_all_the_same(wor
         until(lambda theirs=theirs: text(world.path / "file") == theirs, "the last text shows")  # type: ignore[misc]
 
 
-def test_a_storm_behind_the_mount_shows_in_the_end_as_it_is(world: World) -> None:
-    """Thousands of changes while they are being read: once it is quiet, both sides are alike."""
+def test_thousands_of_external_changes_show_in_the_end(world: World) -> None:
+    """They are read meanwhile; once it is quiet, mount and source are equal."""
     began = time.monotonic()
     for turn in range(4):
         for number in range(400):

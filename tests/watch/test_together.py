@@ -25,7 +25,7 @@ for number in range(int(sys.argv[3])):
 
 @pytest.mark.alone
 def test_two_agents_see_each_others_changes(mounted: Mounted, source: Path) -> None:
-    """Through two mounts of one source, within 50 ms as the median, and neither counts as out of band."""
+    """In two mounts of one source, within 50 ms at the median, and none is out of band."""
     (source / "shared").write_text("as it was")
     alice, bob = mounted(policy=ALLOW_ALL, agent="alice"), mounted(policy=ALLOW_ALL, agent="bob")
     took = []
@@ -44,8 +44,8 @@ def test_two_agents_see_each_others_changes(mounted: Mounted, source: Path) -> N
         assert set(out_of_band(world)) == {"the end"}
 
 
-def test_appends_through_both_lose_no_line(mounted: Mounted, source: Path) -> None:
-    """Two programs append to one file at once, each through its own mount: every line is there, whole, and shows."""
+def test_appends_through_two_mounts_lose_no_line(mounted: Mounted, source: Path) -> None:
+    """Two programs append to one file, each through its own mount: every line is complete and shows in both."""
     (source / "log").touch()
     worlds = [mounted(policy=ALLOW_ALL, agent=agent) for agent in ("alice", "bob")]
     lines = 500
@@ -62,8 +62,8 @@ def test_appends_through_both_lose_no_line(mounted: Mounted, source: Path) -> No
 
 
 @pytest.mark.root
-def test_a_mount_over_its_source_is_watched_too(mounted: Mounted, source: Path) -> None:
-    """The companion stands in a mount namespace of its own, where the source is still the source."""
+def test_a_mount_over_its_source_is_watched(mounted: Mounted, source: Path) -> None:
+    """The companion is in a mount namespace of its own, in which the source is visible."""
     (source / "file").write_text("as it was")
     below = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
     world = mounted(policy=ALLOW_ALL, mountpoint=source)
@@ -80,10 +80,10 @@ def test_a_mount_over_its_source_is_watched_too(mounted: Mounted, source: Path) 
     until(lambda: "file" in out_of_band(world), "it is entered")
 
 
-def test_an_ordinary_user_may_cover_a_source_where_there_is_a_right_to_a_namespace(
+def test_an_ordinary_user_may_cover_a_source_with_user_namespaces(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    """Else the mount is refused, in one line that says why, and nothing is left of it."""
+    """Without them, the mount is refused in one line that says why, and nothing is left of it."""
     source = ordinary_user.directory / "source"
     ordinary_user.run("mkdir", source)
     may = ordinary_user.run("unshare", "-Urm", "true").returncode == 0
@@ -98,7 +98,7 @@ def test_an_ordinary_user_may_cover_a_source_where_there_is_a_right_to_a_namespa
 
 
 @pytest.mark.root
-def test_without_a_right_to_a_namespace_a_source_cannot_be_covered(source: Path) -> None:
+def test_without_mount_namespaces_a_source_cannot_be_covered(source: Path) -> None:
     """The mount is refused in one line that says why and what to do, and nothing is left of it."""
     bounded = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     made = subprocess.run(
