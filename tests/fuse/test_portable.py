@@ -41,8 +41,8 @@ def _records(world: Place) -> list[tuple[str, str, str]]:
     return [(entry.operation, entry.path, entry.result) for entry in world.entries() if entry.kind == "intent"]
 
 
-def test_every_kind_of_change_is_judged_and_one_entry(world: Place) -> None:
-    """A program's calls are on record as by the kernel transport, though libfuse takes some of them apart."""
+def test_every_kind_of_change_is_judged_and_recorded_once(world: Place) -> None:
+    """The trail is as with the kernel transport, although libfuse splits some requests."""
 
     def story() -> None:
         os.chdir(world.path)
@@ -85,7 +85,7 @@ def test_every_kind_of_change_is_judged_and_one_entry(world: Place) -> None:
 
 
 def test_an_open_file_is_removed_and_not_renamed(world: Place) -> None:
-    """libfuse would hide it under another name; the source never has such a name, and the record no such change."""
+    """Neither source nor trail ever has the hidden name that libfuse would use."""
 
     def story() -> None:
         os.chdir(world.path)
@@ -111,7 +111,7 @@ def test_an_open_file_is_removed_and_not_renamed(world: Place) -> None:
 
 
 def test_a_refused_rename_over_an_open_file_loses_nothing(world: Place) -> None:
-    """Whether somebody has the target open changes neither the verdict nor what is left, also of a kept file."""
+    """An open target changes neither the decision nor the result, also for a file under [[keep]]."""
 
     def story() -> None:
         os.chdir(world.path)
@@ -138,7 +138,7 @@ def test_a_refused_rename_over_an_open_file_loses_nothing(world: Place) -> None:
 
 
 def test_libfuses_hidden_names_reach_no_file(world: Place) -> None:
-    """A name of that kind that a program asks for is a name like any other, judged as such."""
+    """A program that uses such a name gets the decision for that name."""
 
     def story() -> None:
         os.chdir(world.path)
@@ -152,8 +152,8 @@ def test_libfuses_hidden_names_reach_no_file(world: Place) -> None:
     world.does(story)
 
 
-def test_what_changes_behind_the_mount_is_seen_at_once(world: Place) -> None:
-    """Nothing is believed: content, names and kinds are those of the source."""
+def test_external_changes_show_at_once(world: Place) -> None:
+    """The kernel caches nothing: content, names and kinds are those of the source."""
 
     def story() -> None:
         path, below = world.path / "d/a.md", world.source / "d/a.md"
@@ -185,8 +185,8 @@ def test_the_portable_transport_stages_temporary_names_too(world: Place) -> None
     world.does(story)
 
 
-def test_many_names_are_forgotten_and_found_again(own_place: MakePlace) -> None:
-    """More names than are kept, with few descriptors, and what is open stays what it is."""
+def test_many_names_are_dropped_and_looked_up_again(own_place: MakePlace) -> None:
+    """More names than the path table keeps, with few descriptors; an open file stays usable."""
     world = own_place(transport="portable", limit=100)
 
     def story() -> None:
@@ -206,8 +206,8 @@ def test_many_names_are_forgotten_and_found_again(own_place: MakePlace) -> None:
     world.does(story)
 
 
-def test_auto_takes_the_kernel_transport_where_the_system_has_it() -> None:
-    """Linux from 5.12 on; elsewhere it says why it does not."""
+def test_auto_chooses_the_kernel_transport_if_available() -> None:
+    """Linux 5.12 or later; on other systems it says why not."""
     assert transport_choice.choose("auto") == transport_choice.Chosen("kernel")
     assert transport_choice.lacks_kernel("Linux", "5.12.0") == ""
     assert transport_choice.lacks_kernel("Linux", "6.18.44-cloud") == ""
@@ -216,7 +216,7 @@ def test_auto_takes_the_kernel_transport_where_the_system_has_it() -> None:
 
 
 def test_an_unavailable_transport_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing, and what to install."""
+    """With the package to install."""
     monkeypatch.setitem(sys.modules, "mfusepy", None)
     with pytest.raises(MountError, match="needs the Python package mfusepy; install it"):
         transport_choice.choose("portable")

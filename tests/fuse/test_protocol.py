@@ -32,12 +32,12 @@ def _opcodes() -> dict[str, int]:
 
 
 def test_every_opcode_of_the_protocol_is_listed() -> None:
-    """All numbers up to 53 that the kernel has given out are known, and CUSE's one."""
+    """All numbers up to 53 that the kernel uses, and that of CUSE."""
     assert {int(opcode) for opcode in p.Opcode} == {*range(1, 54), 4096} - {7, 19}
 
 
 def test_every_opcode_of_the_installed_header_is_listed_under_its_name() -> None:
-    """A kernel header that knows a request more than we do fails here."""
+    """A newer kernel header with a further request fails here."""
     ours = {opcode.name: int(opcode) for opcode in p.Opcode}
     theirs = {name.removeprefix("FUSE_"): number for name, number in _opcodes().items() if name not in BSWAP}
     assert len(theirs) > 45
@@ -45,12 +45,12 @@ def test_every_opcode_of_the_installed_header_is_listed_under_its_name() -> None
 
 
 def test_every_opcode_is_listed_as_changing_reading_silent_or_refused() -> None:
-    """None can be forgotten in the table that says what may change something."""
+    """The table of effects has every opcode."""
     assert set(p.ROLES) == set(p.Opcode)
 
 
 def test_the_changing_opcodes_are_those_of_the_design() -> None:
-    """The table says of each request where policy is asked what the design says."""
+    """The policy judges each of them."""
     changing = "CREATE WRITE SETATTR FALLOCATE COPY_FILE_RANGE COPY_FILE_RANGE_64 UNLINK RMDIR RENAME RENAME2 LINK"
     changing += " SYMLINK MKDIR MKNOD SETXATTR REMOVEXATTR"
     assert {opcode.name for opcode, role in p.ROLES.items() if role is p.Role.CHANGES} == set(changing.split())
@@ -58,7 +58,7 @@ def test_the_changing_opcodes_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize(("prefix", "flags"), [("FUSE_", p.Init), ("FATTR_", p.Set)])
 def test_flags_have_the_kernels_values(prefix: str, flags: type[p.Init | p.Set]) -> None:
-    """A flag with the wrong bit would ask for another feature."""
+    """A flag with a wrong bit would negotiate another feature."""
     theirs = _defined(prefix)
     ours = {str(flag.name): int(flag) for flag in flags}
     assert len(ours.keys() & theirs.keys()) > 10
@@ -66,7 +66,7 @@ def test_flags_have_the_kernels_values(prefix: str, flags: type[p.Init | p.Set])
 
 
 def test_structures_have_the_kernels_sizes() -> None:
-    """A structure of another size would shift all that follows it."""
+    """A structure with another size would shift every later field."""
     sizes = {
         p.IN_HEADER: 40,
         p.OUT_HEADER: 16,
@@ -97,7 +97,7 @@ def test_structures_have_the_kernels_sizes() -> None:
 
 
 def test_attributes_are_passed_on_unchanged(tmp_path: Path) -> None:
-    """All that stat says of a file is in the reply, to the nanosecond, before 1970 too."""
+    """Every field of stat, to the nanosecond, also for times before 1970."""
     file = tmp_path / "file"
     file.write_text("content")
     os.utime(file, ns=(-1_500_000_001, 4_102_444_800_123_456_789))
@@ -113,14 +113,14 @@ def test_attributes_are_passed_on_unchanged(tmp_path: Path) -> None:
 
 @given(st.integers(0, 0xFFF), st.integers(0, 0xFFFFF))
 def test_device_numbers_are_read_as_the_kernel_writes_them(major: int, minor: int) -> None:
-    """12 bits of major and 20 of minor come through."""
+    """12 bits of major and 20 bits of minor."""
     packed = (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
     assert p.unpack_rdev(packed) == os.makedev(major, minor)
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))
-def test_strings_are_whole_or_refused(body: bytes, count: int) -> None:
-    """A string without an end is refused, and none is ever read beyond the request."""
+def test_strings_are_terminated_or_refused(body: bytes, count: int) -> None:
+    """A string without an end is refused, and nothing beyond the request is read."""
     try:
         found = p.strings(memoryview(body), count)
     except ProtocolError:
@@ -130,8 +130,8 @@ def test_strings_are_whole_or_refused(body: bytes, count: int) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_only_one_component_is_a_name(name: bytes) -> None:
-    """What the policy judges as one name leads nowhere else."""
+def test_a_name_is_one_path_component(name: bytes) -> None:
+    """A name that the policy judges cannot lead elsewhere."""
     try:
         assert p.checked_name(name) == name
     except ProtocolError:
@@ -143,7 +143,7 @@ def test_only_one_component_is_a_name(name: bytes) -> None:
 
 @given(st.binary(max_size=120), st.integers(0, 40))
 def test_malformed_extensions_are_refused(body: bytes, words: int) -> None:
-    """Whatever stands where the caller's groups should be gives groups or a ProtocolError, nothing else."""
+    """Any bytes in place of the caller's groups give groups or a ProtocolError."""
     try:
         groups = p.supplementary_groups(memoryview(body), words)
     except ProtocolError:
@@ -152,7 +152,7 @@ def test_malformed_extensions_are_refused(body: bytes, words: int) -> None:
 
 
 def test_the_callers_groups_are_read() -> None:
-    """CREATE_SUPP_GROUP's extension stands at the end of the request, after what else there is."""
+    """The extension of CREATE_SUPP_GROUP is at the end of the request."""
     groups = struct.pack("=III", 2, 100, 200)
     extension = struct.pack("=II", 8 + 12 + 4, p.EXT_GROUPS) + groups + bytes(4)
     other = struct.pack("=II", 16, 1) + bytes(8)
