@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.companion.call_arguments import Arguments, check_empty, optional, required, required_texts
 from bonobofs.companion.git_calls import GIT_COMMANDS
@@ -31,6 +30,9 @@ from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
 from bonobofs.policy.request import Operation, WorkspacePath
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
+
+if TYPE_CHECKING:
+    from bonobofs.state.leases import Holder, Lease
 
 Call = Callable[[SessionContext, Arguments], Any]
 
@@ -103,9 +105,9 @@ def _why(session: SessionContext, arguments: Arguments) -> Any:
     check_empty(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
-    from bonobofs.session.explanation import explain_in_mount  # noqa: PLC0415 - imported by the first call
+    from bonobofs.session import explanation  # noqa: PLC0415 - most sessions are not asked
 
-    return explain_in_mount(root, path, operation, to, size, session.guard.decide_in_mount)
+    return explanation.explain_in_mount(root, path, operation, to, size, session.guard.decide_in_mount)
 
 
 def _show(session: SessionContext, arguments: Arguments) -> Any:
@@ -167,41 +169,46 @@ def _check_lease_terms(session: SessionContext, name: str, seconds: int) -> None
 
 
 def _acquire(session: SessionContext, arguments: Arguments) -> Any:
+    from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
+
     patterns = required_texts(arguments, "patterns")
-    service = _lease_service()
     workspace = optional(arguments, "workspace", str)
     if workspace not in (None, session.who.source, session.who.mountpoint):
         raise ForbiddenError(f"a session acquires leases in its own workspace, {session.who.source}, alone")
-    terms = service.LeaseTerms(
+    terms = lease_service.LeaseTerms(
         shared=optional(arguments, "shared", bool) or False,
         seconds=_seconds(session, arguments),
         reason=optional(arguments, "reason", str) or "",
         workspace=Path(session.who.source),
     )
     check_empty(arguments)
-    _check_lease_terms(session, "lease.acquire", terms.seconds)
-    return _record_lease(session, "acquire_lease", service.acquire(session.home, _holder(session), patterns, terms))
+    _check_lease_terms(session, "lease.acquire", int(terms.seconds))
+    acquired = lease_service.acquire(session.home, _holder(session), patterns, terms)
+    return _record_lease(session, "acquire_lease", acquired)
 
 
 def _extend(session: SessionContext, arguments: Arguments) -> Any:
+    from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
+
     lease, seconds = optional(arguments, "lease", str), _seconds(session, arguments)
     check_empty(arguments)
     _check_lease_terms(session, "lease.extend", seconds)
-    return _record_lease(
-        session, "extend_lease", _lease_service().extend(session.home, _holder(session), lease, seconds)
-    )
+    return _record_lease(session, "extend_lease", lease_service.extend(session.home, _holder(session), lease, seconds))
 
 
 def _release(session: SessionContext, arguments: Arguments) -> Any:
+    from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
+
     lease = optional(arguments, "lease", str)
     check_empty(arguments)
-    return _record_lease(session, "release_lease", _lease_service().release(session.home, _holder(session), lease))
+    return _record_lease(session, "release_lease", lease_service.release(session.home, _holder(session), lease))
 
 
 def _list(session: SessionContext, arguments: Arguments) -> Any:
+    from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
+
     check_empty(arguments)
-    service = _lease_service()
-    return [service.as_document(lease) for lease in service.list_leases(session.home)]
+    return [lease_service.as_document(lease) for lease in lease_service.list_leases(session.home)]
 
 
 def _seconds(session: SessionContext, arguments: Arguments) -> int:
@@ -209,27 +216,28 @@ def _seconds(session: SessionContext, arguments: Arguments) -> int:
     return min(DEFAULT_MAX, longest_lease(session.guard.policy)) if seconds is None else seconds
 
 
-def _record_lease(session: SessionContext, operation: str, lease: Any) -> Any:
+def _record_lease(session: SessionContext, operation: str, lease: Lease) -> Any:
     """Record what the agent did to its lease; the lease as JSON."""
-    document = _lease_service().as_document(lease)
+    from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
+
+    document = lease_service.as_document(lease)
     session.guard.event(operation, {"lease": document["id"], **{name: document[name] for name in _LEASE_FIELDS}})
     return document
 
 
-def _holder(session: SessionContext) -> Any:
-    return _lease_service().Holder(session.who.agent, session.who.agent_id, session.who.chain)
+def _holder(session: SessionContext) -> Holder:
+    from bonobofs.session import lease_service  # noqa: PLC0415 - as above
 
-
-def _lease_service() -> Any:
-    """Imported by the first call: loading the database takes longer than most calls."""
-    return import_module("bonobofs.session.lease_service")
+    return lease_service.Holder(session.who.agent, session.who.agent_id, session.who.chain)
 
 
 def _issue_call(name: str) -> Call:
     """A call about issues. Its module is imported by the first of them: most sessions make none."""
 
     def call(session: SessionContext, arguments: Arguments) -> Any:
-        return import_module("bonobofs.companion.beads_calls").BEADS_CALLS[name](session, arguments)
+        from bonobofs.companion.beads_calls import BEADS_CALLS  # noqa: PLC0415 - as the docstring says
+
+        return BEADS_CALLS[name](session, arguments)
 
     return call
 

@@ -16,7 +16,6 @@ from bonobofs.state.home import write_document
 
 _INTERVAL: Final = 0.15
 """Seconds between two checks. A change is loaded once two checks see the same file: an editor may still write it."""
-_LOADER: Final = "bonobofs.session.registration"
 
 Fingerprint = tuple[int, int, int, int, int] | None
 """Device, inode number, mtime, ctime and size of the file; None: there is no file."""
@@ -52,7 +51,7 @@ class PolicyReloader:
             self._seen = fingerprint
         elif fingerprint != self._seen:
             self._seen = fingerprint
-            import_module(_LOADER)  # the import takes about as long as the wait for the second check
+            import_module("bonobofs.session.registration")  # takes about as long as the wait for the second check
         else:
             self.load(always=False)
 
@@ -60,11 +59,13 @@ class PolicyReloader:
         """Load the policy and send it to the server; with `always`, also if it says the same as before."""
         if self._file is None:
             return
+        from bonobofs.session import registration  # noqa: PLC0415 - loads pydantic
+
         self._loaded = self._seen = self._fingerprint()
         try:
-            chosen = import_module(_LOADER).load_policy(self._file, self._source)
+            chosen = registration.load_policy(self._file, self._source)
             # The new [[scratch]] may match other files that git tracks.
-            tracked = import_module(_LOADER).find_tracked(self._home, self._source, chosen.compiled).paths
+            tracked = registration.find_tracked(self._home, self._source, chosen.compiled).paths
         except BonobofsError as error:
             self._is_broken = True
             self._channel.send(MessageKind.POLICY_ERROR, {"origin": str(self._file), "error": str(error)})
@@ -73,7 +74,7 @@ class PolicyReloader:
         if always or self._is_broken or policy != self._in_force:
             self._in_force = policy
             write_document(self._copy, policy)
-            import_module(_LOADER).save_tracked(self._home, self._session, tracked)
+            registration.save_tracked(self._home, self._session, tracked)
             file = _owner_and_time(Path(os.path.realpath(self._file)))
             document = {"origin": chosen.origin, "policy": policy, "tracked": tracked, "file": file}
             self._channel.send(MessageKind.POLICY, document)
