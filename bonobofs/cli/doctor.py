@@ -19,7 +19,7 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, say, table
 from bonobofs.errors import BonobofsError
-from bonobofs.session import transport_choice
+from bonobofs.session import launcher
 from bonobofs.system import syscalls
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -77,15 +77,15 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.
 
 def _kernel() -> Iterator[Check]:
     release = platform.release()
-    missing = transport_choice.lacks_kernel(platform.system(), release)
+    missing = launcher.lacks_kernel(platform.system(), release)
     if not missing:
         yield Check("kernel", Verdict.OK, f"Linux {release}")
     else:
-        wanted = ".".join(map(str, transport_choice.OLDEST_KERNEL))
+        wanted = ".".join(map(str, launcher.OLDEST_KERNEL))
         remedy = f"only the portable transport serves here; the kernel's own needs Linux {wanted} or later"
         yield Check("kernel", Verdict.NOTE, missing, remedy)
     yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
-    absent = transport_choice.lacks_portable()
+    absent = launcher.lacks_portable()
     if not absent:
         yield Check("portable", Verdict.OK, f"mfusepy, {syscalls.libfuse()}")
     else:

@@ -1,4 +1,4 @@
-"""The process that serves a mount: started with nothing of ours around it, and waited for until it serves."""
+"""Start the server process of a mount, wait until it serves, and probe the mount."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import contextlib
 import errno
 import importlib.util
 import os
+import platform
+import re
 import select
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Final, NamedTuple, NoReturn, Self
 
+from bonobofs.errors import MountError, UsageError
 from bonobofs.ipc.session_config import CompanionProgram, SessionConfig
+from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
 
@@ -22,28 +27,27 @@ SERVER = "bonobofs.fuse.main"
 COMPANION = "bonobofs.companion.main"
 
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)
-# What is loaded stays: looking through it for garbage, again and again and once more at the end, would take a third of
-# the time until a mount is there, and most of that until it is gone.
+# Garbage collection of the loaded modules would take a third of the time of a mount, and most of an unmount.
 _RUN = (
     "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
     "from importlib import import_module; code = import_module(sys.argv.pop(1)).main(); gc.freeze(); sys.exit(code)"
 )
-# The parent ends at once, so that the server is nobody's child: whoever starts a mount need not stay to bury it.
+# The parent exits at once and init adopts the server, so the process that mounts need not wait for it.
 _RUN_DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + _RUN
 )
 
 
-class Starting:
-    """A server that has been started and waits for its configuration."""
+class ServerStart:
+    """A started server that waits for its configuration."""
 
     def __init__(self, log: Path, mountpoint: str) -> None:
         self._log = log
         self._ready, ready_end = os.pipe()
-        # The server waits for its configuration until its process is on record.
+        # The server waits for its configuration until session.json has its pid.
         config, self._config = os.pipe()
         self.ready_fd = ready_end
-        """The number that the descriptor for its word has in the server."""
+        """Descriptor number, in the server, of the pipe on which it reports that it is ready."""
         try:
             with open(log, "ab", opener=_private) as errors:
                 subprocess.run(
@@ -72,9 +76,9 @@ class Starting:
             os.close(self._config)
 
     def serve(self, config: SessionConfig) -> str:
-        """Hand over the configuration; "" when the mount is served, else what the server said, in one line."""
+        """Send the configuration. Return "" when the server is ready, else its error in one line."""
         handle, self._config = self._config, -1
-        # A server that has ended reads nothing; what it said last is read below.
+        # A server that has ended reads nothing; its last words are read below.
         with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb") as pipe:
             pipe.write(config.to_json().encode())
         try:
@@ -90,7 +94,7 @@ class Starting:
         return lines[-1] if lines else ""
 
     def _line(self) -> bytes:
-        """The next line, read byte by byte as what follows it may be long in coming; TimeoutError."""
+        """Read the next line byte by byte, because the line after it may come much later. TimeoutError."""
         deadline = time.monotonic() + SECONDS_TO_START
         poll = select.poll()
         poll.register(self._ready, select.POLLIN)
@@ -118,11 +122,11 @@ def companion_program(source: str, mountpoint: str) -> CompanionProgram:
     return CompanionProgram(COMPANION, list(safe))
 
 
-def look(mountpoint: str) -> str:
-    """Look into the mount from a process that can be given up; "" when it answers, else what went wrong."""
+def probe(mountpoint: str) -> str:
+    """Read the mount from a child process with a timeout. Return "" if it answers, else the error."""
     try:
         ran = subprocess.run(
-            _command(_RUN, _ROOT, "bonobofs.session.mount_probe", mountpoint),
+            _command(_RUN, _ROOT, "bonobofs.session.launcher", mountpoint),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
@@ -138,19 +142,19 @@ def look(mountpoint: str) -> str:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Whether the server of a mount is gone; not so where it is slow, or does not let this user in."""
-    return look(mountpoint) == os.strerror(errno.ENOTCONN)
+    """Return whether the server of a mount is gone; False if it is slow or refuses this user."""
+    return probe(mountpoint) == os.strerror(errno.ENOTCONN)
 
 
-def become(config: SessionConfig, earlier: list[str]) -> NoReturn:
-    """Turn this process into the server. A small process, started before, looks into the mount once it is there."""
+def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
+    """Turn this process into the server. A small process, started before, probes the mount."""
     mountpoint = config.mountpoint
     ready, ready_end = os.pipe()
     subprocess.run(
         _command(
             _RUN,
             _ROOT,
-            "bonobofs.session.mount_probe",
+            "bonobofs.session.launcher",
             mountpoint,
             str(ready),
             config.home,
@@ -181,5 +185,116 @@ def _private(path: str, flags: int) -> int:
 
 
 def _command(program: str, *arguments: str) -> list[str]:
-    """Python without site, user and environment: what serves a mount depends on nothing but the package itself."""
+    """Run Python without site-packages and environment: the server depends on this package alone."""
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", program, *arguments]
+
+
+_SECONDS_TO_ANSWER = 20
+
+
+def _read_mount(mountpoint: bytes) -> str:
+    """Open one file of the mount and list its root. Return "" if both work, else the error.
+
+    The kernel learns from the first open and the first listing that it need not send OPEN. Without them, a file that is
+    created first would be followed by a RELEASE that the server does not expect.
+    """
+    try:
+        os.close(os.open(os.path.join(mountpoint, b".bonobofs", b"policy.md"), os.O_RDONLY | os.O_CLOEXEC))
+        with os.scandir(mountpoint) as entries:
+            next(entries, None)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def main() -> int:
+    """Probe a mount: MOUNTPOINT [READY_FD HOME SESSION EARLIER...], as a program of its own.
+
+    With one argument it prints the error and returns 1 if the mount does not answer. With more arguments it first waits
+    until the server reports on READY_FD. It then records the end of the EARLIER sessions; if the server failed, it
+    removes the directory of SESSION, because the command itself has become the server.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    mountpoint = os.fsencode(sys.argv[1])
+    if len(sys.argv) == 2:
+        signal.alarm(_SECONDS_TO_ANSWER)
+        failure = _read_mount(mountpoint)
+        print(failure, end="", file=sys.stderr)
+        return 1 if failure else 0
+    # Each mount waits for the probe above, which needs none of these.
+    import shutil  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+
+    from bonobofs.state.home import session_directory  # noqa: PLC0415
+    from bonobofs.state.sessions import note_ends  # noqa: PLC0415
+    from bonobofs.system import mounts  # noqa: PLC0415
+
+    ready, home, session, *earlier = sys.argv[2:]
+    # The command waits for this process only. Its child probes the mount, and init reaps it.
+    if os.fork():
+        return 0
+    with os.fdopen(int(ready), "rb") as pipe:
+        said = os.fsdecode(pipe.readline()).strip()
+    if said != "ready":
+        # The server has printed its error on the same terminal.
+        shutil.rmtree(session_directory(Path(home), session), ignore_errors=True)
+        return 0
+    note_ends(Path(home), earlier)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.alarm(_SECONDS_TO_ANSWER)
+    failure = _read_mount(mountpoint)
+    if failure and mounts.at(Path(os.fsdecode(mountpoint))):
+        print(f"bonobofs: the mount does not answer: {failure}; press Ctrl-C to unmount", file=sys.stderr)
+    return 0
+
+
+TRANSPORTS: Final = ("auto", "kernel", "portable")
+OLDEST_KERNEL: Final = (5, 12)
+"""The first Linux with FUSE 7.33, which the kernel transport needs."""
+
+
+class Transport(NamedTuple):
+    """A transport. `packages`: directory of mfusepy; `notes`: sentences for the operator."""
+
+    name: str
+    packages: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_transport(name: str) -> Transport:
+    """Return the named transport; for `auto`, the kernel transport if available. UsageError, MountError."""
+    if name not in TRANSPORTS:
+        raise UsageError(f"there is no transport {name!r}; use one of {', '.join(TRANSPORTS)}")
+    missing = lacks_kernel(platform.system(), platform.release())
+    if name == "kernel" or (name == "auto" and not missing):
+        return Transport("kernel")
+    absent = lacks_portable()
+    if absent:
+        raise MountError(f"the portable transport {absent}")
+    notes = (f"Served by the portable transport, as {missing}.",) if name == "auto" else ()
+    return Transport("portable", str(_packages()), notes)
+
+
+def lacks_kernel(name: str, release: str) -> str:
+    """Return why the kernel transport cannot run on this system; "" if it can."""
+    number = re.match(r"(\d+)\.(\d+)", release)
+    if name != "Linux" or number is None:
+        return f"this is {name} {release} and not Linux"
+    if (int(number[1]), int(number[2])) < OLDEST_KERNEL:
+        return f"Linux {release} is older than {'.'.join(map(str, OLDEST_KERNEL))}"
+    return ""
+
+
+def lacks_portable() -> str:
+    """Return what the portable transport lacks; "" if it can run."""
+    if _packages() is None:
+        return "needs the Python package mfusepy; install it: pip install mfusepy"
+    if syscalls.libfuse() is None:
+        return "needs libfuse 3; install the package fuse3"
+    return ""
+
+
+def _packages() -> Path | None:
+    """Return the directory of mfusepy. The server imports it, not this process."""
+    found = importlib.util.find_spec("mfusepy")
+    return None if found is None or found.origin is None else Path(found.origin).resolve().parent

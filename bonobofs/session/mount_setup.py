@@ -1,30 +1,36 @@
-"""From `mount` to a mount that answers, or to nothing at all."""
+"""Mount: check, register the session, start the server, probe the mount; undo everything on failure."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import functools
+import operator
 import os
+import pwd
 import shutil
 import signal
+import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.reader import trails_in
 from bonobofs.audit.recovery import compare
-from bonobofs.errors import BonobofsError, GitError, MountError
+from bonobofs.errors import BonobofsError, GitError, MountError, UsageError
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.kept_repository import settle
 from bonobofs.git.session_repository import Author, Owner, build
 from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
-from bonobofs.session import agent_shell, launcher, mount_checks, transport_choice
-from bonobofs.session.guest_user import Guest, find_guest, let_inside, open_way
+from bonobofs.session import agent_shell, launcher, mount_checks
 from bonobofs.session.registration import RegisteredSession, SessionRequest, choose_policy, register_session
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import unreadable, was_closed
@@ -42,7 +48,7 @@ _MOST_DIFFERENCES = 100_000
 
 
 class MountRequest(NamedTuple):
-    """What `mount` was asked for."""
+    """The arguments of `mount`."""
 
     source: Path
     mountpoint: Path
@@ -52,35 +58,35 @@ class MountRequest(NamedTuple):
     transport: str = "auto"
     allow_other: bool = False
     allow_writable_parents: bool = False
-    """Accept a source and a mountpoint that another user can replace before they are opened."""
+    """Accept a source and mountpoint that another user can replace before bonobofs opens them."""
     keep_scratch: bool = False
     chain: str | None = None
     user: str | None = None
-    """Name or number of a user beside root who may use the mount and call the session."""
+    """Name or uid of a user other than root who may use the mount and call the session."""
     issue: str | None = None
-    """What the work there is for; commits of the session name it."""
+    """Issue of the work; the session's commits name it."""
     policy_of: Path | None = None
-    """The source whose policy applies, such as the repository of a worktree; None: `source`."""
+    """Source whose policy applies, such as the repository of a worktree; None: `source`."""
 
 
 class MountedSession(NamedTuple):
-    """A session that serves, and what its operator should know, a sentence each."""
+    """A session that is served. `notes`: sentences for the operator."""
 
     session: Session
     notes: tuple[str, ...]
     why: str
-    """Why the policy was chosen."""
+    """Reason for the choice of the policy."""
 
 
 def start(home: Path, order: MountRequest) -> MountedSession:
-    """Mount in the background and return when the mount answers. On failure nothing is left of it; BonobofsError."""
+    """Mount in the background and return when the mount answers. On failure everything is undone; BonobofsError."""
     with _alone(home):
         drawn, config, earlier, notes = _prepare(home, order)
         session, mountpoint = drawn.session, config.mountpoint
         covered = len(mounts.at(Path(mountpoint)))
         served = False
         try:
-            with launcher.Starting(session_directory(home, session.session) / "server.log", mountpoint) as starting:
+            with launcher.ServerStart(session_directory(home, session.session) / "server.log", mountpoint) as starting:
                 session = dataclasses.replace(session, pid=starting.pid, starttime=starting.starttime)
                 save(home, session)
                 failure = starting.serve(config._replace(ready_fd=starting.ready_fd))
@@ -88,9 +94,11 @@ def start(home: Path, order: MountRequest) -> MountedSession:
                 raise MountError(failure)
             served = True
             note_ends(home, earlier)
-            failure = launcher.look(mountpoint)
+            failure = launcher.probe(mountpoint)
             if failure:
-                raise MountError(f"the mount on {mountpoint} did not answer ({failure}); it was taken off again")
+                raise MountError(
+                    f"the mount on {mountpoint} did not answer ({failure}) and was unmounted; run bonobofs doctor"
+                )
         except BaseException:
             _undo(home, session, covered, served=served)
             raise
@@ -99,23 +107,23 @@ def start(home: Path, order: MountRequest) -> MountedSession:
 
 
 def prepare_foreground(home: Path, order: MountRequest) -> tuple[MountedSession, Callable[[], NoReturn]]:
-    """All but the serving itself: the session is on record with this process as its server.
+    """Register the session with this process as its server.
 
-    Calling what comes with it turns this process into the server.
+    Calling the returned function turns this process into the server.
     """
-    # The mask survives exec and fork: a Ctrl-C before the server can end the mount cleanly waits until it can.
+    # The mask survives exec and fork. A Ctrl-C stays pending until the server can unmount cleanly.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with _alone(home):
         drawn, config, earlier, notes = _prepare(home, order)
         pid = os.getpid()
         session = dataclasses.replace(drawn.session, pid=pid, starttime=processes.start_time(pid))
         save(home, session)
-        return MountedSession(session, notes, drawn.policy.why), partial(launcher.become, config, earlier)
+        return MountedSession(session, notes, drawn.policy.why), partial(launcher.exec_server, config, earlier)
 
 
 def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
-    """The new session, what its server is told, the earlier sessions that it accounts for, and notes."""
-    transport = transport_choice.choose(order.transport)
+    """Return the new session, its configuration, the earlier sessions whose end it records, and notes."""
+    transport = launcher.choose_transport(order.transport)
     source, mountpoint = (
         mount_checks.resolve(path, what, allow_writable_parents=order.allow_writable_parents)
         for path, what in ((order.source, "source"), (order.mountpoint, "mountpoint"))
@@ -124,7 +132,7 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
     mount_checks.check(source, mountpoint, home)
     policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
-    notes += tuple(f"A session that cannot be read is left out: {error}." for error in unreadable(home).values())
+    notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
     notes += tuple(f"{kept}." for kept in settle(home))
     earlier, differences = _look_back(home, source, policy.compiled)
@@ -187,7 +195,7 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
 def _repository(
     home: Path, drawn: RegisteredSession, guest: Guest | None
 ) -> tuple[RepositoryConfig | None, tuple[str, ...]]:
-    """Make the session's own `.git`: what the server is to show of it, and notes; None: the source has none."""
+    """Create the session's own `.git`. Return its configuration, None if the source has none, and notes."""
     session = drawn.session
     source = Path(session.source)
     if not os.path.lexists(source / ".git"):
@@ -209,11 +217,11 @@ def _repository(
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode number, by which the server knows the directory that was checked. MountError."""
+    """Return device and inode number, by which the server recognizes the checked directory. MountError."""
     try:
         fd = mounts.open_directory(path)
     except OSError as error:
-        raise MountError(f"{path} was replaced while it was checked ({error.strerror}); mount again") from error
+        raise MountError(f"{path} was replaced during the checks ({error.strerror}); mount again") from error
     try:
         return mounts.identity(fd)
     finally:
@@ -221,50 +229,53 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _umask() -> int:
-    """Of whoever mounts, for the files that the session's tools make."""
+    """Return the umask of the operator, for files that the session's tools create."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
-    """Refuse a mountpoint that is served; take a dead mount off it where the new one cannot go on top."""
+    """Refuse a mountpoint that is in use; unmount a dead mount that the new one cannot cover."""
     if not mounts.at(mountpoint):
         return ()
     session = live_at(home, mountpoint)
     if session is not None:
         raise MountError(
-            f"{mountpoint} is mounted already, by {session.agent} (pid {session.pid}); "
-            f"end that first: bonobofs umount {mountpoint}"
+            f"{mountpoint} is already mounted by {session.agent} (pid {session.pid}); "
+            f"unmount it first: bonobofs umount {mountpoint}"
         )
     if not launcher.is_dead(str(mountpoint)):
-        raise MountError(f"{mountpoint} is mounted already, not from the state directory {home}; unmount it there")
+        raise MountError(f"{mountpoint} is already mounted from another state directory than {home}; unmount it there")
     if os.geteuid() == 0 and source != mountpoint:
-        return (f"A dead mount on {mountpoint} is covered by this one.",)
+        return (f"This mount covers a dead mount on {mountpoint}.",)
     # fusermount3 cannot mount on a dead mount, and a source below its own dead mount cannot be opened.
     detach_all(mountpoint)
-    return (f"A dead mount was taken off {mountpoint}.",)
+    return (f"A dead mount on {mountpoint} was unmounted.",)
 
 
 def _standing(mountpoint: Path) -> tuple[str, ...]:
     inside = [str(process) for process in processes.with_cwd_in(mountpoint) if process.pid != os.getpid()]
     if not inside:
         return ()
-    return (f"Outside the mount, as they stood in {mountpoint} before it: {', '.join(inside)}; let them cd again.",)
+    return (
+        f"Processes with their working directory in {mountpoint} stay outside the mount: {', '.join(inside)}; "
+        "let them cd again.",
+    )
 
 
 def _also_mounted(home: Path, source: Path) -> tuple[str, ...]:
     return tuple(
-        f"{source} is mounted on {session.mountpoint} too; locks do not reach from one mount to the other."
+        f"{source} is also mounted on {session.mountpoint}; file locks do not reach from one mount to the other."
         for session in read_all(home)[0]
         if session.source == str(source) and lives(session)
     )
 
 
 def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], list[dict[str, Any]]]:
-    """This source's sessions that ended without noting it, and where the source is not as their record says.
+    """Return the sessions of this source that crashed, and where the source differs from their trails.
 
-    The two are compared only where the machine went down meanwhile: then what was recorded or done last may be missing.
+    They are compared only after an unclean boot, which may lose the last changes or the last entries.
     """
     sessions = [session for session in read_all(home)[0] if session.source == str(source)]
     over = [one for one in sessions if one.ended is None and not lives(one)]
@@ -284,8 +295,8 @@ def _went_down(differences: list[dict[str, Any]]) -> tuple[str, ...]:
     if not differences:
         return ()
     return (
-        f"The machine went down during an earlier session. In {len(differences)} places the source is not as the "
-        "record says; they are entered: bonobofs audit query --operation out_of_band.",
+        f"The machine went down during an earlier session. The source differs from the record in {len(differences)} "
+        "places; see bonobofs audit query --operation out_of_band.",
     )
 
 
@@ -293,7 +304,7 @@ def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
     if role in policy.roles:
         return ()
     return (
-        f"The policy does not define the role {role}, so it may do nothing but read; it defines: "
+        f"The policy does not define the role {role}, so the agent may only read; it defines: "
         f"{', '.join(sorted(policy.roles))}.",
     )
 
@@ -302,13 +313,13 @@ def _cannot_hold(source: Path, policy: Policy) -> tuple[str, ...]:
     if policy.temporary is None or mount_checks.has_nameless_files(source):
         return ()
     return (
-        f"The file system of {source} has no files without names (O_TMPFILE), so temporary names cannot be held: to "
-        "make one fails with EOPNOTSUPP.",
+        f"The file system of {source} does not support O_TMPFILE, so files cannot be staged: creating a temporary "
+        "name fails with EOPNOTSUPP.",
     )
 
 
 def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
-    """End the server and take away what was made. The trail of a session that never served says nothing."""
+    """End the server and remove everything that was created, also the trail of a session that never served."""
     if session.pid is not None and session.starttime is not None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             processes.send(session.pid, session.starttime, number)
@@ -326,6 +337,124 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """One mount at a time in a home: between the look at the mountpoint and the mount nobody else may take it."""
+    """Run one mount at a time, so that the mountpoint does not change between check and mount."""
     with locked(home / "mount.lock"):
         yield
+
+
+_ACL: Final = "system.posix_acl_access"
+_HEAD: Final = struct.pack("<I", 2)
+_ENTRY: Final = struct.Struct("<HHI")
+_NO_ID: Final = 0xFFFFFFFF
+_USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 1, 2, 4, 8, 0x10, 0x20
+_SEARCH: Final = 1
+_READ_AND_SEARCH: Final = 5
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+_PROBE: Final = "import os, sys; p = sys.argv[1]; sys.exit(not os.access(p, os.X_OK if os.path.isdir(p) else os.R_OK))"
+
+
+class Guest(NamedTuple):
+    """A user who is not the operator."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def find_guest(name: str) -> Guest:
+    """The user of that name or number. UsageError: there is none, or this process is not root."""
+    if os.geteuid() != 0:
+        raise UsageError("--user needs root: an ordinary user cannot let another user into a mount; leave it out")
+    try:
+        found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    except (KeyError, OverflowError):
+        raise UsageError(f"--user {name}: there is no such user; name one of /etc/passwd") from None
+    if found.pw_uid == 0:
+        raise UsageError("--user names root, who may call every session; leave it out")
+    return Guest(found.pw_name, found.pw_uid, found.pw_gid)
+
+
+def open_way(home: Path, guest: Guest) -> None:
+    """Let the guest search the state directory and its `sessions`, and close to it all else there.
+
+    Raises MountError where the guest cannot come so far, or cannot run the programs of `bin`.
+    """
+    _close_to_others(home)
+    _allow(home, guest, _SEARCH)
+    _allow(home / "sessions", guest, _SEARCH)
+    if not _reaches(guest, _PACKAGE / "__init__.py"):
+        raise MountError(
+            f"{guest.name} cannot run {sys.executable} or read {_PACKAGE}, which the programs in its PATH need; "
+            "install bonobofs where it can, such as /opt/bonobofs"
+        )
+    if not _reaches(guest, home / "sessions"):
+        raise MountError(
+            f"{guest.name} cannot reach the state directory {home}; set BONOBOFS_HOME to a directory that it can "
+            "search down to, such as /var/lib/bonobofs"
+        )
+
+
+def let_inside(home: Path, inside: Path, guest: Guest) -> None:
+    """Let the guest read and search `inside` and the programs there. The session's directory is only searched."""
+    _close_to_others(home)
+    _allow(inside.parent, guest, _SEARCH)
+    _allow(inside, guest, _READ_AND_SEARCH)
+    for path in (inside / "bin", *(inside / "bin").iterdir()):
+        path.chmod(0o755)
+
+
+def _close_to_others(home: Path) -> None:
+    for entry in os.scandir(home):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if mode & 0o007 and not entry.is_symlink():
+            os.chmod(entry.path, mode & 0o7770)
+
+
+def _reaches(guest: Guest, path: Path) -> bool:
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _PROBE, path],
+            user=guest.uid,
+            group=guest.gid,
+            extra_groups=os.getgrouplist(guest.name, guest.gid),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            check=False,
+        )
+    except PermissionError:
+        return False
+    return ran.returncode == 0
+
+
+def _allow(path: Path, guest: Guest, permissions: int) -> None:
+    """Add the guest to the ACL of a directory. MountError: the file system has none."""
+    entries = _entries(path)
+    entries[_USER, guest.uid] = entries.get((_USER, guest.uid), 0) | permissions
+    named = (bits for (tag, _), bits in entries.items() if tag in (_USER, _GROUP_OBJ, _GROUP))
+    entries[_MASK, _NO_ID] = functools.reduce(operator.or_, named)
+    acl = _HEAD + b"".join(_ENTRY.pack(tag, bits, number) for (tag, number), bits in sorted(entries.items()))
+    try:
+        os.setxattr(path, _ACL, acl)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        raise MountError(
+            f"the file system of {path} has no POSIX ACLs, which --user needs; set BONOBOFS_HOME to a directory of "
+            "a file system that has them, such as ext4, xfs or btrfs"
+        ) from error
+
+
+def _entries(path: Path) -> dict[tuple[int, int], int]:
+    try:
+        acl = os.getxattr(path, _ACL)
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise
+        mode = path.stat().st_mode
+        return {
+            (_USER_OBJ, _NO_ID): mode >> 6 & 7,
+            (_GROUP_OBJ, _NO_ID): mode >> 3 & 7,
+            (_OTHER, _NO_ID): mode & 7,
+        }
+    return {(tag, number): bits for tag, bits, number in _ENTRY.iter_unpack(acl[len(_HEAD) :])}

@@ -88,7 +88,9 @@ def test_relative_paths_and_a_working_directory_in_the_mountpoint_are_fine(sourc
     )
     try:
         assert shell.stdout.endswith("exit 0\n"), shell.stderr
-        assert f"Outside the mount, as they stood in {mountpoint} before it: sh (pid " in shell.stderr
+        assert (
+            f"Processes with their working directory in {mountpoint} stay outside the mount: sh (pid " in shell.stderr
+        )
     finally:
         assert bonobofs("umount", mountpoint).returncode == 0
 
@@ -169,7 +171,7 @@ def test_a_source_that_is_its_own_mountpoint_is_recovered(source: Path, mounted:
     world.kill()
     again = bonobofs("mount", source, source)
     assert again.returncode == 0, again.stderr
-    assert "dead mount was taken off" in again.stderr
+    assert f"dead mount on {world.path} was unmounted" in again.stderr
     assert len(mounts.at(source)) == 1
 
 
@@ -277,7 +279,7 @@ def test_two_mounts_at_once_take_turns(source: Path, mountpoint: Path) -> None:
     said = [one.communicate(timeout=60)[1].decode() for one in both]
     try:
         assert sorted(one.returncode for one in both) == [0, 1]
-        assert any(f"{mountpoint} is mounted already, by alice" in text for text in said)
+        assert any(f"{mountpoint} is already mounted by alice" in text for text in said)
     finally:
         assert bonobofs("umount", mountpoint).returncode == 0
 
@@ -322,7 +324,7 @@ def test_a_mount_is_no_source_and_holds_no_mountpoint(mounted: Mounted, tmp_path
     for below, at, said in [
         (world.path / "inside", tmp_path / "other", "lies in a mount of bonobofs"),
         (tmp_path / "other", world.path / "inside", "lies in a mount of bonobofs"),
-        (tmp_path / "other", world.path, "is mounted already, by alice"),
+        (tmp_path / "other", world.path, "is already mounted by alice"),
     ]:
         (tmp_path / "other").mkdir(exist_ok=True)
         refused = bonobofs("mount", below, at)
@@ -337,7 +339,7 @@ def test_a_second_mount_of_a_source_is_served_and_told(mounted: Mounted, tmp_pat
     made = bonobofs("mount", world.source, tmp_path / "second", "--agent", "bob", "--new")
     try:
         assert made.returncode == 0
-        assert f"{world.source} is mounted on {world.path} too" in made.stderr
+        assert f"{world.source} is also mounted on {world.path}" in made.stderr
     finally:
         assert bonobofs("umount", tmp_path / "second").returncode == 0
 
@@ -388,7 +390,7 @@ def test_an_agents_own_role_that_the_policy_does_not_define_may_only_read(source
     assert bonobofs("agent", "add", "alice", "--role", "unheard-of").returncode == 0
     made = bonobofs("mount", source, mountpoint, "--agent", "alice")
     try:
-        assert "The policy does not define the role unheard-of, so it may do nothing but read" in made.stderr
+        assert "The policy does not define the role unheard-of, so the agent may only read" in made.stderr
         with pytest.raises(PermissionError):
             (mountpoint / "aidlc-docs").mkdir()
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import MountError
-from bonobofs.session import transport_choice
+from bonobofs.session import launcher
 from tests.fuse.conftest import MakePlace, Place
 from tests.fuse.people import outcome
 
@@ -208,15 +208,15 @@ def test_many_names_are_dropped_and_looked_up_again(own_place: MakePlace) -> Non
 
 def test_auto_chooses_the_kernel_transport_if_available() -> None:
     """Linux 5.12 or later; on other systems it says why not."""
-    assert transport_choice.choose("auto") == transport_choice.Chosen("kernel")
-    assert transport_choice.lacks_kernel("Linux", "5.12.0") == ""
-    assert transport_choice.lacks_kernel("Linux", "6.18.44-cloud") == ""
-    assert transport_choice.lacks_kernel("Linux", "5.11.22-generic") == "Linux 5.11.22-generic is older than 5.12"
-    assert transport_choice.lacks_kernel("FreeBSD", "14.3-RELEASE") == "this is FreeBSD 14.3-RELEASE and not Linux"
+    assert launcher.choose_transport("auto") == launcher.Transport("kernel")
+    assert launcher.lacks_kernel("Linux", "5.12.0") == ""
+    assert launcher.lacks_kernel("Linux", "6.18.44-cloud") == ""
+    assert launcher.lacks_kernel("Linux", "5.11.22-generic") == "Linux 5.11.22-generic is older than 5.12"
+    assert launcher.lacks_kernel("FreeBSD", "14.3-RELEASE") == "this is FreeBSD 14.3-RELEASE and not Linux"
 
 
 def test_an_unavailable_transport_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the package to install."""
     monkeypatch.setitem(sys.modules, "mfusepy", None)
     with pytest.raises(MountError, match="needs the Python package mfusepy; install it"):
-        transport_choice.choose("portable")
+        launcher.choose_transport("portable")
