@@ -95,7 +95,7 @@ def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
         waited_for[:] = present
 
     try:
-        leases.wait(database, granted.generation, told=keep)
+        leases.wait(database, granted.generation, on_wait=keep)
     except (StateError, KeyboardInterrupt) as error:
         those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
         stands = (

@@ -1,10 +1,8 @@
-"""Which sessions are live, in all state directories that share the database, and which leases bind each of them.
+"""Heartbeats: which sessions are live, and which generation of leases each has acknowledged.
 
-A session that follows the leases says so every BEAT seconds. One that has been silent for LAPSE seconds, by the
-database's clock, is taken to refuse every change by itself: it may go on only until LAPSE seconds, by its own clock,
-after the moment at which it began to say so.
-
-Nobody relies on a session that is silent; on one that is not, a lease takes effect when it has acknowledged it.
+A session sends a heartbeat every BEAT seconds. Its lease snapshot expires LAPSE seconds, by its own clock, after it
+began to send the last one; then it refuses every change. So a session without a heartbeat for LAPSE seconds, by the
+database's clock, needs no waiting for. On a live session, a lease takes effect when the session has acknowledged it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _IS_HEARD: Final = sessions.c.heartbeat > clock() - _LAPSE_MS
 
 
 class LiveSession(NamedTuple):
-    """A session as the others see it."""
+    """A live session as other sessions see it."""
 
     id: str
     agent: str
@@ -39,21 +37,21 @@ class LiveSession(NamedTuple):
 
 
 def generation(connection: Connection) -> int:
-    """The generation of leases: it grows with every change of them."""
+    """Return the generation of leases. Every change of leases raises it."""
     return int(connection.execute(select(counters.c.value).where(counters.c.name == "leases")).scalar_one())
 
 
 def next_generation(connection: Connection) -> int:
-    """Raise the generation: whoever follows the leases then reads them anew."""
+    """Raise the generation, so that every session reads the leases again."""
     leases_counter = counters.c.name == "leases"
     connection.execute(update(counters).where(leases_counter).values(value=counters.c.value + 1))
     return generation(connection)
 
 
 def insert_session(database: Database, session: Session) -> int:
-    """Enter a session that begins, and give the generation of leases that it begins with.
+    """Insert a new session and return the generation of leases that it begins with.
 
-    It must read the leases after this, and follow them from then on. StateError where its agent was removed meanwhile.
+    The session must read the leases after this call. StateError: its agent was removed meanwhile.
     """
     with database.change() as connection:
         known = generation(connection)
@@ -79,10 +77,10 @@ def insert_session(database: Database, session: Session) -> int:
 
 
 def write_heartbeat(database: Database, session: str, acknowledged: int) -> None:
-    """Say that the session follows the leases, and that what is admitted from now on is so under this generation.
+    """Send a heartbeat: the session authorizes every change from now on under this generation.
 
-    It is committed when this returns: only what is read of the leases afterwards may extend the session's leave.
-    StateError where nobody could hear it: the database holds no such session, as after a backup was put back.
+    It is committed when this returns. Only leases read after that may extend the session's lease snapshot.
+    StateError: the database has no such session, for instance after a backup was restored.
     """
     with database.note() as connection:
         said = connection.execute(
@@ -91,11 +89,11 @@ def write_heartbeat(database: Database, session: str, acknowledged: int) -> None
             .values(heartbeat=clock(), acknowledged=acknowledged)
         )
         if said.rowcount != 1:
-            raise StateError(f"the database {database.name} does not know the session {session} any more; mount again")
+            raise StateError(f"the database {database.name} has no session {session}; mount again")
 
 
 def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
-    """For which chains the living sessions of an agent in a source work; None is among them for one without any."""
+    """Return the chains of an agent's live sessions in a source; None for a session without a chain."""
     wanted = select(sessions.c.chain).where(
         sessions.c.agent == agent, sessions.c.source == source, sessions.c.ended.is_(None), _IS_HEARD
     )
@@ -103,14 +101,14 @@ def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
 
 
 def list_sessions(database: Database) -> list[tuple[str, str, str]]:
-    """UUID, role and source of every session that ever was."""
+    """Return UUID, role and source of every session, ended ones too."""
     with database.read() as connection:
         rows = connection.execute(select(sessions.c.id, sessions.c.role, sessions.c.source))
         return [(row.id, row.role, row.source) for row in rows]
 
 
 def detach(database: Database, session: str) -> None:
-    """Enter that the session has ended: nothing of it is under way any more."""
+    """Record that the session has ended and has no change in flight."""
     with database.note() as connection:
         connection.execute(
             update(sessions).where(sessions.c.id == session, sessions.c.ended.is_(None)).values(ended=clock())
@@ -118,12 +116,12 @@ def detach(database: Database, session: str) -> None:
 
 
 def agent_lives(connection: Connection, agent: str) -> bool:
-    """Whether there is an agent of that UUID, and it was not removed."""
+    """Return whether an agent has this UUID and was not removed."""
     return connection.scalar(select(agents.c.id).where(agents.c.id == agent, agents.c.removed.is_(None))) is not None
 
 
 def living(connection: Connection, *, behind: int | None = None) -> list[LiveSession]:
-    """The sessions that have not ended and are not silent; with `behind`, only those that acknowledge less."""
+    """Return the live sessions; with `behind`, only those that have acknowledged an older generation."""
     wanted = (
         select(
             sessions.c.id,

@@ -1,18 +1,18 @@
-"""The state directory: where it is, what it must be, and how a document is kept in it.
+"""The state directory: its place, its checks, the paths in it, and its JSON documents.
 
-bonobofs.db             teams, agents, sessions and leases (`tables`), unless BONOBOFS_DATABASE names another database
+bonobofs.db             teams, agents, sessions and leases (`schema`), unless BONOBOFS_DATABASE names another database
 home.id                 the UUID of this directory, among those that share a database
 backups/                copies of the database, from `db backup` and before every `db upgrade`
 sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
-sessions/UUID/inside/   guard.sock; bin; what the user of `mount --user` reaches
-trails/UUID.jsonl       the record of one session, UUID.jsonl.gz once it has ended; UUID.head beside it holds its last
-                        number and hash
-pruned.jsonl            the record of trails that were pruned, with pruned.head beside it
-worktrees/UUID/         a worktree that an agent was given (`worktrees`)
-kept/UUID               what the removal of a worktree kept, or the repository of a session that ended
+sessions/UUID/inside/   guard.sock and bin, which the user of `mount --user` can reach
+trails/UUID.jsonl       the trail of one session, UUID.jsonl.gz once it has ended; UUID.head holds its last number
+                        and hash
+pruned.jsonl            tombstones of pruned trails, with their pruned.head
+worktrees/UUID/         an agent's worktree (`worktree_registry`)
+kept/UUID               files kept from a removed worktree, or the repository of an ended session
 policies/               the policy or the preset of each source (`project_policies`)
-policy.toml             the operator's policy, where there is one
-bonobofs.log            what went wrong in a command, with the traceback
+policy.toml             the operator's policy (optional)
+bonobofs.log            tracebacks of failed commands
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any, Final
 from bonobofs.errors import StateError
 
 GUARD_SOCKET: Final = "guard.sock"
-"""In the `inside` directory of a session that is served: where it is called (`calling`)."""
+"""The socket of a session, in its `inside` directory (`ipc.client`)."""
 INSIDE: Final = "inside"
 
 
 def home() -> Path:
-    """`$BONOBOFS_HOME`, else `bonobofs` in the XDG state directory; absolute, without symlinks, made if missing (0700).
+    """Return `$BONOBOFS_HOME`, else `bonobofs` in the XDG state directory: absolute, without symlinks; created (0700).
 
-    Raises StateError when it cannot be made, or when others could change what is in it.
+    Raises StateError if it cannot be created or other users could change its content.
     """
     named = os.environ.get("BONOBOFS_HOME")
     if not named:
@@ -48,7 +48,7 @@ def home() -> Path:
             (path / part).mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StateError(
-            f"the state directory {path} cannot be used: {error.strerror}; set BONOBOFS_HOME to one that can"
+            f"the state directory {path} cannot be used: {error.strerror}; set BONOBOFS_HOME to another directory"
         ) from error
     if found.st_uid not in (os.getuid(), 0) and os.getuid() != 0:
         raise StateError(f"the state directory {path} belongs to another user; set BONOBOFS_HOME to one of your own")
@@ -74,12 +74,12 @@ def head_path(home: Path, session: str) -> Path:
 
 
 def denials_path(home: Path, agent_id: str) -> Path:
-    """The file in which the sessions of an agent count its denials."""
+    """Return the file in which all sessions of an agent count its denials."""
     return home / "denials" / agent_id
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replace a JSON document at once: a reader sees the old one or the new one, also after power loss. Mode 0600."""
+    """Replace a JSON document atomically, also across power loss. Mode 0600."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -94,11 +94,11 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A JSON document of ours; StateError when it is not one. FileNotFoundError passes."""
+    """Read a JSON document that bonobofs wrote. StateError: it is damaged. OSError, FileNotFoundError."""
     try:
         document = json.loads(path.read_bytes())
     except ValueError as error:
-        raise StateError(f"{path} is not the JSON document that bonobofs wrote there; move it away") from error
+        raise StateError(f"{path} is not the JSON document that bonobofs wrote; move it away") from error
     if not isinstance(document, dict):
-        raise StateError(f"{path} is not the JSON document that bonobofs wrote there; move it away")
+        raise StateError(f"{path} is not the JSON document that bonobofs wrote; move it away")
     return document

@@ -1,13 +1,13 @@
-"""Leases: who may change what matches some patterns, until when.
+"""Acquire, extend, release and mirror leases.
 
-A lease is held by a chain of work where there is one, else by an agent. Exclusive: only the holder changes what
-matches. Shared: any of its shared holders does, nobody else. A holder that acquires again replaces its lease. Acquiring
-is one transaction in which nobody else changes leases: all of it is granted or none, and of several who ask for the
-same at once one gets it. What can be compared before it, is: on SQLite no session can say that it is there meanwhile.
-Time is the database's.
+The holder of a lease is a chain of work, or else an agent. Only the holder of an exclusive lease may change a path that
+its patterns match; with a shared lease, all shared holders may. A holder that acquires again replaces its lease.
 
-A lease that is granted binds whoever is told of it; `wait` returns when all are. Whether two patterns meet is not this
-module's to know: who calls says how to tell (`Overlap`).
+Acquiring is one transaction that excludes other changes of leases: all patterns are granted or none. Most comparisons
+run before that transaction, because on SQLite it blocks the heartbeats of all sessions. All times are the database's.
+
+A session enforces a lease once it has acknowledged its generation; `wait` returns when all live sessions have. The
+caller passes the function that compares two patterns (`Overlap`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from bonobofs.state.database import Database
 from bonobofs.state.schema import agents, clock, lease_patterns, leases, milliseconds_of, moment
 
 DAY: Final = 86_400
-"""Seconds that a lease lasts unless it is said otherwise."""
+"""Default length of a lease in seconds."""
 MOST_PATTERNS: Final = 1000
 _MOST_BYTES: Final = 1 << 17
-"""Of all patterns of a lease: every session is told of every lease."""
+"""Bytes of all patterns of a lease. Every session reads every lease."""
 _LONGEST_REASON: Final = 500
 _LONGEST_SECONDS: Final = 366 * DAY
 _BETWEEN_LOOKS: Final = 0.05
 _SECONDS_ALONE: Final = 0.5
-"""For which leases may be compared while everybody else waits; a session that waits for two is taken for silent."""
+"""Limit for comparing leases inside the transaction. A session blocked for LAPSE seconds counts as silent."""
 
 Grant = TypeVar("Grant")
 Overlap = Callable[[str, str], bool]
-"""Whether some path could match both patterns."""
+"""Return whether a path could match both patterns."""
 
 
 class Holder(NamedTuple):
-    """Who holds a lease. The chain does where there is one; the agent is then who acquired it."""
+    """Holder of a lease: the chain if there is one, else the agent. The agent acquired it in both cases."""
 
     agent: str
     """Label."""
@@ -55,7 +55,7 @@ class Holder(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells one holder from another."""
+        """Unique key of the holder."""
         if self.chain is not None:
             return f"chain:{self.chain}"
         return f"agent:{self.agent_id}" if self.agent_id is not None else f"mail:{self.agent}"
@@ -66,23 +66,23 @@ class Holder(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that counts, or did when it was read."""
+    """A lease that was in effect when it was read."""
 
     id: str
     holder: Holder
     patterns: tuple[str, ...]
     shared: bool
     workspace: str | None
-    """The one source that it covers; None: every source."""
+    """Source that it covers; None: every source."""
     reason: str
     origin: str
-    """Empty; else where it is mirrored from."""
+    """Where it is mirrored from; "" for a lease acquired here."""
     acquired: datetime
     until: datetime
 
 
 class LeaseRequest(NamedTuple):
-    """What is asked for. `seconds` is how long from now."""
+    """A lease to acquire. `seconds`: its length from now."""
 
     holder: Holder
     patterns: tuple[str, ...]
@@ -94,63 +94,64 @@ class LeaseRequest(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Why it is not granted: somebody else's lease, and the two patterns that meet."""
+    """Why a lease is not granted: another holder's lease, and the two patterns that overlap."""
 
     lease: Lease
-    wanted: str
+    requested: str
     held: str
 
     def __str__(self) -> str:
         until = self.lease.until.isoformat(timespec="seconds")
-        return f"{self.wanted} overlaps with {self.held}, held by {self.lease.holder} until {until}"
+        return f"{self.requested} overlaps with {self.held}, held by {self.lease.holder} until {until}"
 
 
 class LeaseChange(NamedTuple):
-    """A change of the leases, and the generation that it began."""
+    """A changed lease, and the generation of leases that the change began."""
 
     lease: Lease
     generation: int
 
 
 def acquire(database: Database, wanted: LeaseRequest, overlap: Overlap) -> LeaseChange:
-    """Grant all that is wanted, in place of what this holder held before from the same origin.
+    """Grant all patterns, in place of the holder's earlier lease of the same origin.
 
-    ForbiddenError, and nothing is changed, where somebody else's lease overlaps. UsageError for what cannot be meant.
-    Others may still be changing what matches when this returns: `wait` for the generation.
+    Sessions may still change matching paths when this returns; `wait` for the generation.
+
+    Raises ForbiddenError if another holder's lease overlaps (nothing is changed), UsageError for an invalid request.
     """
-    check(wanted)
+    check_request(wanted)
 
     def grant(connection: Connection) -> LeaseChange:
-        name = enter(connection, wanted, clock() + round(1000 * wanted.seconds))
+        name = insert_lease(connection, wanted, clock() + round(1000 * wanted.seconds))
         return LeaseChange(_stored(connection, name), heartbeats.generation(connection))
 
-    granted = unless_others_hold_it(database, wanted, overlap, grant)
+    granted = grant_without_conflict(database, wanted, overlap, grant)
     if isinstance(granted, Conflict):
         raise ForbiddenError(f"{granted}; wait for it, or ask them to release it")
     return granted
 
 
 def wait(
-    database: Database, generation: int, *, told: Callable[[list[heartbeats.LiveSession]], None] | None = None
+    database: Database, generation: int, *, on_wait: Callable[[list[heartbeats.LiveSession]], None] | None = None
 ) -> None:
-    """Return when every live session has acknowledged this generation, or is silent and so refuses all changes.
+    """Return when every live session has acknowledged this generation. A silent session refuses all changes.
 
-    `told` is called with those that are waited for, each time it is looked.
+    `on_wait` is called with the sessions that have not, before each pause.
     """
     while True:
         with database.read() as connection:
             behind = heartbeats.living(connection, behind=generation)
         if not behind:
             return
-        if told is not None:
-            told(behind)
+        if on_wait is not None:
+            on_wait(behind)
         time.sleep(_BETWEEN_LOOKS)
 
 
 def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder | None = None) -> LeaseChange:
-    """Let a lease last for this long from now. `by` is who asks; None: the operator, who may extend everybody's.
+    """Set the end of a lease to `seconds` from now. `by` is the caller; None: the operator, who may extend any lease.
 
-    ForbiddenError for somebody else's; UsageError for one that has ended: what it covered may be another's by now.
+    Raises ForbiddenError if another holder has it, UsageError if it has ended.
     """
     _check_seconds(seconds)
     with database.change() as connection:
@@ -168,18 +169,18 @@ def release(database: Database, lease: str, *, by: Holder | None = None) -> Leas
 
 
 def list_leases(database: Database) -> list[Lease]:
-    """The leases that count now, the oldest first."""
+    """Return the leases in effect, oldest first."""
     with database.read() as connection:
         return living(connection)
 
 
 def living(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
-    """The leases that have not expired, the oldest first."""
+    """Return the leases that have not expired, oldest first."""
     return _select(connection, leases.c.until > clock(), *where)
 
 
 def _select(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
-    """Leases of any expiry, the oldest first."""
+    """Return leases, expired ones too, oldest first."""
     rows = connection.execute(select(leases).where(*where).order_by(leases.c.acquired, leases.c.id)).all()
     patterns: dict[str, list[str]] = {row.id: [] for row in rows}
     wanted = select(lease_patterns.c.lease, lease_patterns.c.pattern).join_from(lease_patterns, leases).where(*where)
@@ -203,15 +204,15 @@ def _select(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
 
 
 def expire(database: Database) -> int:
-    """Take away the rows of leases that have ended, and say how many. Nothing hangs on it but their number."""
+    """Delete the rows of expired leases and return their number. Expired rows have no effect."""
     with database.change() as connection:
         return connection.execute(delete(leases).where(leases.c.until <= clock())).rowcount
 
 
-def check(wanted: LeaseRequest) -> None:
-    """UsageError for what cannot be meant."""
+def check_request(wanted: LeaseRequest) -> None:
+    """Raise UsageError for an invalid request."""
     if not wanted.patterns:
-        raise UsageError("a lease needs a pattern; name what it is to cover, such as docs/**")
+        raise UsageError("a lease needs a pattern; give one, such as docs/**")
     if len(wanted.patterns) > MOST_PATTERNS:
         raise UsageError(f"a lease has at most {MOST_PATTERNS} patterns; use wider ones")
     if sum(len(pattern.encode(errors="surrogateescape")) for pattern in wanted.patterns) > _MOST_BYTES:
@@ -221,32 +222,32 @@ def check(wanted: LeaseRequest) -> None:
 
 def _check_seconds(seconds: float) -> None:
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise UsageError("a lease lasts more than nothing and at most a year")
+        raise UsageError("a lease lasts more than 0 seconds and at most 366 days; give another length")
 
 
-def line(text: str) -> str:
-    """A text of somebody else's as one line that can be kept and shown."""
+def one_line(text: str) -> str:
+    """Return untrusted text as one printable line of limited length."""
     printable = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
     return printable[:_LONGEST_REASON]
 
 
 class _LateError(Exception):
-    """What is to be compared takes too long for others to wait."""
+    """The comparison takes longer than the transaction may."""
 
 
 class _Compared:
-    """Others' leases beside what is wanted, each compared with it once: the patterns of a lease never change."""
+    """Compare a request with other leases, each once: the patterns of a lease never change."""
 
     def __init__(self, wanted: LeaseRequest, overlap: Overlap) -> None:
         self._wanted: Final = wanted
         self._overlap: Final = overlap
-        self._beside: Final[set[str]] = set()
-        """Those that do not stand in the way."""
+        self._compatible: Final[set[str]] = set()
+        """Ids of leases without a conflict."""
 
     def first_conflict(self, found: Iterable[Lease], deadline: float = math.inf) -> Conflict | None:
-        """The first that stands in the way. _LateError, and what was compared is not in vain, at the deadline."""
+        """Return the first conflict. _LateError: at the deadline; the comparisons so far are kept."""
         for lease in found:
-            if lease.id in self._beside:
+            if lease.id in self._compatible:
                 continue
             if self._may_meet(lease):
                 for mine, theirs in itertools.product(self._wanted.patterns, lease.patterns):
@@ -254,7 +255,7 @@ class _Compared:
                         raise _LateError
                     if self._overlap(mine, theirs):
                         return Conflict(lease, mine, theirs)
-            self._beside.add(lease.id)
+            self._compatible.add(lease.id)
         return None
 
     def _may_meet(self, lease: Lease) -> bool:
@@ -262,14 +263,14 @@ class _Compared:
         if lease.holder.key == wanted.holder.key or (lease.shared and wanted.shared):
             return False
         if lease.origin and wanted.origin and lease.holder.agent_id == wanted.holder.agent_id is not None:
-            return False  # the same agent's: it may have worked for another chain when that was mirrored
+            return False  # the same agent, possibly for another chain when it was mirrored
         return lease.workspace is None or wanted.workspace in (None, lease.workspace)
 
 
-def unless_others_hold_it(
+def grant_without_conflict(
     database: Database, wanted: LeaseRequest, overlap: Overlap, grant: Callable[[Connection], Grant]
 ) -> Grant | Conflict:
-    """Grant it in a transaction in which nobody else holds any of it; else the conflict, nothing changed."""
+    """Run `grant` in a transaction in which no other lease conflicts; else return the conflict."""
     compared = _Compared(wanted, overlap)
     while True:
         with database.read() as connection:
@@ -285,12 +286,12 @@ def unless_others_hold_it(
             return grant(connection) if conflict is None else conflict
 
 
-def enter(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int]) -> str:
-    """Enter a lease in place of the holder's own of that origin, and give its UUID. UsageError: its agent is gone."""
+def insert_lease(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int]) -> str:
+    """Replace the holder's lease of this origin and return the UUID. UsageError: its agent was removed."""
     holder = wanted.holder
     if holder.agent_id is not None and not heartbeats.agent_lives(connection, holder.agent_id):
-        raise UsageError(f"there is no agent {holder.agent} any more; bonobofs agent list shows who there is")
-    # Those that have ended go first: the holder's own last one may be among them.
+        raise UsageError(f"there is no agent {holder.agent} any more; see bonobofs agent list")
+    # Expired leases are deleted first: the holder's own may be among them.
     connection.execute(delete(leases).where(leases.c.until <= clock()))
     connection.execute(delete(leases).where(leases.c.holder == holder.key, leases.c.origin == wanted.origin))
     name = str(uuid.uuid4())
@@ -304,7 +305,7 @@ def enter(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int
             origin=wanted.origin,
             shared=wanted.shared,
             workspace=wanted.workspace,
-            reason=line(wanted.reason),
+            reason=one_line(wanted.reason),
             acquired=clock(),
             until=until,
         )
@@ -316,32 +317,32 @@ def enter(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int
 
 
 def _stored(connection: Connection, lease: str) -> Lease:
-    """A lease that this transaction has written. A lease of a millisecond can expire before this reads it."""
+    """Return a lease that this transaction wrote, even if it has expired meanwhile."""
     return _select(connection, leases.c.id == lease)[0]
 
 
 def _living_one(connection: Connection, lease: str) -> Lease:
     found = living(connection, leases.c.id == lease)
     if not found:
-        raise UsageError(f"there is no lease {lease}, or it has ended; bonobofs lease list shows which there are")
+        raise UsageError(f"there is no lease {lease}, or it has ended; see bonobofs lease list")
     return found[0]
 
 
 def _theirs(connection: Connection, lease: str, by: Holder | None) -> Lease:
     found = _living_one(connection, lease)
     if by is not None and found.holder.key != by.key:
-        raise ForbiddenError(f"the lease {lease} is held by {found.holder}; they and the operator end it")
+        raise ForbiddenError(f"the lease {lease} is held by {found.holder}; ask the holder or the operator")
     return found
 
 
 def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until: datetime) -> Conflict | None:
-    """Grant what was reserved elsewhere, until its end there, under its `origin`; else the conflict, nothing changed.
+    """Grant a reservation of another system under its `origin` until its end there; else return the conflict.
 
-    Done again with the same content it changes nothing, nor where that end is over by the database's clock.
+    Idempotent. A reservation that has ended by the database's clock changes nothing.
     """
     if not wanted.origin:
-        raise UsageError("what is mirrored has an origin")
-    check(wanted)
+        raise UsageError("a mirrored lease needs an origin")
+    check_request(wanted)
     ends = milliseconds_of(until)
     with database.read() as connection:
         known = next(iter(living(connection, leases.c.origin == wanted.origin)), None)
@@ -356,9 +357,9 @@ def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until:
         if ends <= connection.execute(select(clock())).scalar_one():
             return
         connection.execute(delete(leases).where(leases.c.origin == wanted.origin))
-        enter(connection, wanted, literal(ends))
+        insert_lease(connection, wanted, literal(ends))
 
-    return unless_others_hold_it(database, wanted, overlap, grant)
+    return grant_without_conflict(database, wanted, overlap, grant)
 
 
 def unmirror(database: Database, origin: str) -> bool:
@@ -388,7 +389,7 @@ def holder_of_mail(database: Database, name: str, source: str) -> Holder:
         found = [(label, identity) for label, identity in rows if label == name]
         found = found or [(label, identity) for label, identity in rows if _as_mailed(label) == _as_mailed(name)]
         if len(found) != 1:
-            return Holder(line(name), None)
+            return Holder(one_line(name), None)
         ((label, identity),) = found
         chains = heartbeats.chains(connection, identity, source)
     return Holder(label, identity, chains[0] if len(chains) == 1 else None)

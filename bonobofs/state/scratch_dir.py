@@ -1,6 +1,6 @@
-"""Where the scratch layer of a session lies, and how it is taken away.
+"""Create and remove the scratch layer of a session.
 
-`sessions/UUID/scratch` ends with the session; `sessions/UUID/kept` is one that was to be kept.
+`sessions/UUID/scratch` is removed with the session, `sessions/UUID/kept` (`--keep-scratch`) is not.
 `sessions/UUID/repository` is the session's own `.git`.
 """
 
@@ -18,11 +18,11 @@ from bonobofs.system.paths import remove_tree
 NAME = "scratch"
 KEPT = "kept"
 REPOSITORY = "repository"
-"""The session's own `.git`, before and after the mount; while it is mounted, the layer holds it as `.git`."""
+"""The session's own `.git` before and after the mount. During the mount it is `.git` of the layer."""
 
 
 def create(directory: Path, *, keep: bool) -> Path:
-    """An empty layer in a session's directory."""
+    """Create an empty layer in a session's directory."""
     path = directory / (KEPT if keep else NAME)
     path.mkdir(mode=0o700)
     if (directory / REPOSITORY).exists():
@@ -31,14 +31,14 @@ def create(directory: Path, *, keep: bool) -> Path:
 
 
 def shows_repository(directory: Path) -> bool:
-    """Whether the mount of the session in this directory shows the session's own `.git`."""
+    """Return whether the mount of this session shows the session's own `.git`."""
     return any((directory / layer / ".git").exists() for layer in (NAME, KEPT))
 
 
 def remove(directory: Path) -> None:
-    """Take the layer in a session's directory away, unless it was to be kept.
+    """Remove the layer of a session, except `kept`.
 
-    Where another process removes it, which may take minutes, this returns at once.
+    Returns at once if another process is removing it, which may take minutes.
     """
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -54,7 +54,7 @@ def remove(directory: Path) -> None:
 
 
 def remove_stale(home: Path) -> None:
-    """Take away the layers of sessions that were killed."""
+    """Remove the layers of killed sessions."""
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
         if ((directory / NAME).exists() or shows_repository(directory)) and not lives(session):

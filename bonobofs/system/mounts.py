@@ -1,4 +1,4 @@
-"""What is mounted on this machine, read from the kernel's own table. Nothing here looks into a mount: it could hang."""
+"""Read the kernel's mount table, and unmount. Nothing here reads from a mount, which could hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One line of /proc/self/mountinfo. Of several on one mountpoint the last is the one that is seen."""
+    """One line of /proc/self/mountinfo. Of several on one mountpoint, the last is on top."""
 
     mountpoint: Path
     fstype: str
@@ -32,14 +32,14 @@ class Mount(NamedTuple):
 
 
 def points_below(table: bytes, directory: str) -> list[str]:
-    """Where anything is mounted below a directory, relative to it; `table` is the text of mountinfo."""
+    """Return the mountpoints below a directory, relative to it. `table` is the text of mountinfo."""
     above = directory.rstrip("/") + "/"
     points = [_text(line.split(b" ", 5)[4]) for line in table.splitlines()]
     return [point.removeprefix(above) for point in points if point.startswith(above)]
 
 
 def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
-    """Everything mounted in this mount namespace, or in that of the table, in the order of the kernel's table."""
+    """Return all mounts of the namespace of `table`, in the kernel's order."""
     found = []
     for line in table.read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
@@ -51,14 +51,14 @@ def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
 
 
 def bonobofs_mounts() -> list[Mount]:
-    """The mounts of bonobofs, of whichever user or state directory."""
+    """Return the mounts of bonobofs of all users and state directories."""
     return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
 
 
 def copies_of(mount: Mount) -> tuple[str, ...]:
-    """Where copies of a mount that was detached are left, as far as this user may look.
+    """Return where copies of a detached mount remain, as far as this user may see.
 
-    Mountpoints of this mount namespace, and processes of others.
+    Returns mountpoints of this mount namespace and processes of other namespaces.
     """
 
     def is_copy(other: Mount) -> bool:
@@ -70,20 +70,20 @@ def copies_of(mount: Mount) -> tuple[str, ...]:
 
 
 def at(mountpoint: Path) -> list[Mount]:
-    """The mounts of bonobofs on exactly this path; the last one is on top."""
+    """Return the mounts of bonobofs on exactly this path; the last is on top."""
     return [mount for mount in bonobofs_mounts() if mount.mountpoint == mountpoint]
 
 
 def mount_around(path: Path) -> Mount | None:
-    """The mount of bonobofs that a path lies in, the innermost one; None when it lies in none."""
+    """Return the innermost mount of bonobofs around a path, or None."""
     inside = [mount for mount in bonobofs_mounts() if is_within(path, mount.mountpoint)]
     return max(inside, key=lambda mount: len(mount.mountpoint.parts), default=None)
 
 
 def resolve(mountpoint: Path) -> Path:
-    """The absolute path of a mountpoint without symlinks, asking nothing of what is mounted on it.
+    """Return the absolute path of a mountpoint without symlinks, without a request to the mount.
 
-    A dead mount answers ENOTCONN to everything, and a hung one does not answer.
+    A dead mount answers every request with ENOTCONN, and a hung one does not answer.
     """
     path = Path(os.path.abspath(mountpoint))
     beside = Path(os.path.realpath(path.parent), path.name)
@@ -103,7 +103,7 @@ def open_directory(path: Path) -> int:
 
 
 def identity(fd: int) -> tuple[int, int] | None:
-    """Device and inode number of an open directory; None if it is the root of a dead mount."""
+    """Return device and inode number of an open directory; None for the root of a dead mount."""
     try:
         st = os.fstat(fd)
     except OSError as error:
@@ -114,12 +114,11 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 def detach(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Take the topmost mount off. `lazy` takes it out of the tree though it is in use: for dead ones.
+    """Unmount the topmost mount. `lazy` detaches it while it is in use; it is for dead mounts.
 
-    As root, a directory above the mountpoint that has become a symlink is not followed: it could lead to a mount of
-    another service.
+    As root, no directory above the mountpoint may be a symlink: it could lead to a mount of another service.
 
-    Raises OSError with EBUSY when it is in use, MountError with what the kernel or fusermount3 said otherwise.
+    Raises OSError with EBUSY if the mount is in use, MountError for other errors of the kernel or fusermount3.
     """
     if os.geteuid() == 0:
         try:
@@ -138,7 +137,7 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
         return
     program = shutil.which("fusermount3")
     if program is None:
-        raise MountError("fusermount3 is missing, which an ordinary user needs; install the package fuse3")
+        raise MountError("fusermount3 is missing; an ordinary user needs it to unmount: install the package fuse3")
     ran = subprocess.run(
         [program, "-u", *(["-z"] if lazy else []), "--", mountpoint],
         stdin=subprocess.DEVNULL,
@@ -156,5 +155,5 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
 
 
 def _text(field: bytes) -> str:
-    """The kernel writes space, tab, newline and backslash as three octal digits."""
+    """Decode a field: the kernel writes space, tab, newline and backslash as three octal digits."""
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), field))

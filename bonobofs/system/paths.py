@@ -1,4 +1,4 @@
-"""Directories of a source, reached without following a symlink."""
+"""Compare paths, open directories without following symlinks, and remove trees."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def is_within(path: Path | str, directory: Path | str) -> bool:
 
 
 def open_directory_beneath(source: Path | int, path: str) -> int:
-    """Open a directory below `source` component by component, following no symlink; the caller closes it. OSError.
+    """Open a directory below `source`, a path or a descriptor, without following symlinks. OSError.
 
-    `source` is a path, or the descriptor of a directory.
+    The caller closes the descriptor.
     """
     if ".." in path.split("/"):
-        raise PermissionError(errno.EPERM, "it leaves the source")
+        raise PermissionError(errno.EPERM, "the path leaves the source")
     held = os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     for name in path.split("/") if path else ():
@@ -35,10 +35,10 @@ def open_directory_beneath(source: Path | int, path: str) -> int:
 
 
 def remove_tree(directory: int, name: bytes) -> None:
-    """Remove the directory `name` and all that is in it, whatever the modes there, and however deep it is.
+    """Remove the directory `name` with all its content, whatever the modes and the depth of it.
 
-    What lies deeper is moved up to `name` itself first: neither the stack, nor descriptors, nor the length of a path
-    limit the depth that an agent has reached.
+    Deeper directories are first moved up into `name`, so neither the stack, the descriptors nor the path length limit
+    the depth.
     """
     os.chmod(name, 0o700, dir_fd=directory)
     top = os.open(name, _WALKED, dir_fd=directory)
@@ -47,7 +47,7 @@ def remove_tree(directory: int, name: bytes) -> None:
         _empty(top, top, waiting)
         while waiting:
             each = waiting.pop()
-            os.chmod(each, 0o700, dir_fd=top)  # an ordinary user's own directory may be closed to it
+            os.chmod(each, 0o700, dir_fd=top)  # its owner may have removed the own permission
             fd = os.open(each, _WALKED, dir_fd=top)
             try:
                 _empty(fd, top, waiting)
@@ -60,7 +60,7 @@ def remove_tree(directory: int, name: bytes) -> None:
 
 
 def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
-    """Remove what is in a directory; its own directories go to `top` and wait there."""
+    """Remove the files of a directory and move its directories to `top`, where they wait."""
     with os.scandir(fd) as entries:
         found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_dir in found:
@@ -69,7 +69,7 @@ def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
         elif fd == top:
             waiting.append(name)
         else:
-            os.chmod(name, 0o700, dir_fd=fd)  # to move it is to write in it, for its `..`
+            os.chmod(name, 0o700, dir_fd=fd)  # a move writes the `..` of the directory
             moved = os.fsencode(f".{secrets.token_hex(16)}")
             os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
             waiting.append(moved)

@@ -1,4 +1,4 @@
-"""Processes of this machine, read from /proc. A process is its number and its start: numbers are used again."""
+"""Find, signal and await processes. A process is identified by its pid and start time, because pids are reused."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _PROGRAMS: Final = ("BONOBOFS_BD",)
 
 
 class Process(NamedTuple):
-    """A process that is in the way: for people, who know it by number and name."""
+    """A process that uses a mount."""
 
     pid: int
     name: str
     how: str
-    """What it holds: `cwd`, `root`, `open file`, `mapping`, `mount namespace`."""
+    """How it uses it: `cwd`, `root`, `open file`, `mapping`, `mount namespace`."""
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, {self.how})"
 
 
 def plain_environment() -> dict[str, str]:
-    """What the processes of a session are started with: of the caller's, only what says where programs are."""
+    """Return the environment of a session's processes: of the caller's, only where programs are."""
     named = {name: os.environ[name] for name in _PROGRAMS if name in os.environ}
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **named}
 
 
 def boot_id() -> str:
-    """The kernel's name for the time since it was started; another one after every boot."""
+    """Return the kernel's id of the current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since the boot; None when there is none. A zombie is still one."""
+    """Return the start of a process in clock ticks since the boot; None if there is none. A zombie counts."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -48,12 +48,12 @@ def start_time(pid: int) -> int | None:
 
 
 def is_alive(pid: int | None, started: int | None) -> bool:
-    """Whether the very process that was noted is still there."""
+    """Return whether the process with this pid and start time still runs."""
     return pid is not None and started is not None and not wait_for_end(pid, started, 0)
 
 
 def send(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal the very process that was noted. False when it is gone or belongs to somebody else."""
+    """Signal the process with this pid and start time. False: it is gone or belongs to another user."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -70,9 +70,9 @@ def send(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def wait_for_end(pid: int, started: int, seconds: float) -> bool:
-    """Wait until the process has ended with all its threads; False when it is still there after that time.
+    """Wait until the process has ended with all its threads; False if it still runs after that time.
 
-    It need not be a child; a zombie has ended. What it had open is closed when this returns true.
+    It need not be a child. A zombie has ended. When this returns True, its descriptors are closed.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -90,22 +90,22 @@ def wait_for_end(pid: int, started: int, seconds: float) -> bool:
 
 
 def mapped_files(pid: int) -> set[str]:
-    """The files that a process has mapped: its program, its libraries, and what it maps itself."""
+    """Return the files that a process has mapped: program, libraries and others."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_bytes()
     except OSError:
         return set()
-    # The path is the sixth field; what is mapped without a file has none.
+    # The path is the sixth field; anonymous mappings have none.
     return {os.fsdecode(line.split(maxsplit=5)[5]) for line in maps.splitlines() if line.count(b" /")}
 
 
 def with_cwd_in(directory: Path) -> list[Process]:
-    """Processes whose working directory is there or below. Links are read, never followed: nothing can hang."""
+    """Return processes with their working directory there or below. Links are read, not followed, so nothing hangs."""
     return [Process(pid, _name(pid), "cwd") for pid in _pids() if _below(_link(f"/proc/{pid}/cwd"), directory)]
 
 
 def users_of(directory: Path) -> list[Process]:
-    """Processes that keep what is mounted there from being unmounted, as far as this user may look."""
+    """Return processes that use the mount there, as far as this user may see."""
     found = []
     for pid in _pids():
         how = next(_holds(pid, directory), None)
@@ -115,7 +115,7 @@ def users_of(directory: Path) -> list[Process]:
 
 
 def in_other_namespaces(holds_it: Callable[[Path], bool]) -> list[Process]:
-    """Processes of other mount namespaces whose table of mounts has it, as far as this user may look."""
+    """Return processes of other mount namespaces whose mount table passes `holds_it`, as far as this user may see."""
     holds = {_link("/proc/self/ns/mnt"): False, "": False}
     found = []
     for pid in _pids():
@@ -131,7 +131,7 @@ def in_other_namespaces(holds_it: Callable[[Path], bool]) -> list[Process]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, SIGTSTP) or a debugger has stopped the process."""
+    """Return whether a signal (SIGSTOP, SIGTSTP) or a debugger has stopped the process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

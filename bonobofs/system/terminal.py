@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# C0, DEL and C1; line and paragraph separators; what turns the direction of writing; lone surrogates; the backslash,
-# so that what is shown can be read back.
+# C0, DEL and C1; line and paragraph separators; bidirectional controls; lone surrogates; the backslash, so that the
+# escaping is reversible.
 _ESCAPED: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\]")
 
 
 def escape(text: str) -> str:
-    r"""Write text so that it is one line and cannot steer a terminal: such characters, and `\\`, as escapes."""
+    r"""Escape control characters and `\\`, so that the text is one line and cannot steer a terminal."""
     return _ESCAPED.sub(_escaped, text)
 
 

@@ -332,7 +332,7 @@ def test_intents_without_outcome_are_listed_with_what_the_source_shows(tmp_path:
         "fifo": "a FIFO, mode 600",
         "d/file/below": "absent",
         "n\0l": "cannot be looked at: embedded null byte",
-        "../s.jsonl": "cannot be looked at: it leaves the source",
+        "../s.jsonl": "cannot be looked at: the path leaves the source",
     }
     assert report.unfinished[-1].shows == "gone: absent; d/file: a file, 12 bytes, mode 640"
 

@@ -200,7 +200,7 @@ INVALID: tuple[tuple[str, dict[str, object], str], ...] = (
     ("write_file", {"path": "a", "content": "a", "mode": 7}, "takes no mode"),
     ("lease.acquire", {"patterns": ["a", 7]}, "patterns must be a list of texts"),
     ("lease.acquire", {"patterns": ["a"], "seconds": True}, "seconds is not of the type int"),
-    ("lease.acquire", {"patterns": ["a"], "seconds": -1}, "a lease lasts more than nothing"),
+    ("lease.acquire", {"patterns": ["a"], "seconds": -1}, "a lease lasts more than 0 seconds"),
     ("lease.acquire", {"patterns": ["[a"]}, "cannot be leased"),
     ("read_file", {"path": "a", "offset": 1 << 70}, "too large a number"),
     ("lease.release", {}, "holds no lease"),

@@ -52,4 +52,4 @@ def test_a_state_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     asked = bonobofs("status", env={"BONOBOFS_HOME": str(tmp_path / "file" / "home")})
     assert asked.returncode == 1
-    assert asked.stderr.endswith("set BONOBOFS_HOME to one that can\n")
+    assert asked.stderr.endswith("set BONOBOFS_HOME to another directory\n")

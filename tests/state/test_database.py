@@ -196,7 +196,7 @@ def test_a_session_that_the_database_does_not_know_is_refused(mounted: Mounted, 
         connection.execute(text("DELETE FROM sessions"))
     until(lambda: not writes(world.path / "a.md"), "it is refused", seconds=LAPSE + 5)
     log = world.home / "sessions" / world.session.session / "server.log"
-    until(lambda: "does not know the session" in log.read_text(), "the server's log says why")
+    until(lambda: "has no session" in log.read_text(), "the server's log says why")
 
 
 def test_without_the_process_beside_it_a_mount_changes_nothing(

@@ -171,7 +171,7 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     assert mirror(ann, 2, "src/**") is None
     conflict = mirror(bob, 4, "src/x")
     assert conflict is not None
-    assert (conflict.lease.origin, conflict.wanted, conflict.held) == ("mail:2", "src/x", "src/**")
+    assert (conflict.lease.origin, conflict.requested, conflict.held) == ("mail:2", "src/x", "src/**")
     with database.read() as connection:
         assert heartbeats.generation(connection) == before
     found = leases.mirrored(database, "mail:")
