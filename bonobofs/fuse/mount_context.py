@@ -437,15 +437,10 @@ class MountContext:
 
         CREATE_SUPP_GROUP has only the directory's group, but an ACL may name another one.
         """
-        named = p.supplementary_groups(body, header.extensions) if header.extensions else ()
+        from_request = p.supplementary_groups(body, header.extensions) if header.extensions else ()
         if header.uid == 0 or not self._source.privileged:
-            return named
-        try:
-            with open(f"/proc/{header.pid}/status", "rb") as status:
-                line = next(line for line in status if line.startswith(b"Groups:"))
-        except (OSError, StopIteration):
-            return named
-        return tuple(sorted({*named, *map(int, line.split()[1:])}))
+            return from_request
+        return tuple(sorted({*from_request, *_supplementary_groups(header.pid)}))
 
     def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
         self._source.act_as(header.uid, header.gid, groups, umask)
@@ -516,11 +511,13 @@ class MountContext:
 
 def is_member(header: Header, gid: int) -> bool:
     """Whether the caller is in the group. The request has only the file-system group; the other groups are in /proc."""
-    if header.gid == gid:
-        return True
+    return header.gid == gid or gid in _supplementary_groups(header.pid)
+
+
+def _supplementary_groups(pid: int) -> list[int]:
+    """Return the supplementary groups of a process; [] if it has ended."""
     try:
-        with open(f"/proc/{header.pid}/status", "rb") as status:
-            groups = next(line for line in status if line.startswith(b"Groups:"))
+        with open(f"/proc/{pid}/status", "rb") as status:
+            return next([*map(int, line.split()[1:])] for line in status if line.startswith(b"Groups:"))
     except (OSError, StopIteration):
-        return False
-    return str(gid).encode() in groups.split()
+        return []
