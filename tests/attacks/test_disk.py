@@ -1,4 +1,4 @@
-"""Scratch leaves a reserve of the disk of the state directory, so that each session can write its trail."""
+"""Scratch files leave a reserve on the disk of the state directory, so that each session can write its trail."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_scratch_leaves_space_for_the_trails_of_all(act: Act, mounted: Mounted, 
 
 
 def test_space_taken_by_other_processes_is_seen(mounted: Mounted, home: Path) -> None:
-    """A program that fills the disk beside the session leaves scratch no space, until it gives the space back."""
+    """While a program fills the disk, scratch has no space; afterwards it has."""
     world = mounted(policy=POLICY)
     top = world.path / "build"
     tell(top.mkdir)

@@ -119,7 +119,7 @@ def _tell_all(act: Callable[[Path, int], None], mount: Path, numbers: range) -> 
 def test_no_request_that_is_repeated_makes_the_server_grow(
     mounted: Mounted, source: Path, record_property: Callable[[str, object], None], act: Callable[[Path, int], None]
 ) -> None:
-    """At most GROWTH bytes after the first WARM requests."""
+    """The server grows by at most GROWTH bytes after the first WARM requests."""
     (source / "closed").mkdir()
     (source / "file").write_bytes(b"x")
     world = mounted(policy=POLICY)

@@ -1,4 +1,4 @@
-"""Symlinks below a directory that moves are judged from their new place, before anything moves."""
+"""Symlinks below a moved directory are judged at their new path, before anything moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY = 'default = "allow"\n[[scratch]]\npaths = ["**/build/", "only/out/"]\n'
 def test_a_symlink_of_the_source_does_not_lead_out_after_its_directory_moved(
     place: str, mounted: Mounted, source: Path
 ) -> None:
-    """At a scratch path too: it moves in the source itself."""
+    """At a scratch path too, because the symlink moves in the source itself."""
     (source / place).mkdir(parents=True)
     (source / place / "link").symlink_to("../../../x")
     world = mounted(policy=POLICY)
@@ -28,7 +28,7 @@ def test_a_symlink_of_the_source_does_not_lead_out_after_its_directory_moved(
 
 
 def test_a_symlink_of_the_layer_stays_scratch_or_nothing_moves(mounted: Mounted, source: Path) -> None:
-    """In scratch it may lead anywhere; a move that would take it out of scratch is refused."""
+    """It may lead anywhere within scratch. A move that would take it out of scratch is refused."""
     (source / "a/b").mkdir(parents=True)
     (source / "only").mkdir()
     world = mounted(policy=POLICY)

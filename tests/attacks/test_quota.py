@@ -1,4 +1,4 @@
-"""Scratch takes no more than `max_total`, whatever lies there."""
+"""Scratch files take no more than `max_total`, of whatever kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLICY = f'{ALLOW_ALL}[[scratch]]\npaths = ["build/", "old-*"]\n'
     "act", [make_file, make_symlink, make_directory, make_fifo, link, set_attribute, copy_up_empty]
 )
 def test_empty_files_count_towards_the_quota(act: Act, mounted: Mounted, source: Path) -> None:
-    """Names count 4 KiB, and extended attributes their bytes; what is removed counts no longer."""
+    """Names count 4 KiB, and extended attributes their bytes. Removed files do not count."""
     for number in range(300):
         (source / f"old-{number}").touch()
     world = mounted(policy=f'{POLICY}max_total = "1MB"\n')
@@ -52,7 +52,7 @@ def test_empty_files_count_towards_the_quota(act: Act, mounted: Mounted, source:
 
 
 def test_attributes_of_one_file_are_bounded(mounted: Mounted) -> None:
-    """A value that takes the place of another counts once, and one that is removed counts no longer."""
+    """A replaced value counts once, and a removed one not at all."""
     world = mounted(policy=f'{POLICY}max_total = "10KB"\n')
     top = world.path / "build"
     top.mkdir()

@@ -1,4 +1,4 @@
-"""The blocks that a file system keeps for root are not given to other users by a server that is root."""
+"""A server that runs as root does not give other users the blocks that a file system reserves for root."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _copy(fd: int, free: int) -> None:
 def test_no_other_user_fills_the_blocks_of_root(
     file_system: MakeFileSystem, act: Callable[[int, int], None], mounted: Mounted
 ) -> None:
-    """Another user gets ENOSPC where it would below; root goes on; what is there already can still be overwritten."""
+    """Another user gets ENOSPC as on the file system itself. Root continues, and existing blocks can be overwritten."""
     place = file_system("ext4", reserved=RESERVED)
     source = place / "source"
     source.mkdir()

@@ -63,7 +63,7 @@ def docs(mounted: Mounted, source: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_no_special_file_gets_a_name_that_a_file_may_not_have(maker: str, docs: Path, source: Path) -> None:
-    """All 13 names are refused when they are made, by a rename and by a link; one that fits is admitted."""
+    """All 13 names are refused at creation, by a rename and by a link. A permitted one succeeds."""
     make = MAKERS[maker]
     assert {name: outcome(make, name) for name in RUN_LATER} == dict.fromkeys(RUN_LATER, errno.EACCES)
     make("good.md")
@@ -75,7 +75,7 @@ def test_no_special_file_gets_a_name_that_a_file_may_not_have(maker: str, docs: 
 
 
 def test_a_staged_symlink_is_judged_under_the_name_that_it_gets(docs: Path, source: Path) -> None:
-    """`ln -sf` and editors make a temporary name first; the lock of emacs stays in the mount."""
+    """`ln -sf` and editors create a temporary name first; the lock of emacs stays in the mount."""
     os.symlink("me@host.123:456", ".#notes.md")
     os.symlink("notes.md", "link.tmp")
     assert [outcome(os.rename, "link.tmp", name) for name in RUN_LATER] == [errno.EACCES] * len(RUN_LATER)
@@ -85,7 +85,7 @@ def test_a_staged_symlink_is_judged_under_the_name_that_it_gets(docs: Path, sour
 
 
 def test_a_directory_that_holds_a_wrong_symlink_does_not_move_it(docs: Path, source: Path) -> None:
-    """A directory may have any name; the special files in it may not come under a rule that refuses their names."""
+    """A directory may have any name. Special files in it may not get a name that a rule refuses."""
     os.mkdir("conftest.py")
     os.rename("conftest.py", "Makefile")
     (source / "aidlc-docs/Makefile/configure").symlink_to("../notes.md")

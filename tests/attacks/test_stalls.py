@@ -1,4 +1,4 @@
-"""Requests that take long: those of other programs are served meanwhile."""
+"""Long requests do not delay requests of other programs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def move(mount: Path) -> None:
 
 
 def test_a_file_with_very_many_names_costs_no_more_than_others(mounted: Mounted, source: Path) -> None:
-    """Its content and attributes cannot be changed, `why` says so at once, and it can be copied and removed."""
+    """Its content and attributes cannot be changed, `why` explains it at once, and it can be copied and removed."""
     (source / "file").write_text("x")
     for number in range(NAMES):
         os.link(source / "file", source / f"name-{number}")
@@ -199,7 +199,7 @@ def test_a_walk_takes_a_step_at_each_subdirectory_that_it_finds_and_enters(tmp_p
 
 
 def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mounted, source: Path) -> None:
-    """The walk lets others be served at each directory that it enters, also if that has no entry."""
+    """The walk serves others at each directory that it enters, also if that is empty."""
     for number in range(8000):
         (source / f"old/{number}").mkdir(parents=True)
     (source / "beside").mkdir()
@@ -210,7 +210,7 @@ def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mount
 
 
 def test_others_are_served_while_a_directory_with_scratch_below_is_moved(mounted: Mounted, source: Path) -> None:
-    """What lies beside the directory in the scratch layer is judged in slices, too."""
+    """Its upper directories are judged in slices too."""
     (source / "old").mkdir()
     (source / "beside").mkdir()
     world = mounted(policy=f'{ALLOW_ALL}[[scratch]]\npaths = ["**/build/"]\n')
@@ -229,7 +229,7 @@ def test_others_are_served_while_a_directory_with_scratch_below_is_moved(mounted
 
 @pytest.mark.root
 def test_others_are_served_while_the_scratch_list_is_read(mounted: Mounted, source: Path) -> None:
-    """Looking for the things of one user takes no walk through those of another; the list is bounded."""
+    """Listing the files of one user needs no walk through those of another. The list is bounded."""
     (source / "beside").mkdir()
     source.chmod(0o777)
     world = mounted(policy=f'{ALLOW_ALL}[[scratch]]\npaths = ["**/build/"]\n', allow_other=True)
@@ -254,7 +254,7 @@ def test_others_are_served_while_the_scratch_list_is_read(mounted: Mounted, sour
 
 
 def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path) -> None:
-    """fsync(2) of 100 MB, eight at a time: threads make it, and the other program is served."""
+    """Eight programs fsync 100 MB each. Threads make the calls, and another program is served."""
     (source / "beside").mkdir()
     world = mounted(policy=ALLOW_ALL)
 
@@ -279,7 +279,7 @@ def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path
 
 @pytest.mark.root
 def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path, file_system: MakeFileSystem) -> None:
-    """The disk of the source answers nothing: its blocks are a file in another mount, whose server is stopped."""
+    """The disk of the source does not answer: its blocks are a file in another mount, whose server is stopped."""
     (blocks := tmp_path / "blocks").mkdir()
     disk = mounted(policy=ALLOW_ALL, source=blocks)
     source = file_system("ext4", directory=disk.path)

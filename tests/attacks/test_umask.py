@@ -1,4 +1,4 @@
-"""A caller's umask binds what the caller makes, and nothing that the server makes for others or for itself."""
+"""A caller's umask applies to what the caller creates, and to nothing that the server creates for others or itself."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _policy_in_the_source_by_symlink(source: Path, other: Path) -> MountRequest:
 def test_a_mount_that_could_be_bypassed_is_refused(
     home: Path, source: Path, tmp_path: Path, order: Callable[[Path, Path], MountRequest], says: str
 ) -> None:
-    """A mountpoint in its own source, a state directory or a policy within reach: nothing is mounted."""
+    """A mountpoint in its own source, or a state directory or policy inside it, is refused."""
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(BonobofsError, match=says):
@@ -119,7 +119,7 @@ def test_a_mount_that_could_be_bypassed_is_refused(
 
 
 def test_a_mount_within_a_mount_is_refused(home: Path, mounted: Mounted, tmp_path: Path) -> None:
-    """Neither as a source nor as a mountpoint does a mount serve for another one."""
+    """A mount is neither a source nor a mountpoint for another mount."""
     world = mounted()
     other = tmp_path / "other"
     other.mkdir()
@@ -134,7 +134,7 @@ def test_a_mount_within_a_mount_is_refused(home: Path, mounted: Mounted, tmp_pat
 
 
 def test_a_second_mount_of_the_same_tree_widens_nothing(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """Each mount judges by its own policy, and what came by one is judged anew by the other."""
+    """Each mount judges by its own policy, and judges anew what came through the other."""
     first = mounted()
     second = mounted(agent="bob")
     before = look(source)
@@ -158,7 +158,9 @@ def test_a_second_mount_of_the_same_tree_widens_nothing(mounted: Mounted, source
 
 
 def test_the_identity_comes_from_the_mount_alone(mounted: Mounted) -> None:
-    """Environment, process name, a forked orphan and a user namespace: the record names the session's agent."""
+    """The record names the session's agent despite changed environment and process name, a forked orphan or a user
+    namespace.
+    """
     world = mounted()
     script = textwrap.dedent("""
         import ctypes, os, sys
@@ -197,7 +199,7 @@ def test_the_identity_comes_from_the_mount_alone(mounted: Mounted) -> None:
 
 @pytest.mark.root
 def test_root_in_a_namespace_of_its_own_is_bound_too(mounted: Mounted) -> None:
-    """Who becomes root by a user namespace gains nothing, also not by mounting over the mount."""
+    """Root in a user namespace gains nothing, not even by mounting over the mount."""
     world = mounted()
     before = look(world.source)
     script = """
@@ -250,7 +252,7 @@ def _dead(world: World) -> None:
 
 @pytest.mark.parametrize("over_itself", [False, True], ids=["beside", "over_the_source"])
 def test_a_killed_server_leaves_nothing_that_can_be_reached(mounted: Mounted, source: Path, over_itself: bool) -> None:
-    """After its death every access fails with ENOTCONN; the bare source does not show, also where it lies below."""
+    """After its death every access fails with ENOTCONN, and the bare source is not shown."""
     world = mounted(mountpoint=source) if over_itself else mounted()
     world.kill()
     _dead(world)
@@ -265,7 +267,7 @@ def test_a_killed_server_leaves_nothing_that_can_be_reached(mounted: Mounted, so
 
 
 def test_a_stopped_server_answers_no_request(mounted: Mounted) -> None:
-    """While it is stopped a change waits; when it goes on, the change is judged."""
+    """A change waits while the server is stopped, and is judged when it continues."""
     world = mounted()
     os.kill(world.pid, signal.SIGSTOP)
     with subprocess.Popen(
@@ -288,7 +290,7 @@ def test_a_stopped_server_answers_no_request(mounted: Mounted) -> None:
 
 
 def test_signals_of_the_user_do_not_bypass_the_policy(mounted: Mounted) -> None:
-    """A storm of settling and of loading the policy anew: it serves on, under the same rules."""
+    """Under many signals to settle and to reload the policy, the server serves on with the same rules."""
     world = mounted()
     for _ in range(200):
         os.kill(world.pid, signal.SIGUSR1)
@@ -303,7 +305,7 @@ def test_signals_of_the_user_do_not_bypass_the_policy(mounted: Mounted) -> None:
 
 
 def test_limits_that_the_user_may_set_stop_changes_and_nothing_else(mounted: Mounted) -> None:
-    """prlimit(2) on the server of one's own: what cannot be recorded is refused, reading goes on."""
+    """prlimit(2) on the user's own server: changes that cannot be recorded are refused, and reads go on."""
     world = mounted()
     assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
     before = resource.prlimit(world.pid, resource.RLIMIT_FSIZE)
@@ -319,7 +321,7 @@ def test_limits_that_the_user_may_set_stop_changes_and_nothing_else(mounted: Mou
 
 
 def test_an_ordinary_user_cannot_look_into_its_own_server(ordinary_user: OrdinaryUser) -> None:
-    """Memory, descriptors, root and environment of the server are closed to the very user whose it is."""
+    """Memory, descriptors, root and environment of the server are closed to its own user."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     python = "/usr/bin/python3" if IS_ROOT else sys.executable
     script = textwrap.dedent("""
@@ -375,7 +377,7 @@ def test_an_ordinary_user_cannot_look_into_its_own_server(ordinary_user: Ordinar
 
 
 def test_an_ordinary_user_may_take_its_mount_off_and_the_record_says_so(ordinary_user: OrdinaryUser) -> None:
-    """`fusermount3 -u` ends the session cleanly: its record is closed, and below is the empty mountpoint."""
+    """`fusermount3 -u` ends the session: its record is closed, and the mountpoint is empty."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     assert ordinary_user.run("mkdir", "-p", source / "aidlc-docs", mountpoint).returncode == 0
     assert ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "eve").returncode == 0
@@ -388,7 +390,7 @@ def test_an_ordinary_user_may_take_its_mount_off_and_the_record_says_so(ordinary
 
 
 def test_the_name_of_a_source_gives_no_mount_option(ordinary_user: OrdinaryUser) -> None:
-    """fusermount3 takes its options as one text; a source may be called like several of them."""
+    """fusermount3 takes its options as one text. A source path may look like several of them."""
     name = "s,allow_other,suid,dev,fsname=x\\,user_id=0"
     source, mountpoint = ordinary_user.directory / name, ordinary_user.directory / "mount"
     assert ordinary_user.run("mkdir", "-p", source, mountpoint).returncode == 0
@@ -404,7 +406,7 @@ def test_the_name_of_a_source_gives_no_mount_option(ordinary_user: OrdinaryUser)
 
 
 def test_processes_in_a_detached_mount_are_judged_to_its_end(mounted: Mounted) -> None:
-    """A lazy unmount takes the path away, not the policy: an open directory leads through it or nowhere."""
+    """A lazy unmount removes the path but not the policy: an open directory leads through the mount or fails."""
     world = mounted()
     script = textwrap.dedent("""
         import os, sys
@@ -441,7 +443,7 @@ def test_processes_in_a_detached_mount_are_judged_to_its_end(mounted: Mounted) -
 
 @pytest.mark.root
 def test_an_aborted_connection_fails_closed_and_status_says_so(mounted: Mounted) -> None:
-    """The kernel's own switch ends the connection: everything fails, the record is closed, the dead mount is told."""
+    """After an abort through /sys every access fails, the record is closed, and the dead mount is reported."""
     world = mounted()
     connection = str(os.minor(tell(os.stat, world.path).st_dev))
     subprocess.run(

@@ -53,7 +53,7 @@ def _insist(top: Path, times: int) -> set[int | None]:
 
 
 def test_a_hundred_thousand_denials_are_one_entry_and_a_count(mounted: Mounted, source: Path) -> None:
-    """The record does not grow with an agent's insistence, nor does the server."""
+    """The record and the server do not grow with the number of attempts."""
     world = mounted()
     tell(_insist, world.path, 1000)
     before = _resident(world)
@@ -95,7 +95,7 @@ def _try_five(top: Path) -> None:
 
 
 def test_the_third_denial_is_an_alert_and_the_next_ones_are_not(mounted: Mounted) -> None:
-    """A person is told once in five minutes."""
+    """There is one alert in five minutes."""
     world = mounted()
     tell(_try_five, world.path)
     assert _alerts(world) == [("src/2", "DEFAULT")]
@@ -122,7 +122,7 @@ def _leave(top: Path) -> None:
 
 
 def test_an_attempt_to_leave_is_an_alert_at_once(mounted: Mounted) -> None:
-    """The first symlink that leads outside is worth a person's look."""
+    """The first symlink that leads outside raises an alert."""
     world = mounted()
     tell(_leave, world.path)
     assert _alerts(world) == [("aidlc-docs/etc", "OUTSIDE")]
@@ -147,7 +147,7 @@ def _name_them(top: bytes) -> None:
 
 
 def test_no_name_forges_a_line_or_steers_a_terminal(mounted: Mounted) -> None:
-    """What is recorded is exactly the name that was tried; what is shown of it is one line of plain characters."""
+    """The record has exactly the name; the output is one line of printable characters."""
     world = mounted()
     tell(_name_them, os.fsencode(world.path))
     tried = [os.fsdecode(name) for name in _NAMES]

@@ -72,7 +72,7 @@ def _make_until_refused(top: Path) -> tuple[int, object]:
 def test_changes_that_cannot_be_recorded_are_refused_until_there_is_space(
     mounted: Mounted, source: Path, home: Path
 ) -> None:
-    """Every change is refused with EIO, reading goes on, and when there is room again changes are made again."""
+    """Every change is refused with EIO, and reads go on. With space again, changes succeed."""
     build(source)
     world = mounted()
     _fill(home / "filler")

@@ -146,7 +146,7 @@ def test_every_manipulation_of_a_record_is_found(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`audit verify` fails and says what was done."""
+    """`audit verify` fails and names the manipulation."""
     home = tmp_path / "spoilt"
     shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
     assert _verify(home, capsys, monkeypatch) == (0, [])
@@ -165,7 +165,7 @@ def test_a_removed_record_is_found(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The session is known, so its record is asked for."""
+    """The session is known, so its missing record is reported."""
     home = tmp_path / "spoilt"
     shutil.copytree(kept.home, home, ignore=shutil.ignore_patterns("guard.sock"))
     plain(home / "trails" / f"{kept.session}.jsonl")
@@ -203,7 +203,7 @@ def _unlink(world: World) -> None:
 def test_a_record_damaged_during_the_session_is_found(
     mounted: Mounted, source: Path, spoil: Callable[[World], None]
 ) -> None:
-    """The session goes on, its policy holds, and at the end the record does not pass."""
+    """The session and its policy go on. At the end, the record fails verification."""
     build(source)
     world = mounted()
     tell(make, world.path / "aidlc-docs/before.md", b"text")
@@ -217,7 +217,7 @@ def test_a_record_damaged_during_the_session_is_found(
 
 
 def test_a_clock_that_goes_back_breaks_nothing(home: Path) -> None:
-    """The order of a record is its numbers; the clock may say what it likes."""
+    """Entries are ordered by number, independent of the clock."""
     name = "00000000-0000-4000-8000-000000000000"
     trail = Trail.create(
         home / "trails" / f"{name}.jsonl", home / "trails" / f"{name}.head", Identity(name, "al", "id")

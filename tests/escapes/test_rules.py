@@ -75,7 +75,7 @@ def _write_on_after(top: Path, path: str, moved: str, act: str) -> object:
 def test_a_write_batch_does_not_outlive_its_rule(
     mounted: Mounted, path: str, moved: str, act: str, codes: tuple[int, int]
 ) -> None:
-    """What is written on, after a file or a directory above it changed its place, is judged at the new one."""
+    """After a move of the file or a directory above, further writes are judged at the new path."""
     world = mounted(policy=TWO_RULES, role="author")
     came = tell(_write_on_after, world.path, path, moved, act)
     # Of two names either may be the one that is told: the narrow one by its rule, the wide one because it has another.
@@ -93,7 +93,7 @@ def _write(path: Path) -> object:
 
 @pytest.mark.root
 def test_a_name_that_the_kernel_forgot_does_not_count_twice(mounted: Mounted, source: Path) -> None:
-    """A hard link to a hook stays closed, however often its one allowed name is looked up anew."""
+    """A hard link to a hook stays protected, however often its one allowed name is looked up."""
     build(source)
     hook = source / ".git/hooks/pre-commit"
     hook.write_bytes(CONTENT)
@@ -145,7 +145,7 @@ def _over_and_over(trick: Callable[[Path, Path, int], object], first: Path, seco
 def test_a_name_removed_by_another_mount_permits_no_change(
     mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
 ) -> None:
-    """What is left of the file's names is a hook; a name that only this mount remembers does not stand for it."""
+    """The remaining name is a hook. A name that only this mount has cached does not count."""
     build(source)
     hooks = [source / f".git/hooks/{number}" for number in range(_TRIES)]
     for number, hook in enumerate(hooks):
@@ -180,7 +180,7 @@ def _become_executable(first: Path, second: Path, number: int) -> object:
 def test_a_file_moved_by_another_mount_is_judged_by_its_new_rule(
     mounted: Mounted, source: Path, trick: Callable[[Path, Path, int], object]
 ) -> None:
-    """Nothing goes on under the rule of a name that is gone."""
+    """No write is judged by the rule of a removed name."""
     build(source)
     first, second = mounted(), mounted(agent="bob")
     tell(_over_and_over, trick, first.path, second.path)
