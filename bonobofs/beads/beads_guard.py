@@ -21,8 +21,7 @@ from typing import Any, Final
 
 from bonobofs.beads import Beads, BeadsIssue, find_beads
 from bonobofs.beads.issue_service import Acting
-from bonobofs.files.failed_calls import recorded
-from bonobofs.files.results import GuardedSession, ValidationResult, told
+from bonobofs.files.results import GuardedSession, ValidationResult, recorded, told
 from bonobofs.policy.request import Operation
 
 

@@ -24,8 +24,7 @@ from bonobofs.beads.issue_metadata import Who
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError
-from bonobofs.files.failed_calls import enter_failure
-from bonobofs.files.results import GuardedSession, claiming, is_of_the_session, not_the_agent
+from bonobofs.files.results import GuardedSession, claiming, enter_failure, is_of_the_session, not_the_agent
 from bonobofs.policy.decision import Decision, Denied, Permit
 from bonobofs.policy.grants import Conventions, conventions
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath

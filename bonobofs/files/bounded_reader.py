@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import BinaryIO, Final, Generic, NamedTuple, TypeVar
 
-from bonobofs.errors import UsageError
-from bonobofs.files.line_reader import lines_of
+from bonobofs.errors import PolicyError, UsageError
 from bonobofs.files.search import MOST, Match, search
-from bonobofs.files.tree_walk import Found, Test, Walk, matching
 from bonobofs.files.workspace import Place, Workspace
 from bonobofs.policy.engine import Policy
-from bonobofs.policy.request import Kind, WorkspacePath
+from bonobofs.policy.pattern import Matcher, Names, parse
+from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 
 SECONDS: Final = 10.0
 """For one call."""
@@ -216,3 +218,219 @@ def _any(_: str) -> bool:
 
 def _none(_: str) -> bool:
     return False
+
+
+MOST_BYTES: Final = 1_000_000
+"""Of the lines that are given at once, newlines too."""
+_CHUNK: Final = 1 << 20
+_HEAD: Final = 8192
+"""Bytes in which a NUL makes a file binary."""
+_SECONDS_TO_COUNT: Final = 1.0
+
+
+class Lines(NamedTuple):
+    """Lines of a file, without their newlines."""
+
+    lines: list[bytes]
+    total: int | None
+    """How many lines the whole file has; None where counting them would have taken too long."""
+    whole: bool
+    """These are all that was asked for. Else there are more; one that stands alone may be a part of its line."""
+
+
+def lines_of(file: BinaryIO, first: int, limit: int | None, deadline: float) -> Lines:
+    """Read `limit` lines, or all, from the line `first` on. A newline ends a line; the last one may have none.
+
+    `deadline` is of the monotonic clock. UsageError: a binary file. TimeoutError: `first` was not reached.
+    """
+    reading = _LineReader(file)
+    held = bytearray(reading.skip_to(first, deadline))
+    count = held.count(b"\n")
+    while len(held) <= MOST_BYTES and (limit is None or count < limit):
+        chunk = reading.more()
+        if not chunk:
+            break
+        held += chunk
+        count += chunk.count(b"\n")
+    asked = bytes(held).split(b"\n")
+    if not asked[-1]:
+        asked.pop()
+    asked = asked[:limit]
+    given = _that_fit(asked)
+    total = reading.count(min(deadline, monotonic() + _SECONDS_TO_COUNT))
+    return Lines(given, total, whole=given == asked)
+
+
+def _that_fit(asked: list[bytes]) -> list[bytes]:
+    room = MOST_BYTES
+    for index, line in enumerate(asked):
+        room -= len(line) + 1
+        if room < 0:
+            return asked[:index] or [line[: MOST_BYTES - 1]]
+    return asked
+
+
+class _LineReader:
+    """A file that is read on, and how many lines that was."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Final = file
+        self._ended = 0
+        """Newlines in what was read."""
+        self._last = b"\n"
+        self._head = file.read(_HEAD)
+        if b"\0" in self._head:
+            raise UsageError("this is a binary file; read_file gives lines of text")
+
+    def more(self) -> bytes:
+        """The next of the file; empty at its end."""
+        chunk, self._head = self._head or self._file.read(_CHUNK), b""
+        self._ended += chunk.count(b"\n")
+        self._last = chunk[-1:] or self._last
+        return chunk
+
+    def skip_to(self, first: int, deadline: float) -> bytes:
+        """The beginning of what follows where a line begins; empty where there is none."""
+        before = 0
+        while chunk := self.more():
+            if self._ended >= first - 1:
+                at = 0
+                for _ in range(first - 1 - before):
+                    at = chunk.index(b"\n", at) + 1
+                return chunk[at:]
+            before = self._ended
+            if monotonic() > deadline:
+                raise TimeoutError("the line lies too far into the file to be reached in time")
+        return b""
+
+    def count(self, deadline: float) -> int | None:
+        """How many lines the file has."""
+        while self.more():
+            if monotonic() > deadline:
+                return None
+        return self._ended + (self._last != b"\n")
+
+
+MOST_NAMES: Final = 200_000
+"""Names of one directory that are looked at."""
+
+_MOST_BYTES: Final = 16 << 20
+"""Of the paths in one directory: below long ones fewer names are looked at."""
+_LONGEST_PATTERN: Final = 1000
+_MOST_PATTERNS: Final = 64
+_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+Test = Callable[[str], object]
+"""A test for a path that is relative to where the walk began."""
+
+
+class Found(NamedTuple):
+    """Something below a directory."""
+
+    path: str
+    """From where the walk began."""
+    kind: Kind
+    size: int
+    """In bytes, of a regular file; else -1."""
+
+
+class Walk:
+    """One walk, which ends when its time is over, and then says so."""
+
+    def __init__(self, workspace: Workspace, start: str, deadline: float, *, shows: Test, enters: Test) -> None:
+        """`start` is a directory from the workspace's root, `deadline` of the monotonic clock.
+
+        `shows` says what is there at all, `enters` which directories are entered; both of paths from `start`.
+        """
+        self.is_whole = True
+        """Whether everything was looked at, so far."""
+        self._workspace: Final = workspace
+        self._start: Final = start
+        self._deadline: Final = deadline
+        self._shows: Final = shows
+        self._enters: Final = enters
+
+    def found(self, *, recursive: bool, wanted: Test) -> Iterator[Found]:
+        """What is wanted, in the order of the names; what a directory holds follows it.
+
+        Directories that cannot be read are empty. OSError: where it begins cannot be read.
+        """
+        waiting = self._names("", wanted)
+        while waiting:
+            each, is_wanted = waiting.pop()
+            if monotonic() > self._deadline:
+                self.is_whole = False
+                return
+            if is_wanted:
+                yield each
+            if recursive and each.kind is Kind.DIRECTORY and self._enters(each.path):
+                with suppress(OSError):
+                    waiting += self._names(each.path, wanted)
+
+    def _names(self, path: str, wanted: Test) -> list[tuple[Found, bool]]:
+        """What a directory holds, the last name first, and whether it is wanted."""
+        above = f"{path}/" if path else ""
+        directory = self._workspace.open_directory("/".join(filter(None, (self._start, path))))
+        try:
+            most = min(MOST_NAMES, _MOST_BYTES // (len(above) + 1))
+            with os.scandir(directory) as names:
+                listed = list(islice(names, most + 1))
+            if len(listed) > most:
+                self.is_whole = False
+            listed.sort(key=lambda entry: entry.name, reverse=True)
+            found = []
+            for entry in listed:
+                name = above + entry.name
+                if not self._shows(name):
+                    continue
+                is_wanted = bool(wanted(name))
+                found.append((_looked_at(entry, name, measured=is_wanted), is_wanted))
+            return found
+        finally:
+            os.close(directory)
+
+
+def matching(text: str) -> Test:
+    """A test for a glob: without a slash for the last name at any depth, else for the whole path. UsageError.
+
+    `*.{md,py}` is either.
+    """
+    if len(text) > _LONGEST_PATTERN:
+        raise UsageError(f"a pattern has at most {_LONGEST_PATTERN} characters")
+    spelled = _spelled_out(text)
+    try:
+        patterns = {one: parse(one) for one in spelled}
+    except PolicyError as error:
+        raise UsageError(f"{text!a} is no pattern: {error}") from None
+    names = Names(one.rstrip("/") for one in spelled if "/" not in one.rstrip("/"))
+    paths = Matcher((pattern, True) for one, pattern in patterns.items() if "/" in one.rstrip("/"))
+    return lambda path: names.match(path.rpartition("/")[2]) or (paths and paths.find(path.split("/")))
+
+
+def _spelled_out(text: str) -> list[str]:
+    pending, done = [text], list[str]()
+    while pending:
+        one = pending.pop()
+        braces = _BRACES.search(one)
+        if braces is None:
+            done.append(one)
+        else:
+            pending += [one[: braces.start()] + each + one[braces.end() :] for each in braces[1].split(",")]
+        if len(pending) + len(done) > _MOST_PATTERNS:
+            raise UsageError(f"a pattern stands for at most {_MOST_PATTERNS} without its braces")
+    return done
+
+
+def _looked_at(entry: os.DirEntry[str], path: str, *, measured: bool) -> Found:
+    if entry.is_symlink():
+        return Found(path, Kind.SYMLINK, -1)
+    if entry.is_dir(follow_symlinks=False):
+        return Found(path, Kind.DIRECTORY, -1)
+    if not measured:
+        return Found(path, Kind.FILE, -1)
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return Found(path, Kind.FILE, -1)
+    kind = kind_of(status.st_mode)
+    return Found(path, kind, status.st_size if kind is Kind.FILE else -1)

@@ -24,15 +24,15 @@ from bonobofs.audit.entry import BY
 from bonobofs.enforcement.authorizer import Authorizer, Caller, unrecorded
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.files.atomic_write import MODE, put
-from bonobofs.files.failed_calls import recorded
-from bonobofs.files.resource import Closing
 from bonobofs.files.results import (
+    Closing,
     GuardedSession,
     ValidationResult,
     claiming,
     is_of_the_session,
     led_out,
     not_the_agent,
+    recorded,
     told,
 )
 from bonobofs.files.workspace import Place, Workspace

@@ -26,10 +26,8 @@ from typing import Any, Final, TypeVar
 
 from bonobofs.enforcement.authorizer import Authorizer, Caller
 from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, Reading
-from bonobofs.files.failed_calls import enter_failure, recorded
 from bonobofs.files.file_guard import FileGuard, PathLike
-from bonobofs.files.resource import Closing
-from bonobofs.files.results import GuardedSession, ValidationResult, led_out, told
+from bonobofs.files.results import Closing, GuardedSession, ValidationResult, enter_failure, led_out, recorded, told
 from bonobofs.files.workspace import Workspace
 from bonobofs.policy.decision import Denied, Refused
 from bonobofs.policy.request import Operation, Request, WorkspacePath

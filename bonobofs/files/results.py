@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import abc
+import errno
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.enforcement.authorizer import Authorizer, Caller
-from bonobofs.policy.decision import Code, Decision, Denied, Permit
-from bonobofs.policy.request import Operation, Principal, WorkspacePath
+from bonobofs.enforcement.authorizer import Authorizer, Caller, failure_reason, is_recorded, mark_recorded
+from bonobofs.errors import BonobofsError
+from bonobofs.policy.decision import Code, Decision, Denied, Permit, Refused
+from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +111,73 @@ def led_out(path: WorkspacePath, operation: Operation) -> Denied:
 def claiming(caller: Caller, agent: str) -> Caller:
     """The caller, with the name that was claimed beside what was asked."""
     return caller._replace(details={**caller.details, "claimed": str(agent)})
+
+
+class Closing(abc.ABC):
+    """A guard, as a context manager."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+NOWHERE: Final = WorkspacePath("")
+
+_Guard = TypeVar("_Guard")
+
+
+def enter_failure(
+    session: GuardedSession,
+    request: Request,
+    error: Exception,
+    caller: Caller,
+    *,
+    guard: str = "file",
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Enter that a call failed before its change was admitted, unless an entry tells of this error already.
+
+    The caller is to see the error, not that the record cannot be written: that is refused with the next change.
+    """
+    if isinstance(error, Refused) or is_recorded(error):
+        return
+    code = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
+    about = {"error": type(error).__name__} if details is None else details
+    with suppress(OSError), session.turn:
+        session.guard.record_call(
+            request, caller=caller, guard=guard, details=about, error=code, reason=failure_reason(error)
+        )
+    mark_recorded(error)
+
+
+def recorded(guard: str, **operations: Operation) -> Callable[[type[_Guard]], type[_Guard]]:
+    """Class decorator: enter the unexpected exceptions of these methods and of their `guarded_` twins.
+
+    The class keeps its session as `_session`.
+    """
+
+    def decorate(of: type[_Guard]) -> type[_Guard]:
+        for name, operation in operations.items():
+            for method in {name, f"guarded_{name}"} & vars(of).keys():
+                setattr(of, method, _recorded(vars(of)[method], guard, Caller(name), operation))
+        return of
+
+    return decorate
+
+
+def _recorded(method: Callable[..., Any], guard: str, caller: Caller, operation: Operation) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(self, *arguments, **named)
+        except Exception as error:
+            enter_failure(self._session, Request(operation, NOWHERE), error, caller, guard=guard)
+            raise
+
+    return call

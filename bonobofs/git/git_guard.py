@@ -26,16 +26,17 @@ from typing import Any, Final
 from bonobofs.audit.entry import TOUCHES
 from bonobofs.enforcement.authorizer import Caller, RelatedChange
 from bonobofs.errors import GitError
-from bonobofs.files.failed_calls import enter_failure, recorded
-from bonobofs.files.resource import Closing
 from bonobofs.files.results import (
+    Closing,
     GuardedSession,
     Log,
     ValidationResult,
     claiming,
+    enter_failure,
     is_of_the_session,
     led_out,
     not_the_agent,
+    recorded,
     told,
 )
 from bonobofs.files.workspace import Workspace
