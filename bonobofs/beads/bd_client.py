@@ -2,20 +2,247 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from bonobofs.beads.bd_arguments import CALL, MESSAGE, OPEN, Creation, Missing, Update, same
-from bonobofs.beads.bd_commands import Flag, command
-from bonobofs.beads.bd_lock import Lock
-from bonobofs.beads.bd_output import Output, payload
-from bonobofs.beads.bd_reader import Calls, said, why
-from bonobofs.beads.bd_runner import Program
-from bonobofs.beads.issue import BeadsIssue, Edge, Issues, NewIssue
+from bonobofs.beads.bd_arguments import CALL, Creation, Flag, Missing, Update, check_text, command, same
+from bonobofs.beads.bd_runner import (
+    Lock,
+    Output,
+    Program,
+    complaint,
+    find_program,
+    hold_lock,
+    notices,
+    payload,
+    surroundings,
+)
+from bonobofs.beads.issue import MESSAGE, OPEN, BeadsIssue, Comment, Edge, Issues, NewIssue, read_comment, read_issues
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import Principal
+from bonobofs.state.worktree_registry import repository_of
+
+LIMIT: Final = 30.0
+"""Seconds for one call of bd; with a thousand issues its slowest takes about one."""
+WAIT: Final = 120.0
+"""Seconds to wait until others are done with the same `.beads`."""
+_STEERING: Final = (".env", "config.yaml", "metadata.json")
+"""Files by which bd could be led to another database."""
+
+
+def find_beads(source: Path, home: Path | None = None) -> Path:
+    """As `seek_beads`; BeadsError if there is none."""
+    found = seek_beads(source, home)
+    if found is None:
+        raise BeadsError(f"{source} has no .beads; run `bd init` there")
+    return found
+
+
+def seek_beads(source: Path, home: Path | None = None) -> Path | None:
+    """The `.beads` of this directory, without symlinks; BeadsError if agents could write what steers bd.
+
+    A worktree of git has that of its repository's main worktree, as bd has it, though a copy may have been checked out.
+    With the state directory, worktrees that were made there are known too.
+    """
+    source = Path(os.path.realpath(source))
+    made = None if home is None else repository_of(home, source)
+    main = _main_worktree(source) or made
+    for directory in (source,) if main is None else (main, source):
+        beads = Path(os.path.realpath(directory / ".beads"))
+        if beads.is_dir():
+            if beads.is_relative_to(directory) and ".beads" not in beads.relative_to(directory).parts:
+                raise BeadsError(f"{directory / '.beads'} leads to {beads}, where agents can write what steers bd")
+            return beads
+    return None
+
+
+def _main_worktree(source: Path) -> Path | None:
+    """Where the repository of this worktree is at home; None where this is no worktree that the repository knows."""
+    link = source / ".git"
+    try:
+        own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+        known_as = (own / "gitdir").read_text(encoding="utf-8").strip()
+        common = Path(os.path.realpath(own / (own / "commondir").read_text(encoding="utf-8").strip()))
+        is_known = os.path.samefile(own / known_as, link)
+    except (OSError, ValueError):
+        return None
+    return common.parent if is_known and common.name == ".git" else None
+
+
+class Beads:
+    """bd on one `.beads`, for one agent. May be used by several threads; nothing runs before the first turn."""
+
+    def __init__(
+        self,
+        beads: Path,
+        home: Path,
+        agent: Principal,
+        *,
+        program: Path | None = None,
+        limit: float = LIMIT,
+        wait: float = WAIT,
+    ) -> None:
+        """`beads`: from `find_beads`. `program`: None for the one that is found (`find_program`).
+
+        `limit`, `wait`: seconds for one call, and for others to be done. UsageError: the agent has no name.
+        """
+        if not agent.label.strip():
+            raise UsageError("an agent without a name cannot act on issues: bd would take it for somebody else")
+        self._beads: Final = beads
+        self._home: Final = home
+        self._agent: Final = agent
+        self._named: Final = program
+        self._limit: Final = limit
+        self._wait: Final = wait
+        self._checked: tuple[int, ...] | None = None
+        """Of which `.beads` and program it is known that they are what they should be."""
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Have the issues to oneself, as far as all go through here, across processes.
+
+        BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
+        """
+        path = self._named if self._named is not None else find_program(self._home, self._beads)
+        with hold_lock(self._home, self._beads, self._wait) as held, surroundings(self._home, self._beads) as around:
+            program = Program(path, self._beads, around, self._agent, self._limit)
+            identity = self._identity(path)
+            if self._checked != identity:
+                program.check_version(held)
+                self._check_place(program, held)
+                self._checked = identity
+            turn = Turn(program, held, self._agent.label)
+            try:
+                yield turn
+            finally:
+                turn.end()
+
+    def _identity(self, program: Path) -> tuple[int, ...]:
+        """Changes when there is another `.beads`, another program, or something else that steers it."""
+        if os.path.lexists(self._beads / "redirect"):
+            raise BeadsError(f"{self._beads / 'redirect'} leads to other issues; open the session where those are")
+        steering = (self._beads / name for name in _STEERING)
+        try:
+            found = [os.stat(path) for path in (self._beads, program)]
+            found += [os.stat(path) for path in steering if os.path.lexists(path)]
+        except OSError as error:
+            raise BeadsError(f"{error.filename} cannot be used: {error.strerror}") from error
+        beads, *others = found
+        files = (number for each in others for number in (each.st_dev, each.st_ino, each.st_mtime_ns))
+        return beads.st_dev, beads.st_ino, *files
+
+    def _check_place(self, program: Program, held: Lock) -> None:
+        """Whether bd works where it is told to: a directory that it does not take it passes over without a word."""
+        output = program.run(command("where", self._agent.label), held)
+        told = payload(output)
+        path = told.get("path") if isinstance(told, dict) else None
+        if not isinstance(path, str):
+            what = complaint(output) or "it does not say why"
+            raise BeadsError(f"bd does not find its issues in {self._beads}: {what}")
+        for place in (path, told.get("database_path") or path):
+            if not Path(os.path.realpath(place)).is_relative_to(self._beads):
+                raise BeadsError(f"bd works in {place} and not in {self._beads}; nothing is asked of it")
+
+
+class Calls:
+    """What reads. For one thread, and until `end`."""
+
+    def __init__(self, program: Program, held: Lock, actor: str) -> None:
+        self._program: Final = program
+        self._held: Final = held
+        self._actor: Final = actor
+        self._known: Issues | None = None
+        self._last: Issues | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """The lock is no longer ours."""
+        self._ended = True
+
+    def everything(self, *, fresh: bool = False) -> Issues:
+        """All issues, as they were when this turn last asked or changed something; `fresh`: as they are now."""
+        if self._known is None or fresh:
+            before, self._known = self._last, None
+            flags = [("limit", "0"), ("all", None), ("include-infra", None), ("include-gates", None)]
+            told = self._array(command("list", self._actor, flags), "its issues")
+            try:
+                self._known = self._last = read_issues(told, before)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise BeadsError(f"bd lists what is no issue to us ({error}); is it a bd 1.x?") from error
+        return self._known
+
+    def find(self, id: str) -> BeadsIssue | None:  # noqa: A002 - it is bd's word
+        """The issue of this full id, None where there is none. UsageError: it names none."""
+        if not id.strip():
+            raise UsageError("name an issue: bd would take the one that was touched last")
+        return self.everything().get(id)
+
+    def comments(self, id: str) -> list[Comment]:  # noqa: A002 - it is bd's word
+        """What has been said of an issue, the oldest first."""
+        self.issue(id)
+        told = self._array(command("comments", self._actor, named=[id]), f"the comments of {id}")
+        try:
+            return [read_comment(each) for each in told]
+        except (KeyError, TypeError) as error:
+            raise BeadsError(f"bd lists what is no comment to us ({error}); is it a bd 1.x?") from error
+
+    def read(self, arguments: Sequence[str]) -> Output:
+        """Run a reading command, in bd's own words, which the caller has held to a list of what only reads.
+
+        Nothing but `--readonly` and `--actor` is added to it, and read-only mode refuses a part of what writes.
+        """
+        first, *rest = arguments
+        for argument in arguments:
+            check_text(argument)
+        return self._run([first, "--readonly", f"--actor={self._actor}", *rest], bare=True)
+
+    def issue(self, id: str) -> BeadsIssue:  # noqa: A002 - it is bd's word
+        """The issue. BeadsError for an id that is none, or the short form of one: bd would take what fits."""
+        found = self.find(id)
+        if found is None:
+            raise BeadsError(f"there is no issue {id}; ids are given in full")
+        return found
+
+    def _run(self, arguments: Sequence[str], *, bare: bool = False) -> Output:
+        if self._ended:
+            raise RuntimeError("the turn is over, and the lock somebody else's")
+        return self._program.run(arguments, self._held, bare=bare)
+
+    def _array(self, arguments: Sequence[str], what: str) -> list[Any]:
+        output = self._run(arguments)
+        told = payload(output)
+        if output.status != 0 or not isinstance(told, list):
+            raise BeadsError(f"bd does not list {what}: {why(output)}")
+        return told
+
+    def _read_back(self, output: Output) -> Issues:
+        """Everything, after a change that ended so."""
+        try:
+            return self.everything(fresh=True)
+        except BeadsError as error:
+            what = f"{why(output)}, and reading back failed: {error}"
+            raise BeadsError(f"whether bd has done it cannot be told: {what}", carried_out=None) from error
+
+
+def why(output: Output) -> str:
+    """Why a call has not done what was asked, as far as bd says."""
+    if output.status is None:
+        return "bd was ended at its time limit"
+    if output.status < 0:
+        return f"bd was ended by signal {-output.status}"
+    return complaint(output) or f"bd ended with {output.status} and does not say why"
+
+
+def said(output: Output) -> tuple[str, ...]:
+    """What is worth telling of a call that has done what was asked, a line each."""
+    failed = () if output.status == 0 else (why(output),)
+    return (*failed, *(line for line in notices(output) if line not in failed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from bonobofs.beads import refusals
+from bonobofs.beads.refusals import Fault
+
+OPEN: Final = "open"
 CLOSED: Final = "closed"
+MESSAGE: Final = "message"
+"""The type of an issue that asks a person a question."""
 PARENT: Final = "parent-child"
 """The kind of an edge from a child to its parent."""
 
@@ -170,3 +176,88 @@ def _read_metadata(told: object) -> dict[str, Any]:
         except ValueError:
             return {}
     return told if isinstance(told, dict) else {}
+
+
+ASSIGNEE: Final = "bonobofs_assignee"
+ASSIGNEE_ID: Final = "bonobofs_assignee_id"
+CREATOR_ID: Final = "bonobofs_creator_id"
+WORKTREE: Final = "bonobofs_worktree"
+
+
+class Who(NamedTuple):
+    """The agent that asks."""
+
+    label: str
+    id: str
+
+
+def is_open_to(issue: BeadsIssue, who: Who) -> bool:
+    """Whether the issue is the agent's own, or nobody's."""
+    if not issue.assignee:
+        return True
+    if is_kept(issue):
+        return bool(issue.metadata[ASSIGNEE_ID] == who.id)
+    return issue.assignee == who.label
+
+
+def is_kept(issue: BeadsIssue) -> bool:
+    """Whether the identity of the assignee is known, and of no earlier one."""
+    return issue.metadata.get(ASSIGNEE) == issue.assignee and bool(issue.metadata.get(ASSIGNEE_ID))
+
+
+def is_made_by(issue: BeadsIssue, who: Who) -> bool:
+    """Whether the agent created the issue."""
+    if issue.metadata.get(CREATOR_ID):
+        return bool(issue.metadata[CREATOR_ID] == who.id)
+    return issue.created_by == who.label
+
+
+def has_had_worktree(issue: BeadsIssue) -> bool:
+    return bool(issue.metadata.get(WORKTREE))
+
+
+def assigned(label: str, identity: str | None) -> dict[str, str]:
+    """The metadata of an issue that is assigned to `label` now; `identity` is None where that is no agent."""
+    return {ASSIGNEE: label, ASSIGNEE_ID: identity or ""}
+
+
+def existing(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
+    issue = issues.get(issue_id)
+    return Fault(refusals.EXISTS, f"This is about {issue_id!a}.") if issue is None else issue
+
+
+def own(issues: Issues, issue_id: str, who: Who) -> Fault | BeadsIssue:
+    issue = existing(issues, issue_id)
+    if isinstance(issue, Fault) or is_open_to(issue, who):
+        return issue
+    return Fault(refusals.OWNER, f"{issue.id} is assigned to {issue.assignee}.")
+
+
+_NAMES: Final = {
+    "id": "id",
+    "title": "title",
+    "description": "description",
+    "design": "design",
+    "acceptance": "acceptance_criteria",
+    "notes": "notes",
+    "status": "status",
+    "priority": "priority",
+    "issue_type": "issue_type",
+    "assignee": "assignee",
+    "owner": "owner",
+    "created_at": "created_at",
+    "created_by": "created_by",
+    "updated_at": "updated_at",
+    "closed_at": "closed_at",
+    "close_reason": "close_reason",
+    "labels": "labels",
+    "metadata": "metadata",
+}
+
+
+def issue_document(issue: BeadsIssue) -> dict[str, Any]:
+    """An issue as `bd show --json` has it: keys with empty values are left out."""
+    found = {key: getattr(issue, name) for name, key in _NAMES.items()}
+    edges = [{"issue_id": edge.issue, "depends_on_id": edge.on, "type": edge.kind} for edge in issue.edges]
+    told = {**found, "labels": [*issue.labels], "metadata": dict(issue.metadata), "dependencies": edges}
+    return {key: value for key, value in told.items() if value or key == "priority"}

@@ -17,10 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.beads.bd_client import Turn
-from bonobofs.beads.bd_session import Beads
-from bonobofs.beads.issue import Issues
-from bonobofs.beads.issue_metadata import Who
+from bonobofs.beads.bd_client import Beads, Turn
+from bonobofs.beads.issue import Issues, Who
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError

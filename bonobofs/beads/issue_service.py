@@ -8,16 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bonobofs.beads import field_rules
-from bonobofs.beads.bd_client import Changed, Turn
-from bonobofs.beads.bd_session import Beads
-from bonobofs.beads.create_rules import EPIC, Draft, draft, judge_comment, judge_create, judge_draft
+from bonobofs.beads.bd_client import Beads, Changed, Turn
 from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
-from bonobofs.beads.issue import BeadsIssue, Edge, NewIssue
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, BeadsIssue, Edge, NewIssue, assigned
 from bonobofs.beads.issue_call import Asked, Call, Change, Gate, denied, shown
-from bonobofs.beads.issue_metadata import CREATOR_ID, WORKTREE, assigned
+from bonobofs.beads.issue_rules import (
+    EPIC,
+    Draft,
+    Edit,
+    draft,
+    judge_close,
+    judge_comment,
+    judge_create,
+    judge_draft,
+    judge_reopen,
+    judge_update,
+    parse_priority,
+    require_text,
+)
 from bonobofs.beads.refusals import Fault
-from bonobofs.beads.update_rules import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.files.results import GuardedSession
 from bonobofs.policy.decision import Decision, Refused
 from bonobofs.policy.request import Operation
@@ -87,7 +96,7 @@ class Acting:
 
     def close(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Close an issue that nothing keeps open."""
-        why = field_rules.text("reason", reason or "")
+        why = require_text("reason", reason or "")
         asked = Asked(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
@@ -99,7 +108,7 @@ class Acting:
 
     def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Open a closed issue again."""
-        why = field_rules.text("reason", reason or "")
+        why = require_text("reason", reason or "")
         asked = Asked(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
@@ -131,7 +140,7 @@ class Acting:
 
     def comment(self, issue_id: str, comment: str, agent: str, tool: str) -> BeadsIssue:
         """Say something of an issue, whosever it is."""
-        said = field_rules.text("comment", comment)
+        said = require_text("comment", comment)
         return self._changed(
             Asked(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
             issue_id,
@@ -188,7 +197,7 @@ class Acting:
         metadata = {CREATOR_ID: self._gate.who.id}
         if wanted.assignee:
             metadata |= assigned(wanted.assignee, self._identity_of(wanted.assignee))
-        number = field_rules.priority(wanted.priority)
+        number = parse_priority(wanted.priority)
         assert isinstance(number, int)
         made = turn.create_issue(
             NewIssue(

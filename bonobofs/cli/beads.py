@@ -52,14 +52,15 @@ def _gate(identity: ActingAs) -> Iterator[_Gate]:
         directory = called.directory
         yield lambda step: _called(directory, step)
         return
-    from bonobofs.beads import Beads, find_beads, issue_json  # noqa: PLC0415
+    from bonobofs.beads import Beads, find_beads  # noqa: PLC0415
     from bonobofs.beads.call_plan import act  # noqa: PLC0415
+    from bonobofs.beads.issue import issue_document  # noqa: PLC0415
     from bonobofs.beads.issue_service import Acting  # noqa: PLC0415
 
     with identity.open_session(_top(Path.cwd(), session.home())) as opened:
         agent = opened.guard.agent
         acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
-        yield lambda step: issue_json.as_document(act(acting, agent, step, f"beads {step.name}"))
+        yield lambda step: issue_document(act(acting, agent, step, f"beads {step.name}"))
 
 
 def _called(directory: Path, step: Step) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _called(directory: Path, step: Step) -> dict[str, Any]:
 
 
 def _top(directory: Path, home: Path) -> Path:
-    from bonobofs.beads.bd_session import seek_beads  # noqa: PLC0415 - as above
+    from bonobofs.beads.bd_client import seek_beads  # noqa: PLC0415 - as above
 
     for place in (directory, *directory.parents):
         if seek_beads(place, home) is not None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.beads import Beads, BeadsIssue, find_beads, issue_json
-from bonobofs.beads.bd_command_line import Asking, Reading, Step, understand
-from bonobofs.beads.bd_flags import Unanswered
+from bonobofs.beads import Beads, BeadsIssue, find_beads
+from bonobofs.beads.bd_command_line import Asking, Reading, Step, Unanswered, understand
 from bonobofs.beads.call_plan import act
+from bonobofs.beads.issue import issue_document
 from bonobofs.beads.issue_service import Acting
 from bonobofs.beads.refusals import UNANSWERED
 from bonobofs.companion.call_arguments import Arguments, check_empty, required_texts
@@ -144,7 +144,7 @@ def _document(command: str, step: Step, issue: BeadsIssue) -> Mapping[str, Any]:
         return {"issue_id": step.issue, "label": fields[way][0], "status": "added" if way == "add" else "removed"}
     if step.name == "comment":
         return {"issue_id": step.issue, "text": fields["text"]}
-    return issue_json.as_document(issue)
+    return issue_document(issue)
 
 
 def _line(command: str, step: Step, issue: BeadsIssue) -> str:
@@ -176,7 +176,7 @@ def _operation(name: str, needed: str, others: str | None = None) -> Callable[[S
         if others is not None and (strange := arguments.keys() - {*needed.split(), *others.split()}):
             raise UsageError(f"the call takes no {', '.join(sorted(strange))}")
         step = Step(name, arguments.pop("issue", ""), arguments)
-        return issue_json.as_document(issues_of(session).act(step, f"beads.{name}"))
+        return issue_document(issues_of(session).act(step, f"beads.{name}"))
 
     return call
 

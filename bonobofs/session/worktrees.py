@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.beads.bd_session import seek_beads
+from bonobofs.beads.bd_client import seek_beads
 from bonobofs.beads.beads_guard import BeadsGuard
 from bonobofs.enforcement.authorizer import ACTIONS
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError

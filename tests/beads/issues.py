@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bonobofs.beads.issue import BeadsIssue, Issues, read_issue
-from bonobofs.beads.issue_metadata import CREATOR_ID, Who, assigned
+from bonobofs.beads.issue import CREATOR_ID, BeadsIssue, Issues, Who, assigned, read_issue
 from bonobofs.policy.grants import Conventions
 
 ALICE = Who("alice", "11111111-1111-4111-8111-111111111111")

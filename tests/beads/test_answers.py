@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.beads.bd_output import Output, complaint, notices, payload
+from bonobofs.beads.bd_runner import Output, complaint, notices, payload
 
 USAGE = "Usage:\n  bd list [flags]\n" + "".join(f"  --flag-{n}\n" for n in range(50))
 

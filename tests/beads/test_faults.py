@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from bonobofs.beads import Beads, Changed, Edge, Issues, NewIssue, Turn, find_beads
-from bonobofs.beads.bd_lock import held, lock_path
+from bonobofs.beads.bd_runner import hold_lock, lock_path
 from bonobofs.errors import BeadsError
 from bonobofs.policy.decision import Permit
 from tests.beads.conftest import ALICE
@@ -289,7 +289,7 @@ def test_nobody_comes_between_a_bd_and_its_end_though_its_caller_was_killed(
 ) -> None:
     """What it stores is there for whoever has the turn next."""
     kill_a_caller("waits", 600)
-    with pytest.raises(BeadsError, match="in use"), held(home, find_beads(beads_workspace.directory), 0.2):
+    with pytest.raises(BeadsError, match="in use"), hold_lock(home, find_beads(beads_workspace.directory), 0.2):
         pass
     faulty.let_go.touch()
     with astray.turn() as turn:

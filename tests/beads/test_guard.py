@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bonobofs.beads import Beads, find_beads
-from bonobofs.beads.bd_lock import held
+from bonobofs.beads.bd_runner import hold_lock
 from bonobofs.errors import BeadsError, TrailError
 from bonobofs.guards import BeadsGuard, FileGuard
 from bonobofs.policy.decision import Code, Refused
@@ -496,7 +496,7 @@ def test_files_need_not_wait_for_whoever_is_busy_with_the_issues(
 ) -> None:
     alice = opened(policy=LEAD, role="lead")
     with FileGuard(alice.session) as files:
-        with held(home, find_beads(beads_workspace.directory), 5.0):
+        with hold_lock(home, find_beads(beads_workspace.directory), 5.0):
             creating = threading.Thread(target=alice.issues.guarded_create, args=("A", "task", 2, "alice"))
             creating.start()
             files.guarded_write_file("notes.md", "text\n", "alice")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.beads import Beads, NewIssue, find_beads
-from bonobofs.beads.bd_commands import FLAGS, command
+from bonobofs.beads.bd_arguments import FLAGS, command
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import Principal

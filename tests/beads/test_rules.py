@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from bonobofs.beads import refusals
-from bonobofs.beads.create_rules import Draft, judge_comment, judge_create, judge_draft
 from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
-from bonobofs.beads.issue import BeadsIssue, Edge
-from bonobofs.beads.issue_metadata import CREATOR_ID, WORKTREE, Who, assigned
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, BeadsIssue, Edge, Who, assigned
+from bonobofs.beads.issue_rules import (
+    Draft,
+    Edit,
+    judge_close,
+    judge_comment,
+    judge_create,
+    judge_draft,
+    judge_reopen,
+    judge_update,
+)
 from bonobofs.beads.refusals import Fault
-from bonobofs.beads.update_rules import Edit, judge_close, judge_reopen, judge_update
 from bonobofs.errors import UsageError
 from bonobofs.policy.grants import Conventions
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of

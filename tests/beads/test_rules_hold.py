@@ -9,13 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.beads.create_rules import Draft, judge_create, judge_draft
-from bonobofs.beads.dependency_graph import circle
-from bonobofs.beads.dependency_rules import NEW, judge_dependency, judge_removal
-from bonobofs.beads.issue import BeadsIssue, Edge, Issues
-from bonobofs.beads.issue_metadata import Who, assigned, existing
+from bonobofs.beads.dependency_rules import NEW, circle, judge_dependency, judge_removal
+from bonobofs.beads.issue import BeadsIssue, Edge, Issues, Who, assigned, existing
+from bonobofs.beads.issue_rules import Draft, Edit, judge_close, judge_create, judge_draft, judge_reopen, judge_update
 from bonobofs.beads.refusals import Fault
-from bonobofs.beads.update_rules import Edit, judge_close, judge_reopen, judge_update
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues
 
 NAMES = ("a", "b", "c", "d", "e")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.beads.bd_command_line import READING, WRITING, Asking, Reading, Step, understand
-from bonobofs.beads.bd_flags import Unanswered
+from bonobofs.beads.bd_command_line import READING, WRITING, Asking, Reading, Step, Unanswered, understand
 
 
 def asking(*arguments: str) -> Asking:
