@@ -13,7 +13,7 @@ import typer
 from bonobofs import session
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.cli.suggestions import check_agent, check_role
-from bonobofs.git.kept_repository import Kept
+from bonobofs.git.session_repository import Kept
 from bonobofs.policy.presets import PRESETS
 from bonobofs.session import State
 

@@ -49,13 +49,22 @@ from bonobofs.git.branch_rules import (
     identity,
     rules_of,
 )
-from bonobofs.git.checkout import Checkout, GitStatus, diff_of, joined, opened, split, status_of
+from bonobofs.git.checkout import (
+    Checkout,
+    GitStatus,
+    IndexUpdate,
+    TreeUpdate,
+    diff_of,
+    joined,
+    opened,
+    split,
+    status_of,
+)
 from bonobofs.git.publication import Publisher, RefUpdate
 from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.git.repository import BRANCHES
 from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
-from bonobofs.git.tree_update import IndexUpdate, TreeUpdate
 from bonobofs.policy.decision import Code, Denied, Refused
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 

@@ -15,14 +15,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError
-from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, resolve, split
-from bonobofs.git.preflight import details, next_head, plan
+from bonobofs.git.command_line import Git, Line, contacts_remote, named, only_reads, resolve, split
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
@@ -150,3 +150,226 @@ def _by_code(told: dict[str, Any]) -> tuple[str, str]:
         return "E_GIT_OP_BLOCKED", "op-blocked"
     word = told["rule"].removeprefix("git.") if told["code"] == "GIT" else told["code"].lower()
     return f"E_GIT_{word.upper().replace('-', '_')}", word
+
+
+GONE: Final = 0
+SUBMODULE: Final = 0o160000
+SYMLINK: Final = 0o120000
+_HEAD_BYTES: Final = 8
+_LARGE: Final = 1 << 20
+"""Bytes of a blob from which on only the mount looks at its first bytes, when it is written."""
+_UNKNOWN: Final = ""
+"""Blob id of content that git tells only by making it."""
+
+Changes = dict[str, tuple[int, str]]
+"""By path, the mode and the blob id that the command would bring; mode 0 for a path that it would remove."""
+Plan = tuple[str, Changes]
+"""The commit to which the command leads, and the changes."""
+
+_STRATEGY: Final = ("-s", "--strategy", "-X", "--strategy-option", "-S")
+_MESSAGE: Final = ("-m", "--message", "-F", "--file", "--cleanup", "--into-name")
+_BRANCHING: Final = ("-c", "-C", "--create", "--force-create", "-b", "-B", "--orphan", "--conflict")
+
+
+def plan(git: Git, line: Line) -> Plan:
+    """What the command would change; "" and {} where it changes nothing that is known before."""
+    planner = _PLANNERS.get(line.name)
+    return planner(git, line.arguments) if planner is not None else ("", {})
+
+
+def next_head(git: Git, line: Line) -> str:
+    """What HEAD holds after `switch` or `checkout`, as its file says it; "" where it stays or git cannot tell."""
+    arguments = line.arguments
+    if line.name not in ("switch", "checkout") or "--" in arguments:
+        return ""
+    for option in ("-c", "-C", "-b", "-B", "--create", "--force-create"):
+        if option in arguments[:-1]:
+            return f"ref: refs/heads/{arguments[arguments.index(option) + 1]}"
+    words = named(arguments, _BRANCHING)
+    if len(words) != 1:
+        return ""
+    name = "@{-1}" if words[0] == "-" else words[0]
+    ref = git.line("rev-parse", "--symbolic-full-name", name)
+    if ref.startswith("refs/heads/") and not {"-d", "--detach"} & set(arguments):
+        return f"ref: {ref}"
+    return git.commit(name)
+
+
+def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[object]]:
+    """The changes as `git.preflight` takes them: path, mode, blob id, size, and first bytes or a symlink's target."""
+    blobs = {oid: mode for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)}
+    sizes: dict[str, int] = {}
+    told = git.output("cat-file", "--batch-check=%(objectname) %(objectsize)", data=_lines(blobs))
+    for line in told.decode().splitlines():
+        oid, _, size = line.partition(" ")
+        sizes[oid] = int(size) if size.isdecimal() else -1
+    wanted = {oid: size for oid, size in sizes.items() if size >= 0 and (reads_content or blobs[oid] == SYMLINK)}
+    read = [oid for oid, size in wanted.items() if size < _LARGE]
+    heads: dict[str, str] = {}
+    content, at = git.output("cat-file", "--batch", data=_lines(read)), 0
+    for oid in read:  # each after a line with its name, kind and size, and before the end of a line
+        at = content.index(b"\n", at) + 1
+        is_link = blobs[oid] == SYMLINK
+        text = content[at : at + (sizes[oid] if is_link else min(sizes[oid], _HEAD_BYTES))]
+        heads[oid] = os.fsdecode(text) if is_link else text.decode("latin-1")
+        at += sizes[oid] + 1
+    return [
+        [path, mode, oid, sizes.get(oid, -1), heads.get(oid, "")]
+        for path, (mode, oid) in changes.items()
+        if mode != SUBMODULE
+    ]
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def _between(git: Git, *command: str) -> Changes:
+    """The changes that a command of the family of `diff-tree` prints."""
+    fields = git.lines(*command[:1], "--raw", "--no-abbrev", "--no-renames", "-z", *command[1:], end="\0")
+    found: Changes = {}
+    for head, path in zip(fields[::2], fields[1::2], strict=False):
+        _, mode, _, oid, status = head.split(" ")
+        if status[0] != "U":
+            found[path] = int(mode, 8), "" if mode == "000000" else oid
+    return found
+
+
+def _trees(git: Git, old: str, new: str) -> Changes:
+    return _between(git, "diff-tree", "-r", old, new)
+
+
+def _from_index(git: Git, new: str, *paths: str) -> Changes:
+    """The changes from the index to a tree."""
+    return _between(git, "diff-index", "--cached", "-R", new, "--", *paths)
+
+
+def _merged(git: Git, one: str, other: str) -> str:
+    """The tree of the merge of two commits, with conflicts in its files; "" where git cannot tell."""
+    status, text = git.run("merge-tree", "--write-tree", "--no-messages", "--name-only", one, other)
+    return text.split("\n", 1)[0] if status in (0, 1) else ""
+
+
+def _named_in(git: Git, file: str) -> str:
+    """The commit that a file of the git directory names."""
+    try:
+        return git.commit(Path(git.line("rev-parse", "--git-path", file)).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return ""
+
+
+def _to(git: Git, commit: str, *paths: str) -> Plan:
+    return (commit, _from_index(git, commit, *paths)) if commit else ("", {})
+
+
+def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
+    words = named(arguments, _BRANCHING)
+    paths = list(arguments[arguments.index("--") + 1 :]) if "--" in arguments else words[1:]
+    if not words or any(word.startswith("--orphan") for word in arguments):
+        return "", {}
+    name = "@{-1}" if words[0] == "-" else words[0]
+    commit = git.commit(name)
+    if not commit:  # a branch of a remote, of which git makes one
+        commit = git.commit(git.line("for-each-ref", "--format=%(refname)", f"refs/remotes/*/{name}"))
+    return _to(git, commit, *paths)
+
+
+def _merge(git: Git, arguments: tuple[str, ...]) -> Plan:
+    if "--abort" in arguments:
+        return _to(git, git.commit("HEAD"))
+    if {"--continue", "--quit"} & set(arguments):
+        return "", {}
+    return _merge_with(git, named(arguments, (*_STRATEGY, *_MESSAGE)) or ["@{upstream}"])
+
+
+def _merge_with(git: Git, names: list[str]) -> Plan:
+    commits = [git.commit(name) for name in names]
+    changes: Changes = {}
+    for commit in filter(None, commits):
+        if tree := _merged(git, "HEAD", commit):
+            changes.update(_trees(git, "HEAD", tree))
+    return commits[0], changes
+
+
+def _rebase(git: Git, arguments: tuple[str, ...]) -> Plan:
+    if "--abort" in arguments:
+        return _to(git, _named_in(git, "rebase-merge/orig-head") or _named_in(git, "rebase-apply/orig-head"))
+    if {"--continue", "--skip", "--quit", "--edit-todo", "--root"} & set(arguments):
+        return "", {}
+    words = named(arguments, (*_STRATEGY, "--onto", "-x", "--exec", "-C", "--whitespace"))
+    onto = next((word.partition("=")[2] for word in arguments if word.startswith("--onto=")), "")
+    if "--onto" in arguments[:-1]:
+        onto = arguments[arguments.index("--onto") + 1]
+    return _rebase_on(git, onto or (words[0] if words else "@{upstream}"), words[1] if len(words) > 1 else "HEAD")
+
+
+def _rebase_on(git: Git, onto: str, branch: str) -> Plan:
+    base, tip = git.commit(onto), git.commit(branch)
+    if not base or not tip:
+        return "", {}
+    tree = _merged(git, base, tip)
+    return base, {**_from_index(git, base), **(_trees(git, base, tree) if tree else {})}
+
+
+def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
+    words = named(arguments, _STRATEGY)
+    if git.run("fetch", *words)[0] != 0:
+        return "", {}  # git pull says why
+    rebases = git.line("config", "--get", "pull.rebase") in ("true", "merges", "interactive")
+    for word in arguments:
+        rebases = word.startswith(("--rebase", "-r")) or (rebases and not word.startswith(("--no-rebase", "--ff-only")))
+    return _rebase_on(git, "FETCH_HEAD", "HEAD") if rebases else _merge_with(git, ["FETCH_HEAD"])
+
+
+def _reset(git: Git, arguments: tuple[str, ...]) -> Plan:
+    if not {"--hard", "--merge", "--keep"} & set(arguments):
+        return "", {}
+    return _to(git, git.commit(next(iter(named(arguments)), "HEAD")))
+
+
+def _stash(git: Git, arguments: tuple[str, ...]) -> Plan:
+    words = named(arguments)
+    if words[:1] not in (["pop"], ["apply"]):
+        return "", {}
+    name = words[1] if len(words) > 1 else "0"
+    stash = git.commit(f"stash@{{{name}}}" if name.isdecimal() else name)
+    return (git.commit("HEAD"), _trees(git, f"{stash}^1", stash)) if stash else ("", {})
+
+
+def _pick(git: Git, arguments: tuple[str, ...], *, back: bool = False) -> Plan:
+    if "--abort" in arguments:
+        return _to(git, _named_in(git, "sequencer/head") or git.commit("HEAD"))
+    words = named(arguments, (*_STRATEGY, "-m", "--mainline", "--cleanup"))
+    ranges = any(".." in word or word.startswith("^") for word in words)
+    commits = git.lines("rev-list", *(() if ranges else ("--no-walk=unsorted",)), *words, "--") if words else []
+    changes: Changes = {}
+    for commit in commits:
+        ends = (commit, f"{commit}^1") if back else (f"{commit}^1", commit)
+        changes.update(_trees(git, *ends))
+    return git.commit("HEAD") if commits else "", changes
+
+
+def _revert(git: Git, arguments: tuple[str, ...]) -> Plan:
+    return _pick(git, arguments, back=True)
+
+
+def _am(git: Git, arguments: tuple[str, ...]) -> Plan:
+    if "--abort" in arguments:
+        return _to(git, git.commit("ORIG_HEAD"))
+    words = named(arguments, ("-C", "-p", "--directory", "--exclude", "--include", "--patch-format"))
+    fields = git.lines("apply", "--numstat", "-z", "--", *words, end="\0") if words else []
+    return git.commit("HEAD"), {field.split("\t", 2)[2]: (0o100644, _UNKNOWN) for field in fields if "\t" in field}
+
+
+_PLANNERS: Final[dict[str, Callable[[Git, tuple[str, ...]], Plan]]] = {
+    "am": _am,
+    "checkout": _checkout,
+    "cherry-pick": _pick,
+    "merge": _merge,
+    "pull": _pull,
+    "rebase": _rebase,
+    "reset": _reset,
+    "revert": _revert,
+    "stash": _stash,
+    "switch": _checkout,
+}

@@ -10,8 +10,11 @@ the repository does not admit the change. After either, no reference of the sour
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
@@ -23,11 +26,9 @@ import pygit2
 from bonobofs.audit.entry import TOUCHES
 from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
 from bonobofs.errors import GitError
-from bonobofs.git import branch_rules, judge
-from bonobofs.git.branch_rules import Refusal, identity, rules_of
+from bonobofs.git import branch_rules
+from bonobofs.git.branch_rules import BranchFacts, CommitFacts, Refusal, Standing, UpdateKind, identity, rules_of
 from bonobofs.git.journal import Journal
-from bonobofs.git.judge import BranchFacts, CommitFacts, Standing
-from bonobofs.git.object_store import add_objects
 from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
 from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
@@ -64,7 +65,7 @@ class Published(NamedTuple):
     ref: str
     old: str
     new: str
-    kind: str
+    kind: UpdateKind
     """create, fast-forward, merge, force, delete or tag."""
     commits: tuple[str, ...]
     """The new commits, parents first."""
@@ -186,13 +187,13 @@ class Publisher:
             self._refuse(branch_rules.REF.of(operation, about=f"Reference: {ref}."), caller)
         context = self._branch_facts(ref, old, new, operation, caller)
         self._demand(
-            judge.judge_branch(self._rules, ref[len(BRANCHES) :], context), operation, caller, f"Branch: {ref}."
+            branch_rules.judge_branch(self._rules, ref[len(BRANCHES) :], context), operation, caller, f"Branch: {ref}."
         )
         commits = self._new_commits(new, context.current, operation, caller)
         merges = not commits or any(len(self._parents(oid)) > 1 for oid in commits)
-        kind = judge.kind_of(context, merges=merges)
-        resets = kind == judge.FORCE and not commits
-        self._demand_role(Operation.RESET if resets else judge.OPERATIONS[kind], caller)
+        kind = branch_rules.kind_of(context, merges=merges)
+        resets = kind == UpdateKind.FORCE and not commits
+        self._demand_role(Operation.RESET if resets else branch_rules.OPERATIONS[kind], caller)
         parts = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
         return _Move(Published(ref, context.current, new, kind, tuple(commits)), parts)
 
@@ -201,18 +202,18 @@ class Publisher:
         name = ref[len(TAGS) :]
         exists = bool(old) or not new or self._repository.exists(ref)
         namesake = any(self._repository.exists(prefix + name) for prefix in (BRANCHES, REMOTES))
-        refusal = judge.judge_tag(name, exists=exists, has_namesake=namesake)
+        refusal = branch_rules.judge_tag(name, exists=exists, has_namesake=namesake)
         self._demand(refusal, operation, caller, f"Tag: {ref}.")
         self._demand_role(Operation.TAG, caller)
         target = new
         if self._repository.commit(new) is None:
-            found = judge.read_tagger(self._repository.bytes_of(new))
+            found = branch_rules.read_tagger(self._repository.bytes_of(new))
             if found is None or (found[1].name, found[1].email) != self._own:
                 self._refuse(branch_rules.TAGGER.of(operation, about=f"Tag: {ref}."), caller)
             target = found[0]
         commits = self._new_commits(target, "", operation, caller)
         parts = self._judge_commits(commits, "", target, issue, operation, caller)
-        return _Move(Published(ref, "", new, judge.TAG, tuple(commits)), parts)
+        return _Move(Published(ref, "", new, UpdateKind.TAG, tuple(commits)), parts)
 
     def _branch_facts(self, ref: str, old: str, new: str, operation: Operation, caller: Caller) -> BranchFacts:
         name = ref[len(BRANCHES) :]
@@ -252,8 +253,10 @@ class Publisher:
         new = set(commits)
         parts: list[RelatedChange] = []
         for oid in commits:
-            commit = judge.read_commit(oid, self._repository.bytes_of(oid))
-            refusal = branch_rules.OBJECT if commit is None else judge.judge_commit(self._rules, commit, standing)
+            commit = branch_rules.read_commit(oid, self._repository.bytes_of(oid))
+            refusal = (
+                branch_rules.OBJECT if commit is None else branch_rules.judge_commit(self._rules, commit, standing)
+            )
             if commit is not None and refusal is not None and self._is_of_a_branch(oid, tip):
                 refusal = None
             self._demand(refusal, operation, caller, f"Commit: {oid}.")
@@ -348,7 +351,7 @@ class Publisher:
         found = []
         for _, each in zip(range(_MOST_SEARCHED), walk, strict=False):
             if each.author.time == commit.author.time and len(each.parent_ids) <= 1:
-                context = judge.read_commit(str(each.id), self._repository.bytes_of(str(each.id)))
+                context = branch_rules.read_commit(str(each.id), self._repository.bytes_of(str(each.id)))
                 if context is not None and context.author == commit.author:
                     found.append(context)
         return [context for context in found if self._repository.fingerprint(context.oid) == wanted]
@@ -404,3 +407,86 @@ class Publisher:
                         transaction.remove(one.ref)
         except (pygit2.GitError, ValueError, KeyError) as error:
             raise GitError(f"the branch cannot be moved: {error}", kind="busy") from error
+
+
+_KINDS: Final = {1: b"commit", 2: b"tree", 3: b"blob", 4: b"tag"}
+_MOST_LOOSE: Final = 100
+_MOST_BYTES: Final = 4 << 20
+"""A push of fewer objects and bytes is stored as loose objects, so that packs do not accumulate."""
+_SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")
+"""In the order in which the files of a pack must appear; a pack exists for git once its .idx does."""
+
+
+def add_objects(found: Path, store: Path, token: str) -> None:
+    """Add everything from the object directory `found` to `store`, and sync it. OSError.
+
+    What is there already stays. Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`; git ignores them and
+    prunes old ones.
+    """
+    for last in (False, False, True):
+        try:
+            _add_objects(found, store, token)
+        except FileNotFoundError:  # git gc removed an empty directory, or a temporary file
+            if last:
+                raise
+        else:
+            return
+
+
+def _add_objects(found: Path, store: Path, token: str) -> None:
+    packs = sorted((found / "pack").glob("pack-*.pack"))
+    if packs and sum(pack.stat().st_size for pack in packs) <= _MOST_BYTES and _write_loose(found, store, token):
+        return
+    for pack in packs:
+        for suffix in _SUFFIXES:
+            piece = pack.with_suffix(suffix)
+            if suffix != ".keep" and piece.exists():
+                _add(piece, store / "pack" / piece.name, store, token)
+    for directory in found.iterdir():
+        if len(directory.name) == 2 and directory.is_dir():
+            target = store / directory.name
+            target.mkdir(exist_ok=True)
+            for piece in directory.iterdir():
+                _add(piece, target / piece.name, store, token)
+
+
+def _write_loose(found: Path, store: Path, token: str) -> bool:
+    """Store the objects of small packs as loose objects. False: there are too many, or they are too large."""
+    odb = pygit2.Odb(str(found))
+    oids = [oid for _, oid in zip(range(_MOST_LOOSE + 1), odb, strict=False)]
+    if len(oids) > _MOST_LOOSE or sum(odb.read_header(oid)[1] for oid in oids) > _MOST_BYTES:
+        return False
+    for oid in oids:
+        name = str(oid)
+        target = store / name[:2] / name[2:]
+        if target.exists():
+            continue
+        kind, data = odb.read(oid)
+        target.parent.mkdir(exist_ok=True)
+        temporary = store / f"tmp_bonobofs_{token}_{name}"
+        content = zlib.compress(b"%s %d\0" % (_KINDS[int(kind)], len(data)) + data, 1)
+        with temporary.open("wb") as file:
+            os.fchmod(file.fileno(), 0o444)
+            file.write(content)
+            file.flush()
+            os.fdatasync(file.fileno())
+        temporary.rename(target)
+    return True
+
+
+def _add(piece: Path, target: Path, store: Path, token: str) -> None:
+    if target.exists():
+        return
+    with piece.open("rb") as file:
+        os.fdatasync(file.fileno())
+    try:
+        target.hardlink_to(piece)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        temporary = store / f"tmp_bonobofs_{token}_{piece.name}"
+        shutil.copyfile(piece, temporary)
+        with temporary.open("rb") as file:
+            os.fchmod(file.fileno(), 0o444)
+            os.fdatasync(file.fileno())
+        temporary.rename(target)

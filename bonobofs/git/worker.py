@@ -25,7 +25,7 @@ from bonobofs.audit.entry import TOUCHES
 from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcome, RelatedChange
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
-from bonobofs.git.branch_rules import Refusal, identity, rules_of
+from bonobofs.git.branch_rules import Refusal, UpdateKind, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Left, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
@@ -576,7 +576,7 @@ def _end(running: subprocess.Popen[bytes]) -> None:
 def _told(published: Published) -> str:
     name = published.ref.split("/", 2)[2]
     count = len(published.commits)
-    what = "deleted" if published.kind == "delete" else f"{count} commit{'' if count == 1 else 's'}"
+    what = "deleted" if published.kind is UpdateKind.DELETE else f"{count} commit{'' if count == 1 else 's'}"
     return f"published {name} ({what})"
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bonobofs.git.kept_repository import all_kept
+    from bonobofs.git.session_repository import all_kept
     from bonobofs.session.agent_shell import enter_shell
     from bonobofs.session.explanation import PolicyInForce, explain, in_force
     from bonobofs.session.mail_settings import WitnessReport, ask_witnesses
@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 _PARTS: Final = {
-    "bonobofs.git.kept_repository": "all_kept",
+    "bonobofs.git.session_repository": "all_kept",
     "bonobofs.session.agent_shell": "enter_shell",
     "bonobofs.session.explanation": "PolicyInForce explain in_force",
     "bonobofs.session.mail_settings": "WitnessReport ask_witnesses",

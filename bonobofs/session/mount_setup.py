@@ -25,8 +25,7 @@ from bonobofs.audit.reader import trails_in
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, GitError, MountError, UsageError
 from bonobofs.git.branch_rules import identity, rules_of
-from bonobofs.git.kept_repository import settle
-from bonobofs.git.session_repository import Author, Owner, build
+from bonobofs.git.session_repository import Author, Owner, build, settle
 from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal

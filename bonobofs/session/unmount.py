@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import MountError
-from bonobofs.git.kept_repository import Kept, settle
+from bonobofs.git.session_repository import Kept, settle
 from bonobofs.session import launcher
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import was_closed

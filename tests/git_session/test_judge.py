@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bonobofs.audit.reader import read
-from bonobofs.git.branch_rules import COMMIT_MESSAGE_PATTERN, Rules, judge_message
-from bonobofs.git.judge import read_commit
+from bonobofs.git.branch_rules import COMMIT_MESSAGE_PATTERN, Rules, judge_message, read_commit
 from bonobofs.git.publication import RefUpdate
 from tests.git_session.conftest import FREE, GUARDED, Direct, DirectMaker
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from bonobofs.git.kept_repository import all_kept
+from bonobofs.git.session_repository import all_kept
 from tests.git_session.repositories import Repo
 from tests.worlds import Mounted, OrdinaryUser, World, bonobofs
 
