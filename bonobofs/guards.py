@@ -1,4 +1,4 @@
-"""Guards for Python callers: every one asks the same door as the mount, and writes the same record."""
+"""The Python API: FileGuard, FileTools, GitGuard and BeadsGuard apply the policy and the audit log of the mount."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BeadsGuard", "FileGuard", "FileTools", "GitGuard", "GitStatus", "MergeResult", "ValidationResult"]
 
-_LATER: Final = {
+_LAZY: Final = {
     "BeadsGuard": "bonobofs.beads.beads_guard",
     "GitGuard": "bonobofs.git.git_guard",
     "GitStatus": "bonobofs.git.git_guard",
@@ -24,7 +24,7 @@ _LATER: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """What needs libgit2, or the database, is loaded when it is asked for."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    """Load a guard that needs libgit2 or the database at its first use."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(name)

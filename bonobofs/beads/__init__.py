@@ -1,4 +1,4 @@
-"""bd, the issue tracker, as a program that is run and never believed."""
+"""Issues of Beads: the rules for changing them, and the client that runs bd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a change asks of bd, and how much of it is stored: of a new issue, and of the fields of one that is there."""
+"""The arguments of each bd call: a fixed list of commands and flags, and the parts of a change that bd must store.
+
+A flag and its value are one argument, and positional values follow `--`, so bd cannot parse a value as a flag.
+`--actor` is always given, because it overrides every file and environment variable.
+"""
 
 from __future__ import annotations
 

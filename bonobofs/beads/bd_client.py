@@ -1,4 +1,16 @@
-"""What can be asked of bd while its issues are ours alone: one change at a time, each read back."""
+r"""Read and change the issues of one workspace through bd, and read every change back.
+
+    beads = Beads(find_beads(source), home, agent)
+    with beads.turn() as turn:
+        before = turn.everything()
+        ...
+        changed = turn.close_issue("gt-a1f", permit)
+
+bonobofs ignores bd's exit status: bd has exited with 0 without storing anything, and with other values after storing
+everything. The client lists the issues after each change and compares. A change that is stored completely succeeds,
+whatever bd printed. Any other result is a BeadsError, which states whether bd stored nothing, a part, or an unknown
+part of the change.
+"""
 
 from __future__ import annotations
 

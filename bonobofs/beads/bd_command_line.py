@@ -1,7 +1,7 @@
-"""What a command line of bd asks for: to be read by the real bd, or one or more calls of the gate.
+"""Parse a command line of bd: the real bd runs it if it only reads; otherwise it becomes one or more issue operations.
 
-Everything is a fixed list. bd has some hundred commands, its read-only mode lets a good part of those write, and almost
-any flag may lead to another place, another name or past a rule; so what is not listed here is not answered.
+Commands and flags that are not listed here are refused. bd has several hundred commands, its read-only mode lets many
+of them write, and most flags can select another database, another name, or a way around a rule.
 """
 
 from __future__ import annotations

@@ -1,6 +1,17 @@
-"""Running the installed bd: never through a shell, with an environment made from nothing.
+"""Run the installed bd: find the binary, prepare its environment, hold the lock, limit its time, parse its output.
 
-Its time is limited: bd itself waits without end for its lock.
+Binary: `$BONOBOFS_BD`, else the first `bd` on PATH. A binary below a directory that agents can write is refused.
+
+Environment: bd gets a HOME, a working directory and a git configuration of its own, and PATH without directories that
+agents can write. No `.beads` and no git repository lies above its working directory. bd runs programs that files in
+`.beads` name. Therefore root runs bd as the owner of `.beads`.
+
+Lock: one call of bd at a time for each `.beads`, across threads and processes. bd's own lock waits without a limit, and
+admits other processes between two calls that belong together. Each bd inherits the descriptor of the lock, so the lock
+stays held until that bd has ended, even if its caller was killed. A waiter kills a bd whose caller is gone and whose
+time limit has passed.
+
+Output: bd prints JSON bare or in an envelope, and errors as JSON or text on either stream. Notices may surround both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The program `bd` of a session: every command line is the service's to answer, beside the mount and on the source.
+"""The program `bd` of a session: it sends its command line to the companion, which runs bd on the source.
 
-Nothing in its environment says who asks: the session is the one in whose directory the program lies.
+The session is the one whose directory contains this program. No environment variable selects it.
 """
 
 from __future__ import annotations

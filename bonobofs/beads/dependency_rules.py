@@ -1,4 +1,7 @@
-"""The rules for dependencies: which edge may come between two issues, and what must have ended before work begins."""
+"""The rules for dependencies between issues, and the search for cycles.
+
+bd looks for cycles along some kinds of edges only. This module searches all edges that order issues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""TODO."""
+"""The rules for creating, updating, closing, reopening and commenting on issues.
+
+A rule checks the caller's words before they are mapped to bd's: bd has no status `done`. An update leaves out every
+value that the issue already has, because bd would write it again: closing a closed issue changes its reason and time.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Whole files under names: a reader, and whoever comes after a crash, sees the old content or the new.
+"""Replace whole files atomically: readers, and sessions after a crash, see the old content or the new content.
 
-New content goes into a file without a name and is brought to the disk before it gets one, so that nothing half written
-can be seen. A new name is one link, which fails where the name is taken. The name of an old file passes over by a
-rename, which needs a name to come from: a hidden one of 32 random digits, which the record states before. If the
-process is killed between that link and the rename, the next session takes the name away. Where the file system has no
-files without names (NFS, FUSE), the content is written under that hidden name.
+New content is written to an unnamed file (O_TMPFILE) and synced before the file gets a name. A new name is created by
+one link(2), which fails if the name exists. An existing file is replaced by rename(2). The rename needs a source name:
+a hidden one of 32 random digits, which the audit log records first. If the process is killed between link and rename,
+the next session removes that name. On a file system without O_TMPFILE (NFS, FUSE), the content is written to the
+hidden name directly.
 
-The old file is not changed: its other names (hard links) keep the old content.
+Other hard links of the old file keep the old content.
 """
 
 from __future__ import annotations

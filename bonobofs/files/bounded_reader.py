@@ -1,6 +1,6 @@
-"""Reading the workspace within bounds: lines of a file, what lies in a directory, lines that match.
+"""Read the workspace within limits of size and time: lines of a file, entries of a directory, matching lines.
 
-Nothing here asks the door or writes the record; `tools` does both.
+This module does not ask the policy and writes no audit entries; `file_tools` does both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all guards for Python callers have in common: the session they stand on, and how they answer."""
+"""The session protocol and the results that all Python guards share, and the recording of failed calls."""
 
 from __future__ import annotations
 

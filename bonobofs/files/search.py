@@ -1,4 +1,8 @@
-"""Searching files for an expression, within bounds of time and memory that no expression and no file can break."""
+"""Search files for a regular expression in a child process, within limits of time and memory.
+
+The child process is needed to limit the time: Python's `re` backtracks. google-re2 is no replacement. It takes over a
+minute for some expressions on one line of 1 MB, and a thread cannot interrupt it.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The program that searches, in a process of its own: an expression that never ends is ended with the process.
+"""The program that searches files, run as a child process so that its time and memory can be limited.
 
-It knows the standard library alone, and opens nothing but regular files below the directory that it was given, on its
-file system, with no symlink on the way.
+It imports only the standard library. It opens only regular files below the directory `root`, on the same file system,
+and follows no symlink.
 
 Standard input: one line of JSON with `root` (a descriptor), `query`, `most`, `longest_file`, `longest_line`, `seconds`
-and `memory` (bytes), then the paths, each ended by a NUL. Standard output: a line of JSON for each match, `[path, line,
-text]`; at the end one that is `{"searched", "skipped", "more"}`, or `{"error"}` where the query is no expression.
+and `memory` (bytes), then the paths, each terminated by NUL. Standard output: one line of JSON for each match, `[path,
+line, text]`, then one line `{"searched", "skipped", "more"}`, or `{"error"}` if the query is not a valid expression.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Names in the workspace, reached beneath its root and nowhere else.
+"""Resolve a caller's path to a name below the workspace's root, and hold the directory that contains the name.
 
-A caller's path is made real first: openat2(RESOLVE_BENEATH) follows its symlinks and stops at the one that would lead
-out. Then the directory that the real path names is opened anew with no symlink allowed in it, and held: whoever swaps a
-directory for a symlink in between gets an error, never another place. What is judged is the real path, and what is
-changed is a name in the held directory, which is compared with the path once more just before the change.
+openat2(RESOLVE_BENEATH) follows the symlinks of the path and fails at one that leads out of the root. The directory of
+the real path is then opened again with no symlink allowed, and stays open. If another process replaces a directory by a
+symlink in between, the call fails with an error. The policy judges the real path. The change applies to a name in the
+open directory, which is compared with the path once more directly before the change.
 """
 
 from __future__ import annotations
