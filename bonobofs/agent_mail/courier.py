@@ -1,11 +1,11 @@
-"""The courier: what the trails say, carried to one mailbox, each entry once.
+"""The outbox of Agent Mail: send the entries of trails to one mailbox, each entry once.
 
-It reads behind the writers and holds up nobody. Refusals and alerts go at once, with all that came before them; the
-rest waits for a digest. A letter is sent and then noted. Whoever is killed between the two, or does not learn whether a
-letter arrived, reads the thread back before the next one: of all letters at most the last is not noted, and it is the
-one that the server has after the last noted moment.
+The courier reads the trails and never blocks their writers. Denials and alerts are sent at once, with the entries
+before them; other entries wait for a digest. The courier sends a letter and then stores its cursor. If it was killed
+between the two, or does not know whether a letter arrived, it reads the thread back before the next letter: at most the
+last letter is not in the cursor, and the server has it after the time of the cursor.
 
-A letter that the server will not have is cut smaller and tried again, and keeps nobody else's waiting.
+A letter that the server rejects is made smaller and sent again, and delays no other session.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from bonobofs.errors import MailError
 from bonobofs.state.courier_cursors import Carried
 
 _AT_ONCE: Final = 20
-"""Letters of one session that may go before the others have their turn."""
+"""Letters of one session in one round."""
 _SMALLER: Final = 8
-"""By how much a letter is cut that was refused."""
+"""Divisor of the number of entries after a rejected letter."""
 _ANY: Final = 2**62
 
 
 class Cursors(Protocol):
-    """Where it is kept how far a courier is."""
+    """The store of the cursors."""
 
     def load(self, courier: str, /) -> Mapping[str, Carried]:
-        """By session; StateError."""
+        """Return the cursors of a courier by session. StateError."""
 
     def note(self, courier: str, session: str, carried: Carried, /) -> None:
-        """Keep it; StateError."""
+        """Store a cursor. StateError."""
 
 
 class Pace(NamedTuple):
     """Seconds that an entry may wait."""
 
     digest: float = 60.0
-    """Where every entry is listed."""
+    """If letters list every entry."""
     head: float = 600.0
-    """Where only refusals are: then the rest is witnessed, not told."""
+    """If letters list denials only, and have the hash of the other entries."""
 
 
 class Courier:
-    """Carries the trails of one state directory that name the same address."""
+    """Sends the trails of one state directory that have the same address."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Courier:
         pace: Pace = Pace(),  # noqa: B008 - a constant
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`name` tells this courier from others; `home` is the UUID of the state directory; `tell` is given alarms."""
+        """`name` identifies the courier; `home` is the UUID of the state directory; `tell` takes warnings."""
         self._name: Final = name
         self._mailbox = mailbox
         self._cursors = cursors
@@ -74,16 +74,16 @@ class Courier:
         self._piles: dict[str, _Pile] = {}
         self._known: dict[str, Carried] = {}
         self._most: dict[str, int] = {}
-        """By session, how many entries a letter may have, where longer ones were refused."""
+        """Most entries of a letter by session, after the server rejected longer ones."""
         self._certain = False
         self._doubtful: set[str] = set()
-        """Sessions with a letter in the thread that could not be looked up in their trail."""
+        """Sessions whose last letter could not be compared with their trail."""
         self._unnoted: tuple[str, Carried] | None = None
 
     def run(self, trails: Mapping[str, Path], goes_on: Callable[[], bool] = lambda: True) -> int:
-        """Carry what is due of these trails, by session, and give how many letters went.
+        """Send the due letters of these trails, by session; return the number of letters.
 
-        MailError, StateError: what was not carried stays due; come again later. Of a trail that cannot be read is told.
+        MailError, StateError: the rest stays due for the next call. A trail that cannot be read gives a warning.
         """
         self._meet(trails)
         self._note()
@@ -104,7 +104,7 @@ class Courier:
         return count
 
     def _meet(self, trails: Mapping[str, Path]) -> None:
-        """Learn how far sessions are that were not here the last time: another courier may have carried them."""
+        """Load the cursors of new sessions: another courier may have sent letters of them."""
         for session in self._known.keys() - trails.keys():
             del self._known[session]
             self._piles.pop(session, None)
@@ -117,7 +117,7 @@ class Courier:
             self._certain = False
 
     def _run(self, session: str, trail: Path, trails: Mapping[str, Path], goes_on: Callable[[], bool]) -> int:
-        """Carry what is due of one trail; what is left when others should have their turn is due the next time."""
+        """Send pending letters of one trail, at most 20 per round."""
         count = 0
         while count < _AT_ONCE and goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
             if not self._certain or session in self._doubtful:
@@ -160,7 +160,7 @@ class Courier:
         self._carry(letter.session, Carried(pile.place, letter.last, letter.hash, moment))
 
     def _carry(self, session: str, carried: Carried) -> None:
-        """What is carried now, on record before anything else is sent."""
+        """Store the new cursor before the next letter is sent."""
         pile = self._piles.pop(session)
         self._piles[session] = pile.after(carried, self._most.get(session, _ANY))
         self._unnoted = (session, carried)
@@ -174,7 +174,7 @@ class Courier:
             self._unnoted = None
 
     def _read_back(self, trails: Mapping[str, Path]) -> None:
-        """Find what has arrived beyond what is noted."""
+        """Find letters in the thread that are not in the cursors."""
         self._doubtful.clear()
         since = max((carried.noted for carried in self._known.values()), default="")
         for sent in self._mailbox.sent(since):
@@ -197,9 +197,7 @@ class Courier:
             place += len(line)
             if entry.seq == letter.last:
                 if not entry.hash.startswith(letter.hash):
-                    self._tell(
-                        f"entry {letter.last} of session {letter.session} is another than the one that was posted"
-                    )
+                    self._tell(f"entry {letter.last} of session {letter.session} does not match its posted hash")
                 self._pile(letter.session, trail)
                 self._carry(letter.session, Carried(place, letter.last, entry.hash, sent.moment))
                 return
@@ -207,30 +205,30 @@ class Courier:
 
 
 class _Pile:
-    """What one trail has that is not carried yet, as a letter in the making."""
+    """The pending entries of one trail, as the next letter."""
 
     def __init__(self, trail: Path, letter: Letter, carried: Carried, only_denials: bool, most: int) -> None:
-        """`letter` is empty; `most` is how many entries it may have at the most, listed or not."""
+        """`letter` is empty; `most` is the most entries that it may have, listed or not."""
         letter.last, letter.hash = carried.seq, carried.hash or letter.hash
         self.letter = letter
         self.place = carried.place
-        """Bytes of the trail up to the end of the letter."""
+        """Offset of the end of the letter in the trail."""
         self._trail = trail
         self._only_denials = only_denials
         self._most = most
         self._began = 0.0
 
     def after(self, carried: Carried, most: int) -> _Pile:
-        """The pile that begins where this letter ends."""
+        """Return the pile that begins after this letter."""
         letter = Letter(self.letter.session, self.letter.home, self.letter.agent, self.letter.agent_id)
         return _Pile(self._trail, letter, carried, self._only_denials, most)
 
     def gather(self) -> str:
-        """Take in what the trail has since the last time, until the letter is full, and say what is wrong with it."""
+        """Add the new entries of the trail until the letter is full; return a problem of the trail, or ""."""
         size = size_of(self._trail)
         letter = self.letter
         if size < self.place:
-            return f"the trail of session {letter.session} is shorter than what was carried of it"
+            return f"the trail of session {letter.session} is shorter than the part that was sent"
         if self.is_full() or size == self.place:
             return ""
         problem = ""
@@ -238,7 +236,7 @@ class _Pile:
             if not letter.entries:
                 self._began = time.monotonic()
             if entry.seq and entry.prev != letter.hash:
-                problem = f"the trail of session {letter.session} does not go on from what was carried of it"
+                problem = f"the trail of session {letter.session} does not continue the part that was sent"
             letter.take(entry, only_denials=self._only_denials)
             self.place += len(line)
             if self.is_full():
@@ -257,7 +255,7 @@ class _Pile:
 
 
 def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
-    """The whole lines of a trail from a place on."""
+    """Return the lines and entries of a trail from an offset on."""
     with open_trail(trail) as stream:
         stream.seek(place)
         yield from entries_of(stream, trail.stem)

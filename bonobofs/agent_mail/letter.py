@@ -1,7 +1,8 @@
-"""A letter: some entries of one trail that follow one another, for people; its subject says which, for us.
+"""Format a letter with consecutive entries of one trail; compare posted letters with the trails.
 
-The subject names the session, the first and last entry and the hash of the last. The chain makes that hash stand for
-every entry before it, so each letter is a witness of the whole trail up to there.
+The subject has the session, the numbers of the first and last entry, and the hash of the last. The hash chain covers
+every entry before it, so each letter is a witness of the trail up to its last entry. A trail that was rewritten
+together with its head verifies, but does not match the letters that were sent before.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from bonobofs.system.terminal import escape
 
 MOST_ENTRIES: Final = 2000
 MOST_CHARACTERS: Final = 256 * 1024
-"""What a letter lists at the most, one entry aside."""
+"""Most entries and characters of a letter; the last entry can exceed the characters."""
 
 HASH_DIGITS: Final = 32
-"""Digits of a hash that a subject has room for; servers cut subjects at 200 characters."""
+"""Digits of a hash in a subject. Servers cut subjects at 200 characters."""
 _LONGEST_LINE: Final = 1000
 _LONGEST_NAME: Final = 32
 _MARK: Final = re.compile(
@@ -35,20 +36,20 @@ _MARK: Final = re.compile(
 
 
 class Posted(NamedTuple):
-    """What the subject of a letter says."""
+    """The parsed subject of a letter."""
 
     session: str
     first: int
     last: int
     hash: str
-    """The beginning of the hash of the entry `last`."""
+    """First digits of the hash of the entry `last`."""
     home: str
-    """The beginning of the UUID of the state directory that keeps the trail."""
+    """First digits of the UUID of the state directory with the trail."""
 
 
 @dataclass(slots=True)
 class Letter:
-    """One letter in the making."""
+    """One letter that is being written."""
 
     session: str
     home: str
@@ -67,7 +68,7 @@ class Letter:
     def take(self, entry: AuditEntry, *, only_denials: bool) -> None:
         """Add the next entry of the trail."""
         self.first = self.first or entry.seq
-        if entry.seq:  # else the line is no entry, which is told like one
+        if entry.seq:  # 0: a damaged line, which the letter lists too
             self.last, self.hash = entry.seq, entry.hash
         self.agent, self.agent_id = entry.agent or self.agent, entry.agent_id or self.agent_id
         self.entries += 1
@@ -81,12 +82,12 @@ class Letter:
             self.characters += len(line) + 1
 
     def is_full(self) -> bool:
-        """It lists as much as one letter may."""
+        """True if the letter can list no more entries."""
         return len(self.lines) >= MOST_ENTRIES or self.characters >= MOST_CHARACTERS
 
     @property
     def is_urgent(self) -> bool:
-        """It tells of a refusal or an alert."""
+        """True if the letter has a denial or an alert."""
         return bool(self.denied or self.alerts)
 
     @property
@@ -103,7 +104,7 @@ class Letter:
 
     @property
     def body(self) -> str:
-        """Markdown. What an entry holds stands in a block of code, a line each, so that it can forge nothing."""
+        """The body in Markdown. Entries are lines in a code block, so that no entry can forge text outside of it."""
         held = len(self.lines)
         left_out = f", {self.entries - held} of them are not listed" if held < self.entries else ""
         lines = [
@@ -116,7 +117,7 @@ class Letter:
 
 
 def posted(subject: str) -> Posted | None:
-    """Read the subject of a letter; None when it is none of ours."""
+    """Parse the subject of a letter. None: the letter is not from a courier."""
     mark = _MARK.search(subject)
     if mark is None:
         return None
@@ -145,9 +146,9 @@ def _line(entry: AuditEntry) -> str:
 
 
 def compare(letters: Iterable[Posted], trails: Path, home: str, pruned: Tombstones = dict) -> Iterator[Finding]:
-    """Give, for each session of this state directory that was posted, the first entry that is not as it was then.
+    """Return, for each posted session of this state directory, the first entry that does not match a letter.
 
-    `home` is the UUID of the state directory; `pruned` reads the tombstones. TrailError when a trail cannot be read.
+    `home` is the UUID of the state directory; `pruned` reads the tombstones. TrailError: a trail cannot be read.
     """
     heads: dict[str, dict[int, str]] = defaultdict(dict)
     for letter in letters:
@@ -165,16 +166,16 @@ def _compare(session: str, known: dict[int, str], trail: Path, pruned: Tombstone
         tombstone = pruned().get(session)
         if tombstone is not None:
             return _compare_tombstone(known, tombstone)
-        message = f"{trail} is missing: the witness knows of it, up to entry {last}"
+        message = f"{trail} is missing: the witness has its entries up to {last}"
         return Finding(session, What.WITNESS, None, None, message)
     waiting = dict(known)
     for entry in read(trail):
         stated = waiting.pop(entry.seq, None)
         if stated is not None and not entry.hash.startswith(stated):
-            message = f"entry {entry.seq} is another than the one that the witness knows: the trail was rewritten"
+            message = f"entry {entry.seq} does not have the hash that the witness has: the trail was rewritten"
             return Finding(session, What.WITNESS, entry.seq, None, message)
     if waiting:
-        message = f"entry {min(waiting)} is missing: the witness knows of entries up to {last}"
+        message = f"entry {min(waiting)} is missing: the witness has the entries up to {last}"
         return Finding(session, What.WITNESS, min(waiting), None, message)
     return None
 
@@ -183,5 +184,5 @@ def _compare_tombstone(known: dict[int, str], tombstone: Tombstone) -> Finding |
     last = max(known)
     if last < tombstone.seq or (last == tombstone.seq and tombstone.hash.startswith(known[last])):
         return None
-    message = f"the record of pruned trails ends it with entry {tombstone.seq}, and the witness knows of another end"
+    message = f"the tombstone ends the trail with entry {tombstone.seq}, and the witness has another end"
     return Finding(tombstone.session, What.WITNESS, last, None, message)

@@ -1,8 +1,8 @@
-"""What a courier needs of Agent Mail, in both dialects that there are.
+"""Client of Agent Mail: MCP over HTTP (JSON-RPC without a session), in both dialects of its servers.
 
-The fork takes whoever says a name for its bearer. The original gives a token when a name is registered and demands it
-from then on; tokens are kept by whoever opens the mailbox. Which dialect a server speaks is read from the parameters
-of its tools, and nothing is sent that it does not name.
+The fork trusts the name of a sender. The original returns a token when a name is registered, and requires it from then
+on; the caller stores the tokens. The client reads the dialect from the parameters of the server's tools, and sends no
+parameter that a tool does not have.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from bonobofs.errors import MailError
+from bonobofs.errors import MailError, error_text
 
 SECONDS: Final = 15.0
-"""How long a server may take to answer, and twice that for being reached first; however slowly it speaks."""
+"""Time limit for connecting, and again for the whole answer."""
 _REFUSED: Final = frozenset({400, 413, 422, 500})
-"""What servers answer to a request that is not to their liking, where another may be."""
+"""Status codes with which servers reject one request although they may accept another."""
 LARGEST: Final = 256 * 1024 * 1024
-"""Bytes of an answer that are read."""
+"""Most bytes of an answer."""
 
 _SCHEMES: Final[dict[str, type[http.client.HTTPConnection]]] = {
     "http": http.client.HTTPConnection,
@@ -36,8 +36,7 @@ _SCHEMES: Final[dict[str, type[http.client.HTTPConnection]]] = {
 class Server:
     """One server. Every request has a connection of its own.
 
-    On one that was kept, the other side may have closed it meanwhile, and whether a request was carried out could not
-    be told.
+    The server can close a kept connection at any time; the client then could not know if it executed the request.
     """
 
     def __init__(self, url: str, token: str, seconds: float = SECONDS) -> None:
@@ -49,16 +48,16 @@ class Server:
         self._numbers = itertools.count(1)
 
     def tools(self) -> dict[str, frozenset[str]]:
-        """Give the tools that it offers, and of each the names of its parameters."""
+        """Return the names of the server's tools and of their parameters."""
         found = self._request("tools/list", {}).get("tools")
         if not isinstance(found, list):
-            raise MailError(f"{self.url} lists no tools; it is no Agent Mail server")
+            raise MailError(f"{self.url} lists no tools; it is not an Agent Mail server")
         return {str(tool.get("name")): _parameters(tool) for tool in found if isinstance(tool, dict)}
 
     def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool, and give what it answers: an object or a list.
+        """Call a tool; return its result, an object or a list.
 
-        MailError, which says whether the call may have been carried out all the same.
+        MailError: `carried_out` says whether the server may have executed the call.
         """
         answer = self._request("tools/call", {"name": tool, "arguments": arguments})
         content = answer.get("content")
@@ -68,14 +67,14 @@ class Server:
             said = " ".join(texts)
             for secret in (value for name, value in arguments.items() if name.endswith("_token")):
                 said = said.replace(str(secret), "***")
-            # The servers are known to fail after they have stored a message.
+            # A server can fail after it has stored a message.
             raise MailError(f"{self.url} refuses: {self._line(said)}", carried_out=None, refused=True)
         found = answer.get("structuredContent")
         if found is None:
             try:
                 found = json.loads("".join(texts))
             except ValueError:
-                raise MailError(f"{self.url} answers to {tool} what is no JSON", carried_out=None) from None
+                raise MailError(f"{self.url} answers {tool} with invalid JSON", carried_out=None) from None
         if isinstance(found, dict) and set(found) == {"result"}:
             return found["result"]
         return found
@@ -86,7 +85,7 @@ class Server:
         try:
             return json.loads(contents[0]["text"])
         except (ValueError, TypeError, KeyError, IndexError):
-            raise MailError(f"{self.url} has for {uri} what is no JSON") from None
+            raise MailError(f"{self.url} answers {uri} with invalid JSON") from None
 
     def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps({"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": params}).encode()
@@ -119,7 +118,7 @@ class Server:
         try:
             connection.connect()
         except OSError as error:
-            raise MailError(f"{self.url} cannot be reached: {_said(error)}", carried_out=False) from error
+            raise MailError(f"{self.url} cannot be reached: {error_text(error)}", carried_out=False) from error
         watch = _Watch(connection.sock, self._seconds)
         try:
             target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -127,7 +126,7 @@ class Server:
             answer = connection.getresponse()
             data = answer.read(LARGEST)
         except (OSError, http.client.HTTPException) as error:
-            said = watch.said or _said(error)
+            said = watch.said or error_text(error)
             raise MailError(f"{self.url} broke off: {self._line(said)}", carried_out=None) from error
         finally:
             watch.end()
@@ -137,16 +136,16 @@ class Server:
         return answer.status, answer.headers.get_content_type(), data
 
     def _line(self, text: str) -> str:
-        """What a server says, as a part of a message: one line, not too long, without the token."""
+        """Return a server's text for an error message: one line of at most 300 characters, without the token."""
         return " ".join((text.replace(self._token, "***") if self._token else text).split())[:300]
 
 
 class _Watch:
-    """Cuts a connection off when its time is up: the timeout of a socket is that of each of its parts."""
+    """Closes a connection after a time limit. The timeout of a socket limits each call only."""
 
     def __init__(self, connected: socket.socket, seconds: float) -> None:
         self.said = ""
-        """Why it was cut off; "" while it was not."""
+        """Why it closed the connection; "" if it did not."""
         self._socket = connected
         self._seconds = seconds
         self._timer = threading.Timer(seconds, self._cut)
@@ -169,13 +168,9 @@ def _parameters(tool: dict[str, Any]) -> frozenset[str]:
 
 
 def _from_events(data: bytes) -> bytes:
-    """The message in a stream of one event."""
+    """Return the message of a stream with one event."""
     lines = data.decode(errors="replace").splitlines()
     return "\n".join(line[5:].lstrip() for line in lines if line.startswith("data:")).encode()
-
-
-def _said(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
 
 
 THREAD: Final = "ops"
@@ -184,7 +179,7 @@ _MOST: Final = 1_000_000
 
 
 class Address(NamedTuple):
-    """Where letters go, as a policy's [agent_mail] says it."""
+    """The address of [agent_mail] in a policy."""
 
     url: str
     project: str
@@ -193,15 +188,15 @@ class Address(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message in the thread that is ours."""
+    """A message of this sender in the thread."""
 
     subject: str
     moment: str
-    """The server's own time of it, as it writes it."""
+    """The server's time, in the server's format."""
 
 
 class Reservation(NamedTuple):
-    """A reservation of files that stands on the server."""
+    """A reservation of files on the server."""
 
     id: int
     agent: str
@@ -210,21 +205,21 @@ class Reservation(NamedTuple):
     reason: str
     expires: datetime
     made: str
-    """The server's own time of it, as it writes it."""
+    """The server's time of its creation, in the server's format."""
 
 
 class Tokens(Protocol):
-    """Where the tokens of registered names are kept."""
+    """The store of the tokens of registered names."""
 
     def find(self, address: Address, /) -> str | None:
-        """The token of the sender there; None where it has none."""
+        """Return the token of the sender, or None."""
 
     def keep(self, address: Address, token: str, /) -> None:
-        """Keep it: it is said once only."""
+        """Store a token. The server returns it only once."""
 
 
 class Mailbox:
-    """One sender on one server. Nothing is asked before it is used."""
+    """One sender on one server. It connects at the first use."""
 
     def __init__(self, server: Server, address: Address, tokens: Tokens) -> None:
         """Nothing is sent yet."""
@@ -236,13 +231,13 @@ class Mailbox:
         self._slug = ""
 
     def open(self) -> str:
-        """Make sure of project and name, and give the name that the server has for the sender."""
+        """Register project and sender; return the server's name of the sender."""
         if self._name:
             return self._name
         server, address = self._server, self._address
         self._tools = server.tools()
         if "send_message" not in self._tools:
-            raise MailError(f"{server.url} offers no send_message; it is no Agent Mail server")
+            raise MailError(f"{server.url} has no tool send_message; it is not an Agent Mail server")
         project = _made(lambda: server.call("ensure_project", {"human_key": address.project}))
         self._slug = str(project.get("slug", ""))
         arguments = {
@@ -255,7 +250,7 @@ class Mailbox:
         made = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
         name = made.get("name")
         if not isinstance(name, str):
-            raise MailError(f"{server.url} registers {address.sender} without saying its name")
+            raise MailError(f"{server.url} registers {address.sender} without returning its name")
         token = made.get("registration_token")
         if isinstance(token, str) and self._token() != token:
             self._tokens.keep(address, token)
@@ -263,7 +258,7 @@ class Mailbox:
         return name
 
     def send(self, subject: str, body: str, importance: str) -> str:
-        """Send one message to the thread, and give the server's moment of it. The sender has a copy in its inbox."""
+        """Send one message to the thread; return the server's time of it. The sender gets a copy in its inbox."""
         name = self.open()
         arguments = {
             "project_key": self._address.project,
@@ -287,12 +282,12 @@ class Mailbox:
         try:
             return str(done["deliveries"][0]["payload"]["created_ts"])
         except (KeyError, IndexError, TypeError):
-            raise MailError(f"{self._server.url} does not say what it did with a message", carried_out=None) from None
+            raise MailError(f"{self._server.url} does not confirm a message", carried_out=None) from None
 
     def sent(self, since: str = "") -> list[Sent]:
-        """Give what this sender has in the thread since a moment of the server's, the oldest first.
+        """Return the messages of this sender in the thread since a time of the server, oldest first.
 
-        There may be more, from shortly before it.
+        The result can have earlier messages, too.
         """
         name = self.open()
         since = _before(since)
@@ -305,7 +300,7 @@ class Mailbox:
                 registration_token=self._token(),
             )
             if not isinstance(found, list):
-                raise MailError(f"{self._server.url} answers to fetch_inbox with what is no list")
+                raise MailError(f"{self._server.url} does not answer fetch_inbox with a list")
             if len(found) < limit or limit >= _MOST:
                 break
             limit *= 10
@@ -315,7 +310,7 @@ class Mailbox:
         return [Sent(str(one.get("subject")), str(one.get("created_ts"))) for one in reversed(ours)]
 
     def reservations(self) -> list[Reservation]:
-        """Give the reservations that stand in the project, the oldest first."""
+        """Return the present reservations of the project, oldest first."""
         self.open()
         try:
             found = self._server.read(f"resource://file_reservations/{self._slug}")
@@ -325,7 +320,7 @@ class Mailbox:
         try:
             reserved = [_reservation(one) for one in found if not one.get("released_ts")]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            raise MailError(f"{self._server.url} lists reservations in a form of its own") from None
+            raise MailError(f"{self._server.url} lists reservations in an unknown format") from None
         now = datetime.now(UTC)
         return sorted(one for one in reserved if one.expires > now)
 
@@ -333,13 +328,13 @@ class Mailbox:
         return self._tokens.find(self._address)
 
     def _call(self, tool: str, arguments: dict[str, Any], **optional: Any) -> Any:
-        """Call a tool with those of the optional arguments that have a value and that it has a parameter for.
+        """Call a tool with the optional arguments that have a value and that are parameters of the tool.
 
-        After a failure project and name are made sure of anew: the server may have been set up afresh.
+        After a failure the next call registers project and sender again, because the server may have been reset.
         """
         known = self._tools.get(tool)
         if known is None:
-            raise MailError(f"{self._server.url} offers no {tool}; it is no Agent Mail server")
+            raise MailError(f"{self._server.url} has no tool {tool}; it is not an Agent Mail server")
         more = {name: value for name, value in optional.items() if value is not None and name in known}
         try:
             return self._server.call(tool, {**arguments, **more})
@@ -349,9 +344,9 @@ class Mailbox:
 
 
 def _made(call: Callable[[], Any]) -> dict[str, Any]:
-    """What is there after a call that makes it unless it is.
+    """Call a tool that creates something if it is missing; return it.
 
-    Of two who call so at the same moment the server refuses one, and knows what it is asked for then.
+    The server rejects one of two such calls at the same time. The second try finds what the other call created.
     """
     try:
         return _object(call())
@@ -362,7 +357,7 @@ def _made(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _before(moment: str) -> str:
-    """An hour before a moment of the server's: its clock may have been set back meanwhile, or count seconds only."""
+    """Return a time one hour earlier: the server's clock may have been set back, or have a resolution of seconds."""
     try:
         return (datetime.fromisoformat(moment) - timedelta(hours=1)).isoformat()
     except (ValueError, OverflowError):
@@ -372,7 +367,7 @@ def _before(moment: str) -> str:
 def _reservation(one: dict[str, Any]) -> Reservation:
     expires = datetime.fromisoformat(one["expires_ts"])
     if not MINYEAR < expires.year < MAXYEAR:
-        raise ValueError("it has no end that can be written down")
+        raise ValueError("its expiry is out of range")
     return Reservation(
         int(one["id"]),
         _text(one["agent"]),
@@ -385,7 +380,7 @@ def _reservation(one: dict[str, Any]) -> Reservation:
 
 
 def _text(value: Any) -> str:
-    """Text that every database and every terminal takes: JSON may hold what is none."""
+    """Replace characters that are not printable, which JSON can have and a database or terminal cannot."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(value))
 
 

@@ -101,7 +101,7 @@ def serve(
     home = session.home()
     os.chdir("/")
     if status:
-        return _print_daemon(daemon.standing(home), json=json)
+        return _print_daemon(daemon.status(home), json=json)
     if stop:
         with waiting("ending the daemon"):
             ended = daemon.stop(home)
@@ -115,7 +115,7 @@ def serve(
     return 0
 
 
-def _print_daemon(standing: daemon.Standing, *, json: bool) -> int:
+def _print_daemon(standing: daemon.DaemonStatus, *, json: bool) -> int:
     running = standing.daemon
     if json:
         document(

@@ -1,18 +1,10 @@
-"""The one daemon of a state directory: it keeps up the index, carries the record, and minds what runs out.
+"""The daemon of a state directory: it updates the index, sends mail, mirrors reservations and deletes expired leases.
 
-Mounts work without it, and it holds up none of them: it reads what they have written.
-
-singleton   there is one of it, by a lock that dies with its process
-parts       the index and the couriers, each part at its own pace
-lanes       several servers at once, none waiting for another
-mirror      reservations of Agent Mail as leases, and leases that have ended
-covered     what a reservation covers, as patterns of ours
-process     running the parts until it is told to end
-control     starting it in the background, ending it, asking how it stands
+Mounts work without it and never wait for it: it reads the trails that they write.
 """
 
 from __future__ import annotations
 
-from bonobofs.daemon.main import Standing, serve, standing, start, stop
+from bonobofs.daemon.main import DaemonStatus, serve, start, status, stop
 
-__all__ = ["Standing", "serve", "standing", "start", "stop"]
+__all__ = ["DaemonStatus", "serve", "start", "status", "stop"]

@@ -1,4 +1,4 @@
-"""What the daemon does. Each part is stepped by a thread of its own, so that none waits for another."""
+"""The jobs of the daemon. Each runs in a thread of its own, so that no job waits for another."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import load
 
 _MOST: Final = 16
-"""Servers that may hang at the same time."""
+"""Servers that can hang at the same time."""
 
 
-class Lanes:
-    """One lane for each key. What is begun in a lane goes on until it is done, also over several calls of `go`."""
+class KeyedExecutor:
+    """Runs at most one task for each key, so that a server that hangs delays no other. A task can outlast a `go`."""
 
     def __init__(self, name: str) -> None:
-        """No thread is started yet; `name` is theirs."""
+        """`name` is the name of the threads. No thread is started yet."""
         self._pool: Final = ThreadPoolExecutor(_MOST, thread_name_prefix=name)
         self._under_way: dict[str, Future[list[str]]] = {}
         self._said: dict[str, list[str]] = {}
 
     def go(self, work: Mapping[str, Callable[[], list[str]]], seconds: float) -> list[str]:
-        """Begin each work whose lane is free, wait for all of it so long, and give what each said last.
+        """Start the task of each idle key, wait for all tasks up to `seconds`, and return the last result of each.
 
-        Whatever a work raises is raised here.
+        An exception of a task is raised here.
         """
         for key, do in work.items():
             if key not in self._under_way:
@@ -49,39 +49,39 @@ class Lanes:
         return [said for key in work for said in self._said.get(key, ())]
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the running tasks."""
         self._pool.shutdown(cancel_futures=True)
 
 
 GoesOn = Callable[[], bool]
-"""False: the daemon ends, and a step should soon."""
+"""Returns False when the daemon ends; a step then returns soon."""
 
 
 class Job(ABC):
-    """One thing that is done again and again."""
+    """A periodic job."""
 
     name: ClassVar[str]
     pause: ClassVar[float] = 0.5
     """Seconds between two steps."""
 
     def __init__(self, home: Path) -> None:
-        """Nothing is opened yet: what cannot be opened is tried again with the next step."""
+        """Nothing is opened yet. A step that cannot open something is tried again."""
         self._home: Final = home
         self._open = contextlib.ExitStack()
 
     @abstractmethod
     def step(self, goes_on: GoesOn, /) -> str:
-        """Do what there is to do, and say what stands in the way, in a sentence; "" when nothing does.
+        """Do the pending work; return the problems as a sentence, or "".
 
-        Whatever it raises is told, what it has open is closed, and it is stepped again later.
+        If it raises, the daemon reports the error, closes the job and runs it again later.
         """
 
     def close(self) -> None:
         self._open.close()
 
 
-class Indexing(Job):
-    """Keeps the index up with the trails."""
+class IndexJob(Job):
+    """Updates the search index."""
 
     name = "index"
 
@@ -97,9 +97,7 @@ class Indexing(Job):
         self._redone |= dict.fromkeys(progress.redone)
         problems = list(progress.unread)
         if self._redone:
-            problems.append(
-                f"trails that are not those that were read before: {', '.join(self._redone)}; run bonobofs audit verify"
-            )
+            problems.append(f"these trails were replaced: {', '.join(self._redone)}; run `bonobofs audit verify`")
         return "; ".join(problems)
 
     def close(self) -> None:
@@ -107,7 +105,7 @@ class Indexing(Job):
         self._index = None
 
 
-class Retention(Job):
+class RetentionJob(Job):
     """Compresses the trails of ended sessions and prunes the oldest."""
 
     name = "retention"
@@ -119,26 +117,26 @@ class Retention(Job):
         return "; ".join([*found.failures, *kept])
 
 
-class Mailing(Job):
-    """Carries each session's record to the Agent Mail that its policy names."""
+class MailJob(Job):
+    """Sends the trail of each session to the Agent Mail server of its policy."""
 
     name = "mail"
     LONGEST_WAIT: Final = 30.0
-    """Seconds after which a server that failed is tried again, at the most."""
+    """Most seconds between two tries of a server that failed."""
 
     def __init__(self, home: Path, pace: Pace = Pace()) -> None:  # noqa: B008 - a constant
         super().__init__(home)
         self._pace = pace
         self._database: Database | None = None
         self._settings: dict[str, tuple[int, Settings | None]] = {}
-        """By session, as its policy.json of that time has them."""
-        self._lanes: Lanes
+        """By session: mtime of its policy.json, and the settings in it."""
+        self._executor: KeyedExecutor
         self._rounds: dict[Settings, _Round] = {}
 
     def step(self, goes_on: GoesOn) -> str:
         if self._database is None:
             self._database = self._open.enter_context(Database.open(self._home))
-            self._lanes = self._open.enter_context(contextlib.closing(Lanes(self.name)))
+            self._executor = self._open.enter_context(contextlib.closing(KeyedExecutor(self.name)))
         trails: dict[Settings, dict[str, Path]] = {}
         problems = []
         for path in trails_in(self._home / "trails"):
@@ -152,13 +150,13 @@ class Mailing(Job):
         for settings in trails:
             if settings not in self._rounds:
                 self._rounds[settings] = _Round(self._home, settings, CourierCursors(self._database), self._pace)
-        # One lane for each sender: two couriers at one mailbox, of a session whose policy changes, would not know of
-        # each other's letters. One without trails forgets them, as another may carry them until they are its own again.
-        lanes: dict[str, list[Callable[[], list[str]]]] = {}
+        # One task for each sender: if a session's policy changes, two couriers share a mailbox and must not send at the
+        # same time. A courier without trails discards its cursors, because another courier may move them.
+        tasks: dict[str, list[Callable[[], list[str]]]] = {}
         for settings, each in self._rounds.items():
-            lanes.setdefault(settings.name, []).append(partial(each.go, trails.get(settings, {}), goes_on))
-        work = {name: partial(_in_turn, rounds) for name, rounds in lanes.items()}
-        return "; ".join([*problems, *self._lanes.go(work, self.pause)])
+            tasks.setdefault(settings.name, []).append(partial(each.go, trails.get(settings, {}), goes_on))
+        work = {name: partial(_in_turn, rounds) for name, rounds in tasks.items()}
+        return "; ".join([*problems, *self._executor.go(work, self.pause)])
 
     def close(self) -> None:
         super().close()
@@ -166,7 +164,7 @@ class Mailing(Job):
         self._rounds.clear()
 
     def _settings_of(self, session: str) -> Settings | None:
-        """What the session's policy says, which may be loaded anew while it lives."""
+        """Return the settings of a session's policy, which can be reloaded while the session lives."""
         try:
             written = (session_directory(self._home, session) / "policy.json").stat().st_mtime_ns
         except FileNotFoundError:
@@ -184,7 +182,7 @@ def _in_turn(rounds: list[Callable[[], list[str]]]) -> list[str]:
 
 
 class _Round:
-    """One courier, and when it goes again after a failure: others do not wait for it."""
+    """One courier, and the time of its next try after a failure."""
 
     def __init__(self, home: Path, settings: Settings, cursors: CourierCursors, pace: Pace) -> None:
         self._home = home
@@ -198,15 +196,15 @@ class _Round:
         self._again_at = 0.0
 
     def go(self, trails: dict[str, Path], goes_on: GoesOn) -> list[str]:
-        """Carry what is due, unless it is too early after a failure, and say what is wrong."""
+        """Send the due letters, unless the last failure is too recent; return the problems."""
         if time.monotonic() >= self._again_at:
             try:
                 self._run(trails, goes_on)
             except BonobofsError as error:
-                # The next one begins with what is on record here and there, and reads the token anew.
+                # The next courier loads the cursors and reads the token again.
                 self._courier = None
                 self._problem = str(error)
-                self._wait = min(max(2 * self._wait, 0.5), Mailing.LONGEST_WAIT)
+                self._wait = min(max(2 * self._wait, 0.5), MailJob.LONGEST_WAIT)
                 self._again_at = time.monotonic() + self._wait
             else:
                 self._problem, self._wait = "", 0.0

@@ -1,4 +1,4 @@
-"""The daemon's process: every part in a thread, until a signal ends it."""
+"""Run, start, stop and query the daemon: at most one per state directory, each job in a thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from bonobofs.daemon.jobs import Indexing, Job, Mailing, Retention
-from bonobofs.daemon.reservation_mirror import Expiring, Mirroring
+from bonobofs.daemon.jobs import IndexJob, Job, MailJob, RetentionJob
+from bonobofs.daemon.reservation_mirror import LeaseExpiryJob, ReservationJob
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.state.home import home, read_document, write_document
 from bonobofs.system.locks import locked, never
@@ -29,18 +29,18 @@ _PID_FILE: Final = "serve.pid"
 
 
 class Daemon(NamedTuple):
-    """A daemon that runs."""
+    """A running daemon."""
 
     pid: int
     starttime: int
-    """Clock ticks since the boot, as numbers are used again."""
+    """Clock ticks since the boot. The kernel reuses process ids."""
 
 
 @contextlib.contextmanager
 def alone(home: Path) -> Iterator[Callable[[], bool]]:
-    """Be the daemon of this state directory; StateError where there is one already.
+    """Hold the lock of the daemon of a state directory. StateError: another daemon has it.
 
-    What is given tells whether it still is: a state directory that was removed and made anew is another's to serve.
+    Yields a function that returns False after the state directory was replaced.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -48,7 +48,7 @@ def alone(home: Path) -> Iterator[Callable[[], bool]]:
         except BlockingIOError:
             other = running(home)
             which = f", pid {other.pid}" if other is not None else ""
-            raise StateError(f"bonobofs serves {home} already{which}; end that first: bonobofs serve --stop") from None
+            raise StateError(f"a daemon already serves {home}{which}; stop it first: bonobofs serve --stop") from None
         this = f"{os.getpid()} {start_time(os.getpid())}\n"
         os.ftruncate(handle, 0)
         os.pwrite(handle, this.encode(), 0)
@@ -63,7 +63,7 @@ def alone(home: Path) -> Iterator[Callable[[], bool]]:
 
 
 def running(home: Path) -> Daemon | None:
-    """The daemon of this state directory; None where there is none."""
+    """Return the daemon of a state directory, or None."""
     for name in (_PID_FILE, _LOCK):
         try:
             pid, starttime = map(int, (home / name).read_text(encoding="ascii").split())
@@ -86,10 +86,10 @@ _SECONDS_BETWEEN_LOOKS: Final = 1.0
 
 
 def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
-    """Be the daemon of a state directory until SIGTERM or SIGINT; `ready` is called once it is.
+    """Run the daemon of a state directory until SIGTERM or SIGINT; call `ready` when it has started.
 
-    A second signal ends it at once, as a crash would: what is under way then is found again by the next one. To be
-    called in the main thread, which takes the signals. StateError where there is a daemon already.
+    A second signal ends the process at once, as a crash does; the next daemon continues its work. The caller is the
+    main thread, which gets the signals. StateError: another daemon runs.
     """
     ended = threading.Event()
     with alone(directory) as is_ours, _signals(ended):
@@ -97,11 +97,11 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
         threads = [
             threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
             for part in (
-                Indexing(directory),
-                Mailing(directory),
-                Mirroring(directory),
-                Expiring(directory),
-                Retention(directory),
+                IndexJob(directory),
+                MailJob(directory),
+                ReservationJob(directory),
+                LeaseExpiryJob(directory),
+                RetentionJob(directory),
             )
         ]
         for thread in threads:
@@ -109,9 +109,9 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
         ready()
         while not ended.wait(_SECONDS_BETWEEN_LOOKS):
             if not is_ours():
-                notes.say(f"{directory} is not the state directory that it was; its daemon ends")
+                notes.say(f"{directory} was replaced; its daemon ends")
                 ended.set()
-        # However long they take: the lock is held as long as anything of this process works there.
+        # Wait without a limit: the process holds the lock as long as a thread uses the state directory.
         for thread in threads:
             thread.join()
         if is_ours():
@@ -119,12 +119,12 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Be the daemon in the background: say `ready` on the descriptor that is named, or what is in the way."""
+    """Run the daemon in the background: write `ready` or an error to the descriptor of the argument."""
     (descriptor,) = sys.argv[1:] if arguments is None else arguments
     with os.fdopen(int(descriptor), "w", encoding="utf-8", errors="backslashreplace") as waiting:
 
         def say(text: str) -> None:
-            # Whoever started it may have gone.
+            # The process that started the daemon may have ended.
             with contextlib.suppress(BrokenPipeError):
                 print(" ".join(text.split()), file=waiting, flush=True)
 
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Notes:
-    """How each part stands, in serve.json and, when it changes, as a line on standard error."""
+    """The state of each job: written to serve.json, and to standard error at each change."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "serve.json"
@@ -146,7 +146,7 @@ class _Notes:
         self._lock = threading.Lock()
 
     def say(self, text: str) -> None:
-        """One line in the log. It may hold what a server says, and a log is read on a terminal."""
+        """Write one line to the log, escaped: it can have the text of a server, and a terminal shows it."""
         print(f"{datetime.now(UTC).isoformat(timespec='seconds')} {escape(text)}", file=sys.stderr, flush=True)
 
     def note(self, part: str, problem: str) -> None:
@@ -156,7 +156,7 @@ class _Notes:
             known = self._problems.get(part, "")
             self._problems[part] = problem
             if problem or known:
-                self.say(f"{part}: {problem or 'all is well again'}")
+                self.say(f"{part}: {problem or 'the problem is solved'}")
             pid = os.getpid()
             document = {"pid": pid, "starttime": start_time(pid), "started": self._started, "parts": self._problems}
             with contextlib.suppress(OSError):
@@ -167,14 +167,14 @@ class _Notes:
 
 
 def _keep(part: Job, ended: threading.Event, notes: _Notes) -> None:
-    """Step a part until the end. The edge of its thread: no failure may end the others."""
+    """Run a job until the end. No failure of a job may end the other threads."""
     pause = part.pause
     while not ended.is_set():
         try:
             problem = part.step(lambda: not ended.is_set())
         except BonobofsError as error:
             problem, failed = str(error), True
-        except Exception as error:  # noqa: BLE001 - the edge: whatever was not foreseen is told, and tried again
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: log the failure, and try again
             for line in traceback.format_exc().splitlines():
                 notes.say(f"{part.name}: {line}")
             problem, failed = f"{type(error).__name__}: {error}", True
@@ -209,27 +209,27 @@ LONGEST_LOG: Final = 4 * 1024 * 1024
 """Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
 
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
-# As for a server: what is loaded stays, and is not looked through.
+# As for a server: the garbage collector skips the loaded modules.
 _RUN: Final = (
     "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
     "from bonobofs.daemon.main import main; gc.freeze(); code = main(); gc.freeze(); sys.exit(code)"
 )
-# The parent ends at once, so that the daemon is nobody's child.
+# The parent exits at once, so that init adopts the daemon.
 _RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {_RUN}"
 
 
-class Standing(NamedTuple):
-    """How the daemon stands."""
+class DaemonStatus(NamedTuple):
+    """The state of the daemon and its jobs."""
 
     daemon: Daemon | None
-    """None: there is none."""
+    """None: no daemon runs."""
     started: str = ""
     problems: dict[str, str] = {}  # noqa: RUF012 - never changed
-    """By part, what stands in its way; "" where nothing does."""
+    """The problem of each job; "" if it has none."""
 
 
 def start(home: Path) -> Daemon:
-    """Start the daemon in the background and return when it serves. StateError where it does not."""
+    """Start the daemon in the background; return when it serves. StateError: it does not start."""
     ready, ready_end = os.pipe()
     log = home / "serve.log"
     try:
@@ -251,43 +251,43 @@ def start(home: Path) -> Daemon:
     finally:
         os.close(ready_end)
     try:
-        said = _said(ready)
+        answer = _read_ready(ready)
     finally:
         os.close(ready)
-    if said != "ready":
-        raise StateError(said.removeprefix("error: ") or f"the daemon ended at once; what it said is in {log}")
+    if answer != "ready":
+        raise StateError(answer.removeprefix("error: ") or f"the daemon ended at once; read {log}")
     daemon = running(home)
     if daemon is None:
-        raise StateError(f"the daemon ended at once; what it said is in {log}")
+        raise StateError(f"the daemon ended at once; read {log}")
     return daemon
 
 
 def stop(home: Path) -> Daemon | None:
-    """End the daemon and wait until it is gone; None where there is none. StateError when it does not end."""
+    """Stop the daemon and wait for its end; None: no daemon runs. StateError: it does not end."""
     daemon = running(home)
     if daemon is None:
         return None
     send(daemon.pid, daemon.starttime, signal.SIGTERM)
     if not wait_for_end(daemon.pid, daemon.starttime, SECONDS_TO_END):
-        raise StateError(f"the daemon (pid {daemon.pid}) was told to end and has not yet; look at {home}/serve.log")
+        raise StateError(f"the daemon (pid {daemon.pid}) did not end after SIGTERM; read {home}/serve.log")
     return daemon
 
 
-def standing(home: Path) -> Standing:
-    """How the daemon of a state directory stands."""
+def status(home: Path) -> DaemonStatus:
+    """Return the status of the daemon of a state directory."""
     daemon = running(home)
     if daemon is None:
-        return Standing(None)
+        return DaemonStatus(None)
     try:
         document = read_document(home / "serve.json")
     except FileNotFoundError:
-        return Standing(daemon)
+        return DaemonStatus(daemon)
     if document.get("pid") != daemon.pid:
-        return Standing(daemon)
-    return Standing(daemon, str(document.get("started")), dict(document.get("parts", {})))
+        return DaemonStatus(daemon)
+    return DaemonStatus(daemon, str(document.get("started")), dict(document.get("parts", {})))
 
 
-def _said(ready: int) -> str:
+def _read_ready(ready: int) -> str:
     poll = select.poll()
     poll.register(ready, select.POLLIN)
     if not poll.poll(SECONDS_TO_START * 1000):

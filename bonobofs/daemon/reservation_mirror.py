@@ -1,8 +1,8 @@
-"""Reservations of Agent Mail as leases: what is advice there binds here.
+"""Mirror the reservations of Agent Mail as leases, and delete expired leases.
 
-What is reserved there is a lease here within seconds, and so is its end. A reservation that overlaps with somebody
-else's lease is no lease: it is told to the thread, once, and tried again. While the server cannot be asked, what was
-mirrored lasts until it ends by itself.
+A reservation is advisory in Agent Mail and becomes a binding lease within seconds; its release ends the lease. A
+reservation that overlaps with the lease of another holder does not become a lease: the job sends one alert to the
+thread and tries again. While the server is unreachable, a mirrored lease lasts until it expires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.agent_mail.mail_client import Mailbox, Reservation
-from bonobofs.daemon.jobs import GoesOn, Job, Lanes
+from bonobofs.daemon.jobs import GoesOn, Job, KeyedExecutor
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import is_wild, parse
@@ -28,8 +28,8 @@ from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.terminal import escape
 
 
-class Mirroring(Job):
-    """Mirrors the reservations of the projects whose policies ask for it, while a session works there."""
+class ReservationJob(Job):
+    """Mirrors the reservations of each project whose policy enables it, while a session works there."""
 
     name = "reservations"
     pause = 2.0
@@ -37,14 +37,14 @@ class Mirroring(Job):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._database: Database | None = None
-        self._lanes: Lanes
+        self._executor: KeyedExecutor
         self._ended: set[str] = set()
         self._places: dict[tuple[Settings, str], _Place] = {}
 
     def step(self, _: GoesOn) -> str:
         if self._database is None:
             self._database = self._open.enter_context(Database.open(self._home))
-            self._lanes = self._open.enter_context(contextlib.closing(Lanes(self.name)))
+            self._executor = self._open.enter_context(contextlib.closing(KeyedExecutor(self.name)))
         mine = home_id(self._home)
         work = {}
         problems = []
@@ -59,7 +59,7 @@ class Mirroring(Job):
                 if key not in self._places:
                     self._places[key] = _Place(self._home, settings, session.source)
                 work[self._places[key].prefix] = partial(self._places[key].mirror, self._database)
-        return "; ".join([*problems, *self._lanes.go(work, self.pause)])
+        return "; ".join([*problems, *self._executor.go(work, self.pause)])
 
     def close(self) -> None:
         super().close()
@@ -77,7 +77,7 @@ class Mirroring(Job):
 
 
 class _Place:
-    """The reservations of one project, for one source. It is asked by one thread at a time."""
+    """The mirrored reservations of one project and one source. One thread at a time uses it."""
 
     def __init__(self, home: Path, settings: Settings, source: str) -> None:
         self._home: Final = home
@@ -85,36 +85,36 @@ class _Place:
         self._source: Final = source
         named = source.encode(errors="backslashreplace").decode()
         self.prefix: Final = f"agent_mail:{settings.address.url} {settings.address.project} {named} "
-        """What the origins of its leases begin with."""
+        """Prefix of the origins of its leases."""
         self._mailbox: Mailbox | None = None
         self._told: set[str] = set()
-        """Origins of reservations whose conflict is in the thread."""
+        """Origins of the reservations whose alert is in the thread."""
 
     def mirror(self, database: Database) -> list[str]:
-        """Make the leases of the source what the reservations are, and say which could not be."""
+        """Update the leases of the source from the reservations; return the problems."""
         try:
             if self._mailbox is None:
                 self._mailbox = open_mailbox(self._home, self._settings)
             reserved = {f"{self.prefix}{one.id}": one for one in self._mailbox.reservations()}
             for origin in leases.mirrored(database, self.prefix).keys() - reserved.keys():
                 leases.unmirror(database, origin)
-            # All that can be leases before anything is sent, which takes its time.
+            # Create all leases before an alert is sent, because sending is slow.
             problems = {origin: self._enter(database, one, origin) for origin, one in reserved.items()}
             wrong = {origin: problem for origin, problem in problems.items() if problem}
             self._told &= wrong.keys()
             said = [
-                f"{reserved[origin].pattern}, reserved by {reserved[origin].agent}, is no lease: {problem}"
+                f"{reserved[origin].pattern}, reserved by {reserved[origin].agent}, is not a lease: {problem}"
                 for origin, problem in wrong.items()
             ]
             new = [origin for origin in wrong if origin not in self._told]
             return said + self._tell(self._mailbox, {origin: (reserved[origin], wrong[origin]) for origin in new})
         except MailError as error:
-            # The next one reads the token anew.
+            # The next mailbox reads the token again.
             self._mailbox = None
             return [str(error)]
 
     def _tell(self, mailbox: Mailbox, wrong: dict[str, tuple[Reservation, str]]) -> list[str]:
-        """Alert the thread of each, once: also an earlier daemon may have, or a letter that was not answered."""
+        """Send an alert for each reservation, once. An earlier daemon, or an unconfirmed letter, can have sent it."""
         if not wrong:
             return []
         known = {sent.subject for sent in mailbox.sent(min(one.made for one, _ in wrong.values()))}
@@ -132,13 +132,13 @@ class _Place:
         return problems
 
     def _enter(self, database: Database, reservation: Reservation, origin: str) -> str:
-        """Mirror one reservation; "" when that is done, else why it cannot be."""
+        """Mirror one reservation; return the problem, or ""."""
         try:
             conflict = leases.mirror(
                 database,
                 leases.LeaseRequest(
                     leases.holder_of_mail(database, reservation.agent, self._source),
-                    covered(reservation.pattern, self._settings.address.project, Path(self._source)),
+                    lease_patterns(reservation.pattern, self._settings.address.project, Path(self._source)),
                     shared=not reservation.exclusive,
                     reason=reservation.reason,
                     workspace=self._source,
@@ -152,8 +152,8 @@ class _Place:
         return "" if conflict is None else str(conflict)
 
 
-class Expiring(Job):
-    """Takes away the leases that have ended."""
+class LeaseExpiryJob(Job):
+    """Deletes expired leases."""
 
     name = "leases"
     pause = 30.0
@@ -173,14 +173,14 @@ class Expiring(Job):
         self._database = None
 
 
-_BODY: Final = """Nobody is held to this reservation, because it cannot be a lease of bonobofs.
+_BODY: Final = """bonobofs does not enforce this reservation, because it cannot become a lease.
 
 ~~~text
 {pattern}
 {problem}
 ~~~
 
-It is tried again until it is released or expires. Wait for the lease to end, or reserve something else.
+bonobofs tries again until the reservation is released or expires. Wait for the lease to end, or reserve other files.
 """
 
 
@@ -189,12 +189,15 @@ def _body(reservation: Reservation, problem: str) -> str:
 
 
 _MOST: Final = 32
-"""Patterns of one lease that a reservation is written out to; one that takes more covers all below its first star."""
+"""Most patterns of a mirrored lease. A reservation that needs more covers everything below its first star."""
 _STARS: Final = re.compile(r"\*+")
 
 
-def covered(reserved: str, project: str, source: Path) -> tuple[str, ...]:
-    """The patterns of a lease on this source that cover what is reserved; PolicyError where there is none."""
+def lease_patterns(reserved: str, project: str, source: Path) -> tuple[str, ...]:
+    """Return lease patterns that match at least the reserved paths. PolicyError: there are none.
+
+    In Agent Mail a `*` matches across slashes, and the name of a directory reserves its content.
+    """
     text = reserved
     for above in (str(source), project):
         text = text.removeprefix(f"{above.rstrip('/')}/")
@@ -215,12 +218,12 @@ def covered(reserved: str, project: str, source: Path) -> tuple[str, ...]:
 
 
 def _passing(part: str) -> Iterator[str]:
-    """A component whose stars pass over slashes, as components of ours; in `[...]` a star is none."""
+    """Return the forms of a component whose stars match across slashes. In `[...]` a star is a literal."""
     if "[" in part or "*" not in part:
         yield part
         return
     before, *after = _STARS.split(part)
-    # Where a star stands at the beginning, what it passes over may be nothing: one form says both.
+    # A star at the beginning can match nothing: one form covers both cases.
     forms = [before]
     for place, text in enumerate(after):
         last = place == len(after) - 1 and not text

@@ -1,4 +1,4 @@
-"""How far each courier is, kept where a killed one finds it again."""
+"""Store the cursor of each courier: how much of each trail it has sent."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from bonobofs.state.schema import cursors
 
 
 class Carried(NamedTuple):
-    """How far one trail has been carried."""
+    """The part of one trail that a courier has sent."""
 
     place: int = 0
-    """Bytes of the trail."""
+    """Offset in the trail, in bytes."""
     seq: int = 0
     """Number of the last entry; 0: none."""
     hash: str = ""
-    """Its hash."""
+    """Hash of the last entry."""
     noted: str = ""
-    """The server's moment of the letter with that entry, in its spelling."""
+    """The server's time of the last letter, in the server's format."""
 
 
 class CourierCursors:
     """The cursors of all couriers of one state directory."""
 
     def __init__(self, database: Database) -> None:
-        """Stand over the database; nothing is read yet."""
+        """Use the database; nothing is read yet."""
         self._database = database
 
     def load(self, courier: str) -> dict[str, Carried]:
-        """How far a courier is, by session; StateError."""
-        asked = select(cursors).where(cursors.c.courier == courier)
+        """Return the cursors of a courier by session. StateError."""
+        statement = select(cursors).where(cursors.c.courier == courier)
         with self._database.read() as connection:
-            return {row.session: Carried(row.place, row.seq, row.hash, row.noted) for row in connection.execute(asked)}
+            rows = connection.execute(statement)
+            return {row.session: Carried(row.place, row.seq, row.hash, row.noted) for row in rows}
 
     def note(self, courier: str, session: str, carried: Carried) -> None:
-        """Keep how far it is with one trail; StateError."""
+        """Store the cursor of one trail. StateError."""
         row = carried._asdict()
         this = (cursors.c.courier == courier) & (cursors.c.session == session)
         with self._database.note() as connection:

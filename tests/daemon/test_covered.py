@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bonobofs.daemon.reservation_mirror import covered
+from bonobofs.daemon.reservation_mirror import lease_patterns
 from bonobofs.errors import PolicyError
 from bonobofs.policy.pattern import Matcher, parse
 
@@ -37,15 +37,15 @@ def test_a_star_passes_over_slashes_and_a_directory_is_all_in_it(
 ) -> None:
     """As Agent Mail compares them."""
     (tmp_path / "docs").mkdir()
-    assert covered(reserved, "/project", tmp_path) == patterns
-    assert covered(f"{tmp_path}/src/x.py", "/project", tmp_path) == ("src/x.py",)
+    assert lease_patterns(reserved, "/project", tmp_path) == patterns
+    assert lease_patterns(f"{tmp_path}/src/x.py", "/project", tmp_path) == ("src/x.py",)
 
 
 @pytest.mark.parametrize("reserved", ["a/../b", "", "/elsewhere/x", "a\0b"])
 def test_what_can_be_no_pattern_is_refused(tmp_path: Path, reserved: str) -> None:
     """It is told then, and nobody is held to it."""
     with pytest.raises(PolicyError):
-        covered(reserved, "/project", tmp_path)
+        lease_patterns(reserved, "/project", tmp_path)
 
 
 @given(
@@ -54,7 +54,7 @@ def test_what_can_be_no_pattern_is_refused(tmp_path: Path, reserved: str) -> Non
 def test_what_matches_there_is_covered_here(reserved: str, path: list[str]) -> None:
     """Whatever is reserved, the lease covers it where there is one."""
     try:
-        patterns = covered(reserved, "/project", Path("/nowhere"))
+        patterns = lease_patterns(reserved, "/project", Path("/nowhere"))
     except PolicyError:
         return
     if fnmatch.fnmatchcase("/".join(path), reserved):

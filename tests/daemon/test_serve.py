@@ -33,7 +33,7 @@ def _none_is_left(home: Path) -> Iterator[None]:
 
 
 def parts(home: Path) -> dict[str, str]:
-    return daemon.standing(home).problems
+    return daemon.status(home).problems
 
 
 def indexed(home: Path, path: str) -> bool:
@@ -91,7 +91,7 @@ def test_a_killed_one_leaves_no_lock(home: Path) -> None:
     os.kill(first.pid, signal.SIGKILL)
     assert wait_for_end(first.pid, first.starttime, 30)
     assert (home / "serve.pid").exists()
-    assert daemon.standing(home).daemon is None
+    assert daemon.status(home).daemon is None
     second = daemon.start(home)
     assert second.pid != first.pid
 
@@ -232,7 +232,7 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mou
     (home / "index.db").rmdir()
     until(lambda: parts(home)["index"] == "", "it is well again", seconds=60)
     until(lambda: indexed(home, "file"), "and keeps up", seconds=60)
-    assert "all is well again" in (home / "serve.log").read_text()
+    assert "the problem is solved" in (home / "serve.log").read_text()
 
 
 def test_it_waits_for_a_database_that_is_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_it_waits_for_a_database_that_is_not_there(home: Path, monkeypatch: pyte
     until(
         lambda: all("cannot be used" in parts(home).get(part, "") for part in parts_), "each part says so", seconds=60
     )
-    assert daemon.standing(home).daemon is not None
+    assert daemon.status(home).daemon is not None
 
 
 def test_what_cannot_be_meant_is_a_usage_error(home: Path) -> None:

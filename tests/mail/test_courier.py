@@ -326,7 +326,7 @@ def test_a_trail_that_was_rewritten_whole_is_found_by_its_letters(desk: Desk) ->
     assert set(found) == {trail.identity.session for trail in (rewritten, cut, gone)}
     assert "the trail was rewritten" in found[rewritten.identity.session].message
     assert "entry 4 is missing" in found[cut.identity.session].message
-    assert "is missing: the witness knows of it" in found[gone.identity.session].message
+    assert "is missing: the witness has its entries" in found[gone.identity.session].message
     assert list(compare(desk.posted(), desk.trails, str(uuid.uuid4()))) == []
 
 
@@ -338,7 +338,7 @@ def test_a_trail_that_changed_under_the_courier_is_told(far_desk: Desk) -> None:
     raw = trail.path.read_bytes()
     trail.path.write_bytes(raw[: len(raw) // 2])
     far_desk.run(far_desk.courier())
-    assert far_desk.told == [f"the trail of session {trail.identity.session} is shorter than what was carried of it"]
+    assert far_desk.told == [f"the trail of session {trail.identity.session} is shorter than the part that was sent"]
 
 
 def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) -> None:
@@ -463,7 +463,7 @@ def test_a_trail_that_was_rewritten_is_told_as_soon_as_it_goes_on(far_desk: Desk
     change(anew, "another", "more")
     far_desk.run(far_desk.courier())
     (told,) = far_desk.told
-    assert told.endswith(f"{trail.identity.session} does not go on from what was carried of it")
+    assert told.endswith(f"{trail.identity.session} does not continue the part that was sent")
     anew.close()
 
 
@@ -535,7 +535,7 @@ def test_whatever_a_server_lists_as_reservations_is_no_more_than_a_failure(origi
     if listed == {}:
         assert mailbox.reservations() == []
         return
-    with pytest.raises(MailError, match="in a form of its own"):
+    with pytest.raises(MailError, match="in an unknown format"):
         mailbox.reservations()
 
 

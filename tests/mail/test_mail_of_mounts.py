@@ -93,7 +93,7 @@ def test_while_the_server_is_down_mounts_go_on_and_later_all_is_carried_once(
     world = mounted(policy=policy(server, tmp_path))
     daemon.start(home)
     refuse(world)
-    until(lambda: "cannot be reached" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "cannot be reached" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
     (world.path / "file").write_text("text")
     with running(server):
         world.umount()
@@ -211,7 +211,7 @@ def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: 
     world = mounted(policy=text)
     daemon.start(home)
     refuse(world)
-    until(lambda: "answers 401" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "answers 401" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
     (tmp_path / "token").write_text(TOKEN)
     until(lambda: letters(world), "the refusal is posted", seconds=60)
 
@@ -226,7 +226,7 @@ def test_a_server_that_hangs_keeps_no_other_mail_waiting(
         hanging.hangs.set()
         refuse(stuck)
         found = daemon.start(home)
-        until(lambda: "mail" in daemon.standing(home).problems, "it has begun", seconds=30)
+        until(lambda: "mail" in daemon.status(home).problems, "it has begun", seconds=30)
         refuse(other)
         until(lambda: letters(other), "the other's refusal is posted", seconds=10)
         until(lambda: ended(found), "it ends, told twice", seconds=10)
@@ -275,9 +275,9 @@ def test_no_token_is_kept_but_where_it_belongs(
     world = mounted(policy=policy(original, tmp_path))
     daemon.start(home)
     refuse(world)
-    until(lambda: "500" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "500" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
     (tmp_path / "token").write_text(f"{TOKEN} {TOKEN}\n{TOKEN}")
-    until(lambda: "one word" in daemon.standing(home).problems.get("mail", ""), "that is told", seconds=60)
+    until(lambda: "one word" in daemon.status(home).problems.get("mail", ""), "that is told", seconds=60)
     (tmp_path / "token").write_text(TOKEN)
     original.status = 200
     until(lambda: letters(world), "the refusal is posted", seconds=60)
@@ -308,7 +308,7 @@ def test_a_source_whose_name_is_no_text_has_its_record_carried(
     daemon.start(home)
     refuse(world)
     until(lambda: letters(world), "the refusal is posted", seconds=30)
-    until(lambda: daemon.standing(home).problems.get("reservations") == "", "nothing is in the way", seconds=30)
+    until(lambda: daemon.status(home).problems.get("reservations") == "", "nothing is in the way", seconds=30)
 
 
 def test_a_session_whose_policy_was_damaged_keeps_nobody_elses_mail(
@@ -321,7 +321,7 @@ def test_a_session_whose_policy_was_damaged_keeps_nobody_elses_mail(
     daemon.start(home)
     refuse(other)
     until(lambda: letters(other), "the refusal is posted", seconds=30)
-    until(lambda: "is not the policy" in daemon.standing(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "is not the policy" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
 
 
 def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:

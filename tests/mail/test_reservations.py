@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs import daemon
 from bonobofs.agent_mail.mail_client import Server
-from bonobofs.daemon.reservation_mirror import Mirroring
+from bonobofs.daemon.reservation_mirror import ReservationJob
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session.mail_settings import open_mailbox, settings_of
 from bonobofs.state import agent_registry, heartbeats, leases
@@ -104,7 +104,7 @@ def test_what_is_reserved_is_a_lease_until_it_is_released(
     carol = agent_registry.add(database, f"carol{uuid.uuid4().hex[:8]}")
     other = f"Other{uuid.uuid4().hex[:8]}"
     daemon.start(home)
-    until(lambda: "reservations" in daemon.standing(home).problems, "the daemon looks", seconds=30)
+    until(lambda: "reservations" in daemon.status(home).problems, "the daemon looks", seconds=30)
     mine = reserving.reserve(carol.label, "docs/**")
     reserving.reserve(other, "src/x.py", exclusive=False)
     soon(lambda: len(leases.list_leases(database)) == 2, "both are leases")
@@ -120,7 +120,7 @@ def test_what_is_reserved_there_is_refused_in_the_mount(home: Path, world: World
     """Within seconds, and allowed again when it is released."""
     (world.path / "docs").mkdir()
     daemon.start(home)
-    until(lambda: "reservations" in daemon.standing(home).problems, "the daemon looks", seconds=30)
+    until(lambda: "reservations" in daemon.status(home).problems, "the daemon looks", seconds=30)
     rival = f"Rival{uuid.uuid4().hex[:8]}"
     number = reserving.reserve(rival, "docs/**")
     soon(lambda: not writes(world, "docs/plan.md"), "it is refused")
@@ -157,8 +157,8 @@ def test_one_that_conflicts_is_told_once_and_is_no_lease(
         return [sent.subject for sent in mailbox.sent() if sent.subject.startswith("alert: ")]
 
     until(lambda: len(alerts()) == 2, "both are told", seconds=30)
-    said = f"docs/*.md, reserved by {rival}, is no lease: docs/**/*.md overlaps with docs/plan.md, held by alice"
-    until(lambda: said in daemon.standing(home).problems.get("reservations", ""), "it stands there", seconds=30)
+    said = f"docs/*.md, reserved by {rival}, is not a lease: docs/**/*.md overlaps with docs/plan.md, held by alice"
+    until(lambda: said in daemon.status(home).problems.get("reservations", ""), "it stands there", seconds=30)
     assert [lease.id for lease in leases.list_leases(database)] == [held.id]
     leases.release(database, held.id)
     soon(
@@ -166,7 +166,7 @@ def test_one_that_conflicts_is_told_once_and_is_no_lease(
     )
     daemon.stop(home)
     daemon.start(home)
-    until(lambda: "a/../b" in daemon.standing(home).problems.get("reservations", ""), "it is looked again", seconds=30)
+    until(lambda: "a/../b" in daemon.status(home).problems.get("reservations", ""), "it is looked again", seconds=30)
     assert len(alerts()) == 2
 
 
@@ -180,7 +180,7 @@ def test_while_the_server_is_away_what_was_mirrored_stays(
         "mirror_reservations = true\n"
     )
     Reserving(original, "").reserve("Somebody", "docs/**")
-    part = Mirroring(home)
+    part = ReservationJob(home)
     assert part.step(lambda: True) == ""
     (lease,) = leases.list_leases(database)
     original.stop()
@@ -209,9 +209,9 @@ def test_one_that_is_over_or_odd_keeps_nobody_else_out_and_changes_nothing(
     reserving.reserve("Odd\0\ud800", "fine/**")
     original.reservations[2]["reason"] = "\0\x1b[2J\ud800"
     original.reservations[2]["expires_ts"] = (datetime.now(UTC) + timedelta(hours=1)).replace(tzinfo=None).isoformat()
-    part = Mirroring(home)
+    part = ReservationJob(home)
     said = part.step(lambda: True)
-    assert "is no lease" in said
+    assert "is not a lease" in said
     with database.read() as connection:
         before = heartbeats.generation(connection)
     assert part.step(lambda: True) == said
@@ -231,11 +231,11 @@ def test_an_alert_that_is_not_answered_is_sent_once(
     Reserving(original, "").reserve("Rival", "a/../b")
     Reserving(original, "").reserve("Rival", "docs/**")
     original.silent_after = 0
-    part = Mirroring(home)
+    part = ReservationJob(home)
     assert "broke off" in part.step(lambda: True)
     assert len(leases.list_leases(database)) == 1
     for _ in range(3):
-        assert "is no lease" in part.step(lambda: True)
+        assert "is not a lease" in part.step(lambda: True)
     part.close()
     assert len(original.messages) == 1
 
@@ -244,7 +244,7 @@ def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: 
     """Without a new start."""
     mirroring(original, mounted, tmp_path)
     (tmp_path / "token").write_text("another")
-    part = Mirroring(home)
+    part = ReservationJob(home)
     assert "answers 401" in part.step(lambda: True)
     (tmp_path / "token").write_text(TOKEN)
     assert part.step(lambda: True) == ""
