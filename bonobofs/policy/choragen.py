@@ -25,7 +25,7 @@ _MOST: Final = 1000
 
 
 def text_of(file: Path) -> str:
-    """What a file holds; PolicyError where it cannot be read."""
+    """Read a file. PolicyError: it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -40,7 +40,7 @@ def patterns_of(node: yaml.Node, lost: list[str]) -> list[str]:
 
 
 def spelled_out(text: str, line: int, lost: list[str]) -> list[str]:
-    """A pattern in our spelling, several where it had braces; none where it cannot be said."""
+    """Return a pattern in bonobofs's syntax: several if it has braces, none if it cannot be expressed."""
     pending, found = [text.removeprefix("./")], list[str]()
     while pending and len(pending) + len(found) <= _MOST:
         each = pending.pop(0)
@@ -104,7 +104,7 @@ def means_nothing(key: yaml.Node, node: yaml.Node) -> str:
 
 
 def moment_of(node: yaml.Node) -> datetime | None:
-    """A moment; None where it is none."""
+    """Parse a time; None: it is not a time."""
     try:
         found = datetime.fromisoformat(str(node.value))
     except ValueError:
@@ -127,7 +127,7 @@ class Entry(NamedTuple):
 
 
 def read_governance(text: str) -> tuple[str, list[str]]:
-    """A policy, as TOML, that admits no more than `choragen.governance.yaml` did, and what of that cannot be kept."""
+    """Return a policy in TOML that permits no more than the file, and a line for each part that is lost."""
     root = document_of(text)
     lost: list[str] = []
     parts = _Policy()
@@ -192,7 +192,7 @@ class _Policy:
             self.roles[role.value] = (write, deny)
 
     def compare(self, lost: list[str]) -> None:
-        """Name what may be deleted there and not here, as another entry keeps it."""
+        """Report the paths that Choragen lets delete and bonobofs does not, because another entry keeps them."""
         for entry, patterns in self._deletable:
             for other, kept in self._kept:
                 if any(patterns_meet(one, two) for one in patterns for two in kept):
@@ -238,7 +238,7 @@ class _Policy:
             self.rules.append((name, patterns))
 
     def _may_write(self, entry: Entry, patterns: list[str], lost: list[str]) -> bool:
-        """Whether what it allows can be said here; of what may be made and changed, nothing may be deleted."""
+        """True if the entry can be expressed. An entry without `delete` becomes a [[keep]], too."""
         if entry.actions == frozenset(_ALL):
             self._deletable.append((entry, patterns))
             return True
@@ -302,12 +302,12 @@ def _entries(key: yaml.Node, node: yaml.Node, lost: list[str]) -> Iterator[Entry
 
 
 def _comment(text: str) -> str:
-    """A text as it can stand behind a #, and not end the line."""
+    """Return a text for a comment line."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _toml(value: Any) -> str:
-    """A string or a list of strings; of JSON's spellings those are TOML's too."""
+    """Format a string or a list of strings. Their JSON form is valid TOML."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -315,7 +315,7 @@ _YEAR: Final = 365 * 86_400
 
 
 class Lock(NamedTuple):
-    """One chain's locks. `seconds` is how long they are still to last."""
+    """The locks of one chain. `seconds` is the time until they end."""
 
     line: int
     chain: str
@@ -326,8 +326,8 @@ class Lock(NamedTuple):
 
 
 def read_locks(text: str, now: datetime) -> tuple[list[Lock], list[str]]:
-    """The locks of `locks.json` that have not ended, and what of it cannot be kept. PolicyError: it is none."""
-    # It is JSON, in which a tab between two tokens is a blank; YAML, which knows the lines, has no tabs there.
+    """Return the present locks of `locks.json`, and a line for each part that is lost. PolicyError: invalid file."""
+    # The YAML parser, which knows the lines, reads JSON. YAML permits no tabs between tokens.
     root = document_of(text.replace("\t", " "))
     lost: list[str] = []
     chains: list[tuple[yaml.Node, yaml.Node]] | None = None

@@ -1,4 +1,4 @@
-"""A policy made ready for deciding: plain data, patterns in automata, every sentence already written."""
+"""Compile a policy for the engine: plain data, patterns in automata, and the sentences of all refusals."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ EVERYTHING: Final = "**"
 REPOSITORY: Final = ".git"
 """Where a mount shows the repository."""
 ALWAYS_PROTECTED: Final = ("**/.git/", "**/.beads/")
-"""Protected by every policy, also one without [[protect]]. No source contains the state directory (`state.places`)."""
+"""Protected by every policy. No source contains the state directory (`session.mount_checks`)."""
 DEFAULT_ROLE: Final = "agent"
-"""The role that exists unless the policy defines it. It writes everywhere."""
+"""The built-in role, unless the policy defines it. It may write everywhere."""
 _ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
-"""Names as people give them. Whatever holds one of these does not tell temporary names from others."""
+"""Ordinary names. A pattern that matches one of them is too wide for `temporary`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Rule:
     max_size: int | None
     executable: bool
     refusal: messages.Refusal | None
-    """Of a rule with `refuse`: it refuses every change, also one that another rule admits."""
+    """The refusal of a rule with `refuse`. It applies even if another rule permits the change."""
     permit: Permit
     offer: messages.Offer
     wrong_suffix: messages.Refusal
@@ -63,7 +63,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Role:
-    """One role. `write` is None where the role writes everywhere."""
+    """One role. `write` is None if the role may write everywhere."""
 
     name: str
     deny: Matcher[messages.Refusal]
@@ -71,12 +71,12 @@ class Role:
     elsewhere: messages.Refusal
     default: messages.Refusal
     calls: Mapping[Operation, Permit | messages.Refusal]
-    """The verdict of every operation that a role's lists name."""
+    """The verdict on every operation of a gate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hidden:
-    """Which hidden names are open: all, by name at any depth, or by the path up to and including the name."""
+    """The hidden names that may be changed: all, names at any depth, or paths that end in the hidden name."""
 
     everything: bool
     names: frozenset[str]
@@ -85,7 +85,7 @@ class Hidden:
     refusal: messages.Refusal
 
     def admits(self, parts: Sequence[str]) -> bool:
-        """Whether every hidden component of the path is open."""
+        """True if every hidden component of the path may be changed."""
         for depth, name in enumerate(parts, 1):
             if not name.startswith(".") or name in self.names or any(fits(name) for fits in self.globs):
                 continue
@@ -96,17 +96,17 @@ class Hidden:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScratchTable:
-    """One [[scratch]]. All its paths hold at most `max_total` bytes together; None: any number.
+    """One [[scratch]]. All its paths together have at most `max_total` bytes; None: no limit.
 
     Each name, be it of a file, directory or symlink, counts 4 KiB beside the bytes of content and extended attributes.
     """
 
     index: int
-    """Its place among the tables."""
+    """Index among the tables."""
     patterns: tuple[Pattern, ...]
     max_total: int | None
     full: messages.Refusal
-    """Of what would hold more."""
+    """The refusal of a change that exceeds `max_total`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class Scratch:
 
 
 class Tracked:
-    """Paths of the source that git tracked when the session began or loaded this policy, and the directories above."""
+    """Paths that git tracked when the session began or loaded this policy, and the directories above them."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """A path that ends in a slash stands for all that lies below it, too."""
+        """A path with a final slash includes everything below it."""
         self._exact: Final[set[str]] = set()
         self._subtrees: Final[set[str]] = set()
         for path in paths:
@@ -131,14 +131,14 @@ class Tracked:
             self._exact.update(_above(name))
 
     def has(self, path: str) -> bool:
-        """Whether git tracks the path, something below it, or what it lies in as a whole."""
+        """True if git tracks the path, a path below it, or a whole directory above it."""
         if path in self._exact:
             return True
         return bool(self._subtrees) and (path in self._subtrees or not self._subtrees.isdisjoint(_above(path)))
 
 
 def _above(path: str) -> Iterator[str]:
-    """The directories above a path, the nearest first, the root left out."""
+    """Return the directories above a path without the root, the nearest first."""
     while path := path.rpartition("/")[0]:
         yield path
 
@@ -150,18 +150,18 @@ class Repository:
     protected: tuple[str, ...]
     """Names, or patterns with `*`."""
     table: ScratchTable
-    """What holds its bytes; no [[scratch]] counts them."""
+    """The table of its bytes, which no [[scratch]] counts."""
     permit: Permit
 
     def protects(self, branch: str) -> bool:
-        """Whether the branch follows the source."""
+        """True if the branch follows the source."""
         return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
 
     def judge(self, parts: Sequence[str]) -> Permit | messages.Refusal:
-        """The verdict on every change of a path that begins with `.git`."""
+        """Return the verdict on a change of a path that begins with `.git`."""
         if len(parts) == 1:
             return messages.REPOSITORY
-        # Git also locks a branch that it does not move: the rename of the lock is refused, as it moves the branch.
+        # Git also locks branches that it does not move. The rename of the lock moves the branch, and is refused.
         if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
             return messages.PROTECTED_BRANCH
         return self.permit
@@ -169,14 +169,14 @@ class Repository:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Temporary:
-    """Which names are held: by their last component at any depth, or by the whole path."""
+    """The names of staged files: by the last component at any depth, or by the whole path."""
 
     names: Names
     paths: Matcher[bool]
     permit: Permit
 
     def admits(self, parts: Sequence[str]) -> bool:
-        """Whether a file or symlink of this name is held. Never those by which editors find out about a directory."""
+        """True if a file or symlink of this name is staged. Names that editors only try are never staged."""
         name = parts[-1]
         if not self.names.match(name) and not (self.paths and self.paths.find(parts)):
             return False
@@ -185,7 +185,7 @@ class Temporary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """What the engine decides by. Never changed once made; a new policy, role or lease is a new generation."""
+    """A compiled policy. It is immutable; a new policy, role or lease is a new generation."""
 
     document: Mapping[str, Any]
     digest: str
@@ -194,7 +194,7 @@ class Policy:
     protect: Matcher[messages.Refusal]
     scratch: tuple[ScratchTable, ...]
     protect_and_scratch: Matcher[messages.Refusal | Scratch]
-    """Both in one automaton, for every decision asks for both."""
+    """Both in one automaton, because every decision needs both."""
     temporary: Temporary | None
     keep: Matcher[messages.Refusal]
     hidden: Hidden
@@ -203,47 +203,47 @@ class Policy:
     roles: Mapping[str, Role]
     unknown_role: messages.Refusal
     default: Permit | None
-    """The leave where no rule matches, or None: refused."""
+    """The permit if no rule matches. None: the change is refused."""
     symlinks_anywhere: bool
     """A symlink may be absolute, or leave the workspace."""
     judges_content: bool
-    """Some rule refuses executable content, so that the first bytes of a file are worth reading."""
+    """A rule refuses executable content, so that a verdict depends on the first bytes of a file."""
     leases: Leases | None = None
-    """Who holds what; None: leases are not followed."""
+    """The lease snapshot; None: the session tracks no leases."""
     tracked: Tracked | None = None
-    """The paths below [[scratch]] that git tracks; None: there are none."""
+    """The paths below [[scratch]] that git tracks; None: no paths."""
     repository: Repository | None = None
-    """The session's own `.git`; None: the mount shows that of the source, which nothing changes."""
+    """The session's own `.git`; None: the mount shows that of the source read-only."""
 
     def bound_by(self, leases: Leases | None) -> Policy:
-        """This policy under these leases."""
+        """Return this policy with a lease snapshot."""
         return dataclasses.replace(self, leases=leases)
 
     def with_tracked(self, tracked: Tracked | None) -> Policy:
-        """This policy, under which these paths are never scratch."""
+        """Return this policy with tracked paths, which are never scratch."""
         return dataclasses.replace(self, tracked=tracked)
 
     def with_repository(self) -> Policy:
-        """This policy for a mount in which `.git` is the session's own."""
+        """Return this policy for a mount with a `.git` of the session's own."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
         table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, messages.REPOSITORY)
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
         return dataclasses.replace(self, repository=Repository(tuple(protected), table, permit))
 
     def repository_of(self, parts: Sequence[str]) -> Repository | None:
-        """The session's repository, if the path is it or lies in it."""
+        """Return the session's repository if the path is it or is below it."""
         return self.repository if self.repository is not None and parts and parts[0] == REPOSITORY else None
 
     def is_scratch(self, parts: Sequence[str]) -> bool:
-        """Whether a [[scratch]] matches the path, and git does not track it."""
+        """True if a [[scratch]] matches the path and git does not track it."""
         found = self.protect_and_scratch.find(parts)
         return any(isinstance(one, Scratch) for one in found) and not self.goes_by_rules(parts)
 
     def goes_by_rules(self, parts: Sequence[str]) -> bool:
-        """Whether the rules decide about a path that a [[scratch]] matches.
+        """True if the rules decide about a path that a [[scratch]] matches.
 
-        So they do where git tracks it, and of a temporary name in a directory that holds tracked files: from scratch it
-        could not be renamed over one of them. The root of the source has no copy in the scratch layer.
+        They do if git tracks it, or if it is a temporary name in a directory with tracked files: a file in scratch
+        cannot be renamed over a tracked one. The root of the source has no copy in the scratch layer.
         """
         if not parts:
             return True
@@ -255,7 +255,7 @@ class Policy:
         return beside and self.tracked.has("/".join(parts[:-1]))
 
     def scratch_table(self, path: str) -> ScratchTable | None:
-        """The [[scratch]] that a path counts towards, if `decide` says that it is scratch; it says so, not this."""
+        """Return the [[scratch]] that counts a path, provided that `decide` permits the path in scratch."""
         parts = path.split("/") if path else []
         if (repository := self.repository_of(parts)) is not None:
             return repository.table
@@ -275,12 +275,12 @@ class Policy:
 
 
 def digest(document: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of the document as canonical JSON."""
+    """Return the SHA-256, in hex, of the document as canonical JSON."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
-    """Make a policy ready. `document` is `PolicyDocument.model_dump(mode="json")`, or as much of it as there is.
+    """Compile a policy. `document` is `PolicyDocument.model_dump(mode="json")`; keys can be missing.
 
     PolicyError, without file and line, for a pattern that cannot be enforced.
     """
@@ -312,7 +312,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
 
 
 def defined_roles(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Every role that there is, by its name, as [role.NAME] has it."""
+    """Return all roles by name, as in [role.NAME], with the built-in role."""
     return {DEFAULT_ROLE: {"write": [EVERYTHING], **BUILT_IN}, **document.get("role", {})}
 
 
@@ -322,7 +322,7 @@ def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, messages.Refusa
 
 
 def protected_paths(document: Mapping[str, Any]) -> list[str]:
-    """Every pattern that the policy protects, the built-in ones included; each once."""
+    """Return every protected pattern, with the built-in ones, each once."""
     listed = [text for table in document.get("protect", ()) for text in table["paths"]]
     return list(dict.fromkeys([*listed, *ALWAYS_PROTECTED]))
 
@@ -352,10 +352,10 @@ def _temporary(texts: Sequence[str]) -> Temporary | None:
 
 
 def parse_temporary(text: str) -> Pattern:
-    """Take an entry of `temporary` apart. PolicyError also where it would hold more than temporary names, or nothing.
+    """Parse an entry of `temporary`. PolicyError: it matches ordinary names, or could match no file.
 
-    Whatever matches seems to succeed, and is gone with the session unless it is renamed. So a pattern must say what
-    the name itself looks like.
+    A matching file seems to be written, and is lost at the end of the session unless it is renamed. So a pattern must
+    describe the name itself.
     """
     pattern = parse(text)
     if pattern.reach is not Reach.ONLY:
@@ -370,18 +370,18 @@ def parse_temporary(text: str) -> Pattern:
 
 
 def is_never_held(name: str) -> bool:
-    """Whether the name is one by which editors find out whether they may replace a file, or where they keep the old.
+    """True for the names by which editors test if they may replace a file, or to which they move the old file.
 
-    Refused, vim and emacs write into the file as it is, which is what cannot lose it. Were these held, they would move
-    the only good copy to where it ends with the session.
+    If these are refused, vim and emacs write into the existing file, which cannot lose it. If they were staged, the
+    editor would move the only good copy to a place that is lost at the end of the session.
     """
     return name == "4913" or name.endswith("~")
 
 
 def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     offers = [_offer(table) for table in tables]
-    # From the widest on, so that the first rule to admit a change is the one whose verdict extends furthest: none that
-    # also admits it goes to a greater size, nor to the same size with executable content.
+    # The widest rule first, so that the first rule that permits a change has the widest verdict: no other rule that
+    # permits the change has a larger size, or the same size with executable content.
     widest = sorted(range(len(offers)), key=lambda index: _narrowness(offers[index]))
     return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]
 
@@ -452,7 +452,7 @@ def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation,
 
 
 def meet(some: Sequence[Pattern], others: Sequence[Pattern]) -> bool:
-    """Whether a path may exist that both sides match."""
+    """True if a pattern of each side can match the same path."""
     return any(meets(one, other) for one in some for other in others)
 
 
@@ -470,7 +470,7 @@ def _hidden(entries: Sequence[str]) -> Hidden:
 
 
 def parse_hidden(entry: str) -> Pattern:
-    """Take an entry of `hidden` apart. PolicyError also where it could open no hidden name.
+    """Parse an entry of `hidden`. PolicyError: it can match no hidden name.
 
     An entry without a slash is a name or a glob for one name, at any depth: `.github`, `.env.*`. An entry with a slash
     is a pattern for the path that ends in the hidden name: `docs/.cache` opens that name, `docs/.cache/` and `docs/**`

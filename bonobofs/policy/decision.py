@@ -1,4 +1,4 @@
-"""What the engine answers, and the schema in which every decision is shown."""
+"""The result of the engine: a permit or a denial, its errno, and its JSON form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bonobofs.policy.request import Operation, WorkspacePath, at_hand
 
 @at_hand
 class Code(enum.StrEnum):
-    """Why a change is refused. The words are an interface; contracts and SECURITY.md list them."""
+    """The reason of a denial. The values are an interface; SECURITY.md lists them."""
 
     OUTSIDE = "OUTSIDE"
     DEVICE = "DEVICE"
@@ -36,13 +36,13 @@ class Code(enum.StrEnum):
 
 @at_hand
 class Layer(enum.StrEnum):
-    """Where the bytes of an allowed change go, if not into the source."""
+    """The layer that gets the bytes of a permitted change."""
 
     SOURCE = ""
     SCRATCH = "scratch"
-    """Into the session's scratch layer; the path is one of `[[scratch]]`."""
+    """The session's scratch layer; the path matches a `[[scratch]]`."""
     STAGED = "temporary"
-    """Into a held file; it enters the source when it is renamed or linked onto a name that the rules admit."""
+    """A staged file. It enters the source when it is renamed or linked to a name that the rules permit."""
 
 
 OTHER_LAYER: Final[dict[Layer, tuple[str, str]]] = {
@@ -56,7 +56,7 @@ OTHER_LAYER: Final[dict[Layer, tuple[str, str]]] = {
         "Rename it onto the name that is meant, or write to that at once.",
     ),
 }
-"""What becomes of a change that is allowed and kept apart, and what to do for it to stay."""
+"""For a permitted change of another layer: what happens to its bytes, and how to keep them."""
 REPOSITORY_RULE: Final = "repository"
 OF_REPOSITORY: Final = (
     "`.git` is the repository of this session. The source takes over what is published: a branch, commit by commit.",
@@ -87,32 +87,32 @@ ERRNO: Final[dict[Code, int]] = {
 
 
 class Permit(NamedTuple):
-    """Leave to make one change. Only `policy.engine` makes one, and no change is made below without it.
+    """Permission to make one change. Only `policy.engine` creates permits, and every effect takes one as an argument.
 
-    One that a process was given can be told to another of the same session (`ipc.codec`).
+    `ipc.codec` passes a permit to another process of the same session.
     """
 
     rule: str
-    """Name of the rule that admitted it."""
+    """Name of the rule that permits the change."""
     max_size: int | None = None
-    """The largest size in bytes to which this verdict extends; None: any."""
+    """Largest size in bytes for which this verdict holds; None: any."""
     judges_content: bool = False
-    """The rule forbids executable content: a change of the first bytes must be judged anew."""
+    """The rule forbids executable content: a change of the first bytes needs a new verdict."""
     layer: Layer = Layer.SOURCE
     """A change in any layer but SOURCE must not touch the source. Only requests inside a mount get such a permit."""
 
 
 class Holding(NamedTuple):
-    """Somebody's hold on a path."""
+    """The lease of another holder on a path."""
 
     holder: str
     """Label of the agent who acquired it."""
     chain: str | None
-    """The chain that holds it; None: the agent does."""
+    """The chain that holds it; None: the agent holds it."""
     until: str
-    """When it ends, ISO 8601."""
+    """Its expiry in ISO 8601."""
     holder_id: str | None = None
-    """UUID of that agent, for the record; None: known to Agent Mail only."""
+    """UUID of the agent, for the trail; None: only Agent Mail knows the agent."""
 
     def __str__(self) -> str:
         by = self.holder if self.chain is None else f"{self.holder} for chain {self.chain}"
@@ -120,7 +120,7 @@ class Holding(NamedTuple):
 
 
 class Denied(NamedTuple):
-    """A refusal: the rule that made it, a stable code, one constant sentence, and what to do instead."""
+    """A denial: its rule, a stable code, one constant sentence, and what to do instead."""
 
     code: Code
     rule: str
@@ -129,9 +129,9 @@ class Denied(NamedTuple):
     path: WorkspacePath
     operation: Operation
     holding: Holding | None = None
-    """Whose lease it is, where that is the reason."""
+    """The lease, if a lease is the reason."""
     about: str = ""
-    """A sentence with the particulars, for people and records: which issue, which branch."""
+    """A sentence with the particulars, such as the issue or the branch."""
 
     @property
     def errno(self) -> int:
@@ -142,7 +142,7 @@ Decision = Permit | Denied
 
 
 def as_document(decision: Decision, path: str, operation: Operation) -> dict[str, Any]:
-    """The one schema of a decision, for JSON: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
+    """Return the JSON form of a decision: `why --json`, the extended attribute, `denials.jsonl`, exceptions."""
     if isinstance(decision, Denied):
         holder, chain, until, _ = decision.holding or (None, None, None, None)
         holding = {} if holder is None else {"holder": holder, "chain": chain, "until": until}
@@ -172,13 +172,13 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
     }
 
 
-class Refused(PermissionError):  # noqa: N818 - it is what the seeds call a denial, not a fault
-    """A change that the policy does not admit. `errno` follows from the code; `decision` says the rest."""
+class Refused(PermissionError):  # noqa: N818 - a denial is a result, not a fault
+    """The policy denies a change. `errno` follows from the code; `decision` is the denial."""
 
     exit_code: ClassVar[int] = 77
 
     def __init__(self, decision: Denied) -> None:
         held = "" if decision.holding is None else str(decision.holding)
-        told = filter(None, (decision.reason, decision.about, held, decision.instead))
-        super().__init__(decision.errno, " ".join(told), decision.path)
+        sentences = filter(None, (decision.reason, decision.about, held, decision.instead))
+        super().__init__(decision.errno, " ".join(sentences), decision.path)
         self.decision = decision

@@ -1,4 +1,4 @@
-"""A policy told to the one who works under it."""
+"""Describe a policy in Markdown for the agent of a session."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FAMILIES: Final = {
 
 
 def allowed_directories(policy: Policy, role: str) -> list[str]:
-    """Where the role may write, one place a line, as `aidlc-docs/ (.md, 1 MB)`; a role that is not defined: nowhere."""
+    """Return the paths that the role may write, such as `aidlc-docs/ (.md, 1 MB)`; none for an undefined role."""
     if role not in policy.roles:
         return []
     lines = [
@@ -67,7 +67,7 @@ def allowed_directories(policy: Policy, role: str) -> list[str]:
 
 
 def describe(policy: Policy, role: str) -> str:
-    """The policy as Markdown for the agent in this role: what it may write, what not, and how to ask why."""
+    """Return the policy for a role in Markdown: what the role may write, what not, and how to ask why."""
     intro = (
         f"The role is `{role}`. Reading is free. Every change is judged by the operator's policy and recorded; what it"
         " does not admit fails with an error, and nothing is changed."
@@ -112,7 +112,7 @@ def _kept_apart(policy: Policy) -> Iterable[str]:
 
 
 def callable_words(policy: Policy, role: str) -> dict[str, list[str]]:
-    """What the role's lists `tools`, `git` and `beads` name; all are empty for a role that is not defined."""
+    """Return the words of the role's lists `tools`, `git` and `beads`; all are empty for an undefined role."""
     table = defined_roles(policy.document).get(role, {})
     return {family: [word for word in known if word in table.get(family, ())] for family, known in FAMILIES.items()}
 
@@ -149,7 +149,7 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
 
 
 def _open(policy: Policy, role: str, pattern: Pattern) -> bool:
-    """Whether the role can write something that the pattern matches, as far as patterns alone tell."""
+    """True if the patterns of the role permit to write a path that the pattern matches."""
     if not meet([pattern], [parse(text) for text in _writes(policy, role)]):
         return False
     if not pattern.literal:

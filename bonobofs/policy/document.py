@@ -38,7 +38,7 @@ from bonobofs.policy.presets import PRESETS, preset_file
 from bonobofs.policy.toml_positions import Place, positions
 
 LARGEST: Final = 2**63 - 1
-"""The largest size that a file can have on Linux."""
+"""The largest size of a file on Linux."""
 
 _NOT_BUILT: Final = frozenset({"ask"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
@@ -50,7 +50,7 @@ _LONGEST_SENTENCE: Final = 200
 
 
 def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
-    """An error for pydantic to carry. `place` leads from the model that raises it to the key."""
+    """Return an error for pydantic. `place` is the path from the model that raises it to the key."""
     return PydanticCustomError("policy", "{problem}", {"problem": problem, "place": place})
 
 
@@ -232,27 +232,27 @@ class _Table(BaseModel):
 
 
 class Paths(_Table):
-    """[[protect]] and [[keep]]: what nothing may change; what nothing may delete or rename away."""
+    """[[protect]]: paths that no change may touch. [[keep]]: paths that no change may delete or rename away."""
 
     paths: list[PathPattern] = Field(min_length=1)
 
 
 class Scratch(_Table):
-    """[[scratch]]: what may be written at will and never reaches the source, up to so many bytes together."""
+    """[[scratch]]: paths that are free to write and never reach the source, with a limit of bytes for all together."""
 
     paths: list[PathPattern] = Field(min_length=1)
     max_total: Size | None = None
 
 
 class Examples(_Table):
-    """Paths that `policy test` tries against the whole policy; one that ends in a slash is a directory."""
+    """Paths that `policy test` tries against the whole policy. A path with a final slash is a directory."""
 
     allow: list[ExamplePath] = []
     deny: list[ExamplePath] = []
 
 
 class Rule(_Table):
-    """[[rule]]: changes of matching paths that it admits, or refuses with a reason. An absent key sets no limit."""
+    """[[rule]]: changes of matching paths that it permits, or refuses with a reason. A missing key sets no limit."""
 
     name: RuleName
     paths: list[PathPattern] = Field(min_length=1)
@@ -276,7 +276,7 @@ class Rule(_Table):
 
 
 class Role(_Table):
-    """[role.NAME]: where the role writes, where it does not although it would, and what it may call at the gates."""
+    """[role.NAME]: the paths that the role may write, exceptions from them, and the operations of tools and gates."""
 
     write: list[PathPattern] = []
     deny: list[PathPattern] = []
@@ -287,7 +287,7 @@ class Role(_Table):
 
 
 class Leases(_Table):
-    """[leases]: how long a lease of a session may last, and which roles may acquire one.
+    """[leases]: the longest lease of a session, and the roles that may acquire one.
 
     `max` is in seconds. `who` None: every role that writes somewhere.
     """
@@ -297,7 +297,7 @@ class Leases(_Table):
 
 
 class Beads(_Table):
-    """[beads]: what issues may be like. A label is one of the prefixes, a colon and a name."""
+    """[beads]: the issue conventions. A label is one of the prefixes, a colon and a name."""
 
     types: list[BeadsWord] = Field(default=[*TYPES], min_length=1)
     label_prefixes: list[BeadsWord] = Field(default=[*LABEL_PREFIXES], min_length=1)
@@ -305,7 +305,7 @@ class Beads(_Table):
 
 
 class Git(_Table):
-    """[git]: what the git gate demands of branches and messages, and who is named in commits."""
+    """[git]: requirements for branches and messages, and the identity in commits."""
 
     branch_prefix: BranchPrefix = "aidlc/"
     protected_branches: list[BranchPattern] = ["main", "master", "develop"]
@@ -315,7 +315,7 @@ class Git(_Table):
 
 
 class AgentMail(_Table):
-    """[agent_mail]: where the record is carried. The project is the source by itself, the sender a name of its own."""
+    """[agent_mail]: the mailbox for the trails. By default the project is the source, and the sender a unique name."""
 
     url: ServerUrl
     token_file: AbsolutePath | None = None
@@ -327,14 +327,14 @@ class AgentMail(_Table):
 
 
 class Audit(_Table):
-    """[audit]: how long the record of ended sessions is kept, and how many bytes all of the record may hold."""
+    """[audit]: how long the trails of ended sessions are kept, and the size limit of all trails."""
 
     keep: Age = "90d"
     max_total: Size = ByteSize(5_000_000_000)
 
 
 class PolicyDocument(_Table):
-    """A whole policy, its preset included. `model_dump(mode="json")` is what `policy.engine.compile_policy` takes."""
+    """A whole policy with its preset. `policy.engine.compile_policy` takes its `model_dump(mode="json")`."""
 
     extends: Literal["project", "aidlc", "docs", "read-only"] | None = Field(default=None, exclude=True)
     replace: list[str] = Field(default=[], exclude=True)
@@ -369,7 +369,7 @@ def load(path: Path) -> PolicyDocument:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise PolicyError(f"{origin}:{line}: a policy is UTF-8 text, and this is not") from None
+        raise PolicyError(f"{origin}:{line}: the file is not UTF-8 text; a policy must be") from None
     return parse(text, str(path))
 
 
@@ -402,7 +402,7 @@ def parse(text: str, origin: str) -> PolicyDocument:
 
 
 def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[Place, str]]) -> PolicyDocument | None:
-    """The preset that a policy extends; None if it extends none."""
+    """Return the preset that a policy extends, or None."""
     name = raw.get("extends")
     if not isinstance(name, str) or name not in PRESETS:
         return None
@@ -414,7 +414,7 @@ def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[Place, str
 
 
 def located(text: str, remarks: Iterable[tuple[Place, str]]) -> list[tuple[int, str]]:
-    """Remarks with their lines, counted from 1. One about a role that the text inherits is left out."""
+    """Return remarks with their lines, counted from 1. Remarks about inherited roles are omitted."""
     lines = positions(text)
     return sorted(
         (_line(lines, place), remark) for place, remark in remarks if place[0] != "role" or place[:2] in lines
@@ -478,5 +478,5 @@ def _key(place: Place) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text for one line of a terminal: control characters and what cannot be encoded are escaped."""
+    """Return a text for one line of a terminal: control and unencodable characters are escaped."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,13 +1,13 @@
-"""Deciding. Pure and total: the same policy, agent, request and facts give the same answer, and every one gets one.
+"""Decide about a request. The engine is pure and total: equal inputs give equal decisions, and it never raises.
 
-The order is that of the contracts: outside, devices, the session's own `.git` (allowed, the bytes held apart), protect,
-the role's `deny`, scratch paths that git does not track (allowed, the bytes held apart), hidden, the role's `write`,
-keep, then the rules, or `default` where none matches the path. A temporary name that these four refuse is allowed, and
-the file held apart. Last, what would be allowed is still refused for a file that has names beyond those that are known,
-and for a path that another holder has leased. What is refused earlier is never looked at again, so nothing later can
-widen it.
+The checks have this order: outside, devices, the session's own `.git` (permitted in the scratch layer), protect, the
+role's `deny`, scratch paths that git does not track (permitted in the scratch layer), hidden, the role's `write`, keep,
+and the rules, or `default` if no rule matches the path. If one of the last four denies a temporary name, the change is
+permitted as a staged file. At the end a permitted change is still denied if the file has unknown names or if another
+holder has leased the path. The first denial is final, so that no later check can widen it.
 
-An operation of a gate is no change of a path: the role has it or has it not, and its files are judged as they change.
+The operation of a gate is not a change of a path: the role's lists permit it or not, and its files are judged as they
+change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXECUTABLE_HEADS: Final = (
     b"\xbe\xba\xfe\xca",
     b"\0asm",
 )
-"""First bytes of what a system runs: scripts, ELF, DOS and Windows, Mach-O of both orders and widths, wasm."""
+"""First bytes of executable files: scripts, ELF, DOS and Windows, Mach-O of both orders and widths, wasm."""
 
 _X_BITS: Final = 0o111
 _FILE: Final = Kind.FILE
@@ -70,7 +70,7 @@ _OF_THE_ROOT: Final = frozenset(
         Operation.REMOVE_XATTR,
     }
 )
-"""What may be done to the root directory itself, or names no path; everything else would make, remove or replace it."""
+"""Operations without a path, or that may change the root directory. All others would create, remove or replace it."""
 _OF_THE_INODE: Final = frozenset(
     {
         Operation.WRITE_FILE,
@@ -85,16 +85,16 @@ _OF_THE_INODE: Final = frozenset(
         Operation.REMOVE_XATTR,
     }
 )
-"""Changes that show under every name of a file. Owner, times and attributes count with content and mode: a change of
-the owner clears set-id bits, ACLs and capabilities are attributes, and build tools go by times. Names (delete, rename,
-link) are not among them: the other names keep what they have."""
+"""Changes that show under every name of a file. They include owner, times and attributes: a change of the owner clears
+set-id bits, ACLs and capabilities are attributes, and build tools compare times. Delete, rename and link change one
+name only."""
 
 
 def decide(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
-    """Whether the agent may make this change. Never raises, whatever the path.
+    """Decide whether the agent may make this change. Never raises, for any path.
 
-    An Allowed speaks for later changes of the same path too: any size up to `max_size` is admitted while first bytes
-    and mode stay as they are; where `judges_content` is false, also with any first bytes.
+    A Permit holds for later changes of the same path too: for any size up to `max_size` while first bytes and mode stay
+    the same; if `judges_content` is false, with any first bytes.
     """
     operation, path, kind = request
     parts = path.split("/") if path else []
@@ -131,12 +131,12 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             if holding is None:
                 return verdict
             return Denied(*messages.LEASED, path, operation, holding)
-    # Denied(*refusal, path, operation) at a third of the cost; an agent that tries everything is refused very often.
+    # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
 
 def _by_lists(policy: Policy, agent: Principal, request: Request, refusal: Refusal | None) -> Decision:
-    """What the role's lists say of an operation of a gate, if its path is one."""
+    """Decide an operation of a gate by the role's lists."""
     refusal = refusal or _lacks(policy, agent, request.operation)
     if refusal is not None:
         return Denied(*refusal, request.path, request.operation)
@@ -146,7 +146,7 @@ def _by_lists(policy: Policy, agent: Principal, request: Request, refusal: Refus
 
 
 def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | None:
-    """Why the role may not call this; None: it may."""
+    """Return the refusal if the role's lists do not have the operation."""
     role = policy.roles.get(agent.role)
     if role is None:
         return policy.unknown_role
@@ -155,14 +155,14 @@ def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | 
 
 
 def decide_in_source(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
-    """`decide`, for who changes the source itself and can hold nothing apart: what would be held is refused."""
+    """Decide for a caller that has the source layer only. A change of another layer is denied."""
     return in_source(decide(policy, agent, request, context), request)
 
 
 def decide_published(policy: Policy, request: Request) -> Decision:
-    """Whether a git command may bring this path to the content that a protected branch has there.
+    """Decide whether a git command may bring this path to its content in a protected branch.
 
-    The caller knows that content. No rule for the path is asked, so that only a lease can refuse it.
+    The caller verifies the content. Only a lease can deny the change, not a rule.
     """
     leases = policy.leases
     if leases is not None and not leases.known:
@@ -174,7 +174,7 @@ def decide_published(policy: Policy, request: Request) -> Decision:
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
-    """What a decision on this request comes to for who can hold nothing apart."""
+    """Turn a permit of another layer than the source into a denial."""
     if isinstance(decision, Denied) or decision.layer is Layer.SOURCE:
         return decision
     reason, instead = messages.ONLY_IN_A_MOUNT[decision.layer]
@@ -192,15 +192,14 @@ def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool
 
 
 def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) -> Refusal | None:
-    """A symlink's text, read from the directory that holds it.
+    """Return the refusal of a symlink's target, resolved textually from the directory that contains the symlink.
 
-    A `..` that follows a name is refused: the name may be a symlink, now or later, and then the place above it is not
-    the one that the text shows. Under `symlinks = "any"` and in scratch only a target in a protected path is refused,
-    as far as the text shows it.
+    A `..` after a name is refused: the name can be or become a symlink, and the `..` then leads elsewhere than the text
+    shows. With `symlinks = "any"` and in scratch only a target whose text leads into a protected path is refused.
     """
     if not parts or not target or "\0" in target:
         return messages.TARGET
-    # An absolute symlink leads where it led before, wherever its directory takes it.
+    # The target of an absolute symlink does not depend on its directory.
     bound = carried and target[0] != "/"
     repository = policy.repository_of(parts) is not None
     anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(parts)))
@@ -225,7 +224,7 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
 def _judge_path(
     policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
 ) -> Permit | Refusal:
-    """The verdict on the path and on what comes to lie there."""
+    """Return the verdict on the path and on the file that will be there."""
     verdict = _apart_or_closed(policy, role_name, parts)
     if verdict is not None:
         return verdict
@@ -239,7 +238,7 @@ def _judge_path(
 
 
 def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Permit | Refusal | None:
-    """The verdict on a path that is protected, denied to the role, or scratch."""
+    """Return the verdict on a path that is protected, denied to the role, or scratch; None for all others."""
     if (repository := policy.repository_of(parts)) is not None:
         return repository.judge(parts) if role_name in policy.roles else policy.unknown_role
     found = policy.protect_and_scratch.find(parts)
@@ -264,7 +263,7 @@ def _is_temporary(temporary: Temporary, parts: list[str], kind: Kind) -> bool:
 def _judge_ordinary(
     policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
 ) -> Permit | Refusal:
-    """The verdict on a change of the source itself."""
+    """Return the verdict on a change of the source."""
     role = policy.roles[role_name]
     if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
         return policy.hidden.refusal
@@ -281,7 +280,7 @@ def _first_scratch(found: list[Refusal | Scratch]) -> Permit:
 
 
 def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, context: Context, leaves: bool) -> Permit | Refusal:
-    """The leave of the widest rule that admits the change, else the refusal of the rule that came closest to it."""
+    """Return the permit of the widest rule that permits the change, or the refusal of the rule that comes closest."""
     for rule in matched:
         if rule.refusal is not None:
             return rule.refusal

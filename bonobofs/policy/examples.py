@@ -1,4 +1,4 @@
-"""Trying the examples that rules carry, for `policy test`."""
+"""Check a policy: try the examples of its rules (`policy test`), and warn about open risks (`policy check`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALL_FILE: Final = Context(size=1, mode=0o644, head=b"a")
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
-    """One line for each example that the whole policy decides otherwise than expected; empty: all hold.
+    """Return one line for each example that the whole policy decides differently than it states.
 
     `document` is `PolicyDocument.model_dump(mode="json")`. Examples of [role.NAME] are tried in that role, all others
     in the default role. An example is tried as the creation of a small plain file in the source, or of a directory if
@@ -29,12 +29,12 @@ def failures(document: Mapping[str, Any]) -> list[str]:
 
 
 def count(document: Mapping[str, Any]) -> int:
-    """The number of examples in the policy."""
+    """Return the number of examples in the policy."""
     return sum(len(paths) for _, _, table in _tables(document) for paths in table.values())
 
 
 def _tables(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The name that messages give to a table of examples, the role in which they are tried, and the table."""
+    """Return each table of examples with its name in messages and the role that tries it."""
     usual = document.get("default_role", "agent")
     yield "examples", usual, document.get("examples", {})
     for rule in document.get("rule", ()):
@@ -57,7 +57,7 @@ def _failures(policy: Policy, name: str, role: str, table: Mapping[str, Any]) ->
 
 
 def create(policy: Policy, agent: Principal, path: str) -> Decision:
-    """The decision on the creation of a small plain file in the source; of a directory, if the path ends in a slash."""
+    """Decide the creation of a small plain file in the source, or of a directory if the path ends in a slash."""
     if path.endswith("/"):
         return decide_in_source(policy, agent, Request(Operation.MKDIR, WorkspacePath(path[:-1]), Kind.DIRECTORY))
     return decide_in_source(policy, agent, Request(Operation.CREATE_FILE, WorkspacePath(path)), _SMALL_FILE)
@@ -72,11 +72,11 @@ _RISKS: Final = {
     "runs-by-itself": "files that take effect when the project is only opened or pushed",
     "secrets": "files that hold secrets",
 }
-"""The refusing rules of the preset `project`. Their examples are the paths that are tried."""
+"""Refusing rules of the preset `project`. `warnings` tries the paths of their examples."""
 
 
 def warnings(document: Mapping[str, Any]) -> list[tuple[Place, str]]:
-    """Each warning with the key it is about. `document` is `PolicyDocument.model_dump(mode="json")`."""
+    """Return each warning with its key. `document` is `PolicyDocument.model_dump(mode="json")`."""
     policy = compile_policy(document)
     return [*_open_keys(document), *_open_risks(policy, document), *_idle_roles(policy, document)]
 
@@ -91,7 +91,7 @@ def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
 
 
 def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """One warning for each kind of file that some role may change and the preset `project` refuses."""
+    """Return one warning for each kind of file that a role may change and that the preset `project` refuses."""
     project = load(preset_file("project")).model_dump(mode="json")
     rules = {rule["name"]: index for index, rule in enumerate(document.get("rule", ()))}
     hidden = False
@@ -116,7 +116,7 @@ def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[P
 
 
 def _idle_roles(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """Roles in which nothing can be done, or whose `write` meets no rule."""
+    """Return the roles that permit nothing, or whose `write` overlaps with no rule."""
     for name, role in defined_roles(document).items():
         write = [parse(text) for text in role.get("write", ())]
         if not any(role.get(key) for key in ("write", "tools", "git", "beads")):

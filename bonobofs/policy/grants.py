@@ -1,7 +1,7 @@
-"""Which operation takes which word of a role's lists `tools`, `git` and `beads`.
+"""The role lists `tools`, `git` and `beads`, the word that each operation needs, and the issue conventions of [beads].
 
-An operation of a gate is no change of one path: it is judged by the role alone, and the files that it brings along are
-judged one by one as its parts.
+An operation of a gate is not a change of one path: the role alone decides it, and each file that it changes is judged
+as a part.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ GIT: Final = (
     "tag",
 )
 EVERY: Final = "*"
-"""Every subcommand of git but those of REMOTE."""
+"""Every subcommand of git except those of REMOTE."""
 REMOTE: Final = ("push", "fetch", "pull", "ls-remote", "clone", "archive", "remote")
-"""Subcommands that contact a remote in some form. A role has that form only if its list names the subcommand."""
+"""Subcommands that can contact a remote. A role may do that only if its list names the subcommand."""
 OTHERS: Final = ("am", "apply", "bisect", "cherry-pick", "clean", "config", "gc", "init", "notes", "rebase", "revert")
 BEADS: Final = ("create", "update", "close", "reopen", "epic", "dep", "label", "comment")
 
 FAMILIES: Final = {"tools": TOOLS, "git": (EVERY, *GIT, *OTHERS, *REMOTE), "beads": BEADS}
-"""The lists of a role, and the words that each may have."""
+"""The lists of a role, and the words that each can have."""
 
 
 class Call(NamedTuple):
-    """Which list an operation is looked up in, and the words there of which one is enough; none: no role has it."""
+    """The list that an operation needs, and the words of which one suffices. No words: no role may do it."""
 
     family: str
     words: tuple[str, ...]
 
 
 WRITING: Final = Operation.WRITE_FILE
-"""The one tool that is a change of a path too. It is asked for as a tool by `Context.tool`."""
+"""The one tool that is also a change of a path. `Context.tool` marks the call of the tool."""
 
 OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.READ_FILE: Call("tools", ("read_file",)),
@@ -77,7 +77,7 @@ OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.COMMENT_ISSUE: Call("beads", ("comment",)),
     Operation.CALL: Call("socket", ()),
 }
-"""Operations that no rule for paths speaks of."""
+"""Operations that are decided by the role's lists only."""
 
 CALLS: Final[dict[Operation, Call]] = {**OF_A_GATE, WRITING: Call("tools", ("write_file",))}
 
@@ -86,7 +86,7 @@ BUILT_IN: Final = {
     "git": (EVERY,),
     "beads": ("create", "update", "close", "dep", "label", "comment"),
 }
-"""What the role has that exists though the policy does not define it."""
+"""The lists of the built-in role."""
 
 
 TYPES: Final = ("task", "epic", "bug", "feature", "chore", "decision", "message")
@@ -95,16 +95,16 @@ HUMAN: Final = "human"
 
 
 class Conventions(NamedTuple):
-    """What an issue may be like."""
+    """The issue conventions of a policy."""
 
     types: tuple[str, ...] = TYPES
     label_prefixes: tuple[str, ...] = LABEL_PREFIXES
     human: str = HUMAN
-    """To whom messages are assigned."""
+    """The assignee of messages."""
 
 
 def conventions(document: Mapping[str, Any]) -> Conventions:
-    """Those of a policy document, as plain data; what it leaves out is as it is shipped."""
+    """Return the conventions of a policy document. A missing key has the default value."""
     table = document.get("beads", {})
     return Conventions(
         tuple(table.get("types", TYPES)),

@@ -1,4 +1,4 @@
-"""`extends` and `replace` of a policy: which keys of the preset stay, and how the file changes them. Plain data."""
+"""Merge a policy with the preset that it extends (`extends`, `replace`), as plain data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bonobofs.policy.toml_positions import Place
 
 _LISTS: Final = ("hidden", "temporary", "protect", "keep", "scratch", "rule", "role")
 _NAMED: Final = ("rule", "role")
-"""Lists of which one element can be replaced, as `rule.NAME`."""
+"""Lists with elements that can be replaced one by one, as `rule.NAME`."""
 _IN_TABLES: Final = ("git.protected_branches", "leases.who", "beads.types", "beads.label_prefixes", "agent_mail.to")
 
 
 def merge(inherited: Mapping[str, Any], own: Mapping[str, Any], replace: Sequence[str]) -> dict[str, Any]:
-    """The policy that a file and its preset make together. Both are `model_dump(mode="json")`, `own` of set keys only.
+    """Merge a file with its preset. Both are `model_dump(mode="json")`, `own` with the set keys only.
 
-    Scalars of the file win. Its lists are added to the preset's, except those that `replace` names. Examples of the
-    preset are dropped, since they describe the preset.
+    A scalar of the file replaces that of the preset. A list of the file is appended to that of the preset, unless
+    `replace` names the list. The examples of the preset are dropped, because they describe the preset.
     """
     rest = {key: value for key, value in inherited.items() if key != "examples"}
     rest["rule"] = [
@@ -50,7 +50,7 @@ def _extended(old: Any, new: Any) -> Any:
 
 
 def problems(raw: Mapping[str, Any], inherited: Mapping[str, Any] | None) -> Iterator[tuple[Place, str]]:
-    """Every mistake that concerns several places of a file, or the file and its preset. `raw` may have any types."""
+    """Return the mistakes of several places of a file, or of the file and its preset. `raw` can have any types."""
     base: Mapping[str, Any] = inherited or {"rule": [], "role": {}}
     listed = raw.get("replace", [])
     replace = [entry for entry in listed if isinstance(entry, str)] if isinstance(listed, list) else []

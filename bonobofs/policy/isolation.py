@@ -1,4 +1,4 @@
-"""Where an agent's work ends, as CLEO's programs ask for it: by the words of paths alone, without looking at the disk.
+"""The boundaries of an agent's worktree, as CLEO's programs define them: by the text of paths, without the disk.
 
 Who asks resolves symlinks first: a name that leads out of the worktree by one is told from its text by nobody. The
 names CLEO_* stand here once. They are exported for programs that read them; no decision of bonobofs rests on one.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MUTATION_SUBCOMMANDS: Final = frozenset({"add", "commit", "rm", "mv", "restore", "apply", "am"})
-"""The subcommands of git that write to the index or make commits, and so must be run inside the worktree."""
+"""The subcommands of git that write to the index or create commits, and so must run inside the worktree."""
 
 ISOLATION_ENV_KEYS: Final = (
     "CLEO_WORKTREE_ROOT",
@@ -23,7 +23,7 @@ ISOLATION_ENV_KEYS: Final = (
     "CLEO_SESSION_ID",
     "CLEO_AGENT_ID",
 )
-"""What is exported to an isolated shell. The order is an interface: the first two are the root and the role."""
+"""Variables of an isolated shell. The order is an interface: the first two are the root and the role."""
 
 ISOLATED_ROLE: Final = "worker"
 OUTSIDE_WORKTREE: Final = "E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE"
@@ -32,17 +32,17 @@ OUTSIDE_PREFIXES: Final = "E_BOUNDARY_VIOLATION"
 
 @dataclass(frozen=True, slots=True)
 class AbsolutePathRules:
-    """Which absolute paths may be named."""
+    """The absolute paths that a tool may name."""
 
     allowed_prefixes: tuple[str, ...]
-    """Directories, absolute; each stands for itself and all below it."""
+    """Absolute directories. Each permits itself and everything below it."""
     denied_outside_worktree: bool = True
-    """False: every path may be named."""
+    """False: every path is permitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryContract:
-    """What an isolated shell was provisioned with."""
+    """The parameters of an isolated shell."""
 
     worktree_root: str
     role: str
@@ -52,7 +52,7 @@ class BoundaryContract:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryViolation:
-    """Why something lies outside, in CLEO's words."""
+    """The reason why a path is outside, in CLEO's words."""
 
     code: str
     boundary: str
@@ -64,7 +64,7 @@ class BoundaryViolation:
 
 @dataclass(frozen=True, slots=True)
 class AbsolutePathResult:
-    """What is said of one absolute path. It is true where the path may be named."""
+    """The result for one absolute path. It is true if the path is permitted."""
 
     allowed: bool
     message: str = ""
@@ -75,17 +75,17 @@ class AbsolutePathResult:
 
 @dataclass(frozen=True, slots=True)
 class IsolatedShell:
-    """All that a shell needs to work in one worktree."""
+    """The setup of a shell for one worktree."""
 
     cwd: str
     env: dict[str, str]
     preamble: str
-    """Lines of sh that enter the worktree, end the shell where that fails, and export `env`."""
+    """Lines of sh that change to the worktree, exit if that fails, and export `env`."""
     boundary_contract: BoundaryContract
 
 
 def is_cwd_inside_worktree(cwd: str, worktree_root: str) -> bool:
-    """Whether a directory is the root or lies below it, once both are absolute and without `.` and `..`."""
+    """True if a directory is the root or below it, after both are made absolute and normalized."""
     return _is_below(_plain(os.path.abspath(cwd)), _plain(os.path.abspath(worktree_root)))
 
 
@@ -114,7 +114,7 @@ def evaluate_isolation_boundary(
 
 
 def validate_absolute_path(absolute_path: str, contract: BoundaryContract) -> AbsolutePathResult:
-    """Whether a contract lets this path be named. A path that is not absolute is not."""
+    """True if a contract permits this path. A relative path is never permitted."""
     rules = contract.absolute_path_rules
     if not rules.denied_outside_worktree:
         return AbsolutePathResult(True)
@@ -127,7 +127,7 @@ def validate_absolute_path(absolute_path: str, contract: BoundaryContract) -> Ab
 
 
 def enforce_absolute_path_boundary(absolute_path: str, contract: BoundaryContract) -> BoundaryViolation | None:
-    """Why a tool may not be given this absolute path; None where it may."""
+    """Return why a tool may not get this absolute path, or None if it may."""
     result = validate_absolute_path(absolute_path, contract)
     if result:
         return None
@@ -145,7 +145,7 @@ def enforce_absolute_path_boundary(absolute_path: str, contract: BoundaryContrac
 
 
 def boundary_of(worktree_root: str, role: str = "") -> BoundaryContract:
-    """The contract of one worktree, and nothing beside it."""
+    """Return the contract that permits one worktree only."""
     return BoundaryContract(worktree_root, role, AbsolutePathRules((worktree_root,)))
 
 
@@ -183,7 +183,7 @@ def _preamble(root: str, env: Mapping[str, str]) -> str:
 
 
 def _plain(path: str) -> str:
-    """An absolute path without `.`, `..` and needless slashes; POSIX leaves open what two at the start mean."""
+    """Normalize an absolute path. POSIX does not define two leading slashes; they become one."""
     return "/" + os.path.normpath(path).lstrip("/")
 
 

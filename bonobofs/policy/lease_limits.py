@@ -27,12 +27,12 @@ def duration(seconds: int) -> str:
 
 
 def longest_lease(policy: Policy) -> int:
-    """Seconds that a lease of a session may last."""
+    """Return the longest time, in seconds, of a lease that a session acquires."""
     return int(policy.document.get("leases", {}).get("max", DEFAULT_MAX))
 
 
 def may_lease(policy: Policy, role: str) -> bool:
-    """Whether a role may acquire leases: `who` names it, or without `who`, it writes somewhere."""
+    """True if a role may acquire leases: `who` names it or, without `who`, the role may write."""
     if role not in policy.roles:
         return False
     who = policy.document.get("leases", {}).get("who")

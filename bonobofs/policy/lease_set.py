@@ -1,7 +1,7 @@
-"""Leases as the engine knows them: plain data about who holds what, in one automaton.
+"""A lease snapshot for the engine: plain data with all patterns in one automaton.
 
-A path that matches an exclusive lease is its holder's. Where shared leases match, it is their holders', nobody else's.
-Where it is not known who holds what, every path may be somebody else's.
+Only its holder may change a path under an exclusive lease, and only their holders a path under shared leases. If the
+leases are unknown, no path may be changed.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ class Held(NamedTuple):
     holding: Holding
     shared: bool
     own: bool
-    """It is held by whoever this is known for."""
+    """The session itself holds it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leases:
-    """Who holds what, as one session knows it."""
+    """The leases from the view of one session."""
 
     held: Matcher[Held]
     known: bool = True
 
     def against(self, parts: Sequence[str]) -> Holding | None:
-        """Somebody else's hold on a path that keeps this session out; None where nothing does."""
+        """Return the lease of another holder that denies this session a path, or None."""
         others, own = [], False
         for one in self.held.find(parts):
             if one.own:
                 own = True
             else:
                 others.append(one)
-        # An own exclusive lease and somebody else's on one path cannot be; an own shared one lets in beside theirs.
+        # The database never has an exclusive lease of the session beside another one. Its own shared lease permits
+        # changes beside the shared leases of others.
         stop = next((one for one in others if not (own and one.shared)), None)
         return None if stop is None else stop.holding
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Whether a lease of this session's own holder covers the path."""
+        """True if a lease of this session covers the path."""
         return any(one.own for one in self.held.find(parts))
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
-    """Make leases ready. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` or None, and `until`.
+    """Compile leases. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` or None, and `until`.
 
-    `holder_id` is the UUID that goes with the label, where there is one.
+    `holder_id` is the UUID of the holder, if known.
     """
     return Leases(
         Matcher(
@@ -69,4 +70,4 @@ def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
 
 
 UNKNOWN: Final = Leases(Matcher(()), known=False)
-"""Nothing is known of any lease."""
+"""The leases are unknown."""

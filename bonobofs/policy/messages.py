@@ -1,4 +1,4 @@
-"""The sentences of refusals, and a policy told to the one who works under it.
+"""The sentences of refusals.
 
 Every refusal is made for a program or a person that will try again: it says what would be allowed instead. The
 sentences are made once, when a policy is compiled, so that they hold no path, time or id of a request.
@@ -14,7 +14,7 @@ from bonobofs.policy.decision import Code, Layer
 from bonobofs.policy.pattern import Pattern, Reach
 
 _SHOWN: Final = 6
-"""How many patterns or rules one sentence names; `.bonobofs/policy.md` and `policy show` have them all."""
+"""Most patterns or rules in one sentence. `.bonobofs/policy.md` and `policy show` have all."""
 
 _UNITS: Final = ((10**12, "TB"), (2**40, "TiB"), (10**9, "GB"), (2**30, "GiB"), (10**6, "MB"), (2**20, "MiB"))
 _SMALL_UNITS: Final = ((10**3, "KB"), (2**10, "KiB"))
@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What one rule admits, in the terms of the policy file."""
+    """The changes that one rule permits, in the terms of the policy file."""
 
     name: str
     patterns: tuple[Pattern, ...]
@@ -41,7 +41,7 @@ class Offer(NamedTuple):
 
 
 def size(count: int) -> str:
-    """`1 MB` for 1,000,000 bytes, `1 MiB` for 1,048,576; plain bytes where no unit divides."""
+    """Format a size: `1 MB` for 1,000,000 bytes, `1 MiB` for 1,048,576; bytes if no unit divides it."""
     for unit, name in (*_UNITS, *_SMALL_UNITS):
         if count and count % unit == 0:
             return f"{count // unit} {name}"
@@ -49,14 +49,14 @@ def size(count: int) -> str:
 
 
 def listed(words: Sequence[str], last: str = "or", most: int = _SHOWN) -> str:
-    """`a, b or c`; lists longer than `most` end in how many more there are."""
+    """Format a list as `a, b or c`. After `most` items it ends with the number of the others."""
     if len(words) > most:
         return f"{', '.join(words[:most])} {last} {len(words) - most} more"
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def places(patterns: Sequence[Pattern]) -> str:
-    """Where patterns lead: `below docs/ or src/`, or `at *.toml`."""
+    """Format the places of patterns: `below docs/ or src/`, or `at *.toml`."""
     if any(not pattern.components for pattern in patterns):
         return "anywhere"
     if all(pattern.reach is Reach.SUBTREE for pattern in patterns):
@@ -65,19 +65,19 @@ def places(patterns: Sequence[Pattern]) -> str:
 
 
 def shortened(pattern: str) -> str:
-    """A pattern for people: `[0-9]{6}` for six times `[0-9]`."""
+    """Shorten a pattern for people: `[0-9]{6}` for six times `[0-9]`."""
     return _REPEATED.sub(lambda found: f"{found[1]}{{{len(found[0]) // len(found[1])}}}", pattern)
 
 
 def offer(rule: Offer) -> str:
-    """`a .md file of at most 1 MB below docs/`."""
+    """Format the changes that a rule permits: `a .md file of at most 1 MB below docs/`."""
     kind = f"a {listed(rule.suffixes, most=len(rule.suffixes))} file" if rule.suffixes is not None else "a file"
     limit = f" of at most {size(rule.max_size)}" if rule.max_size is not None else ""
     return f"{kind}{limit} {places(rule.patterns)}"
 
 
 def offers(rules: Sequence[Offer]) -> str:
-    """What to do instead where no rule admits a change."""
+    """Return what to do instead if no rule permits a change."""
     if not rules:
         return "Change nothing here; the policy admits no change at all. Ask the operator."
     shown = [offer(rule) for rule in rules[:_SHOWN]]
@@ -182,7 +182,7 @@ ONLY_IN_A_MOUNT: Final = {
         "Write the file under its own name; it appears or changes at once.",
     ),
 }
-"""Reason and instead where nothing can be held apart."""
+"""Reason and advice for a caller that has the source layer only."""
 NO_ROLE_RULE: Final = "role"
 NO_TOOL: Final = Refusal(
     Code.ROLE, "role:tools", "There is no such tool.", "Use read_file, write_file, list_files or search_files."
@@ -198,16 +198,16 @@ NOBODYS: Final = {
         Code.ROLE, "role:socket", "There is no such call.", "Call what the documentation of the guard socket lists."
     ),
 }
-"""The refusals of what no role can have, by its family."""
+"""The refusals of operations that no role can have, by list."""
 
 LEASES_RULE: Final = "leases"
 PUBLISHED: Final = "published"
-"""The rule by which a git command takes in a published file."""
+"""Name of the rule that permits a git command to take in a published file."""
 BUILT_IN_RULES: Final = frozenset(
     {"default", "device", "hardlink", "hidden", LEASES_RULE, "outside", PUBLISHED, "repository", "temporary"}
     | {NO_ROLE_RULE}
 )
-"""Rule names without a colon that decisions use for what is not a [[rule]]; a [[rule]] may not take them."""
+"""Rule names of decisions without a [[rule]]. A [[rule]] may not have one of these names."""
 
 
 def protected(pattern: Pattern) -> Refusal:
@@ -237,7 +237,7 @@ def kept(pattern: Pattern) -> Refusal:
 
 
 def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refusal:
-    """The refusal of what one [[scratch]] has no more room for."""
+    """The refusal of a change that exceeds the limit of one [[scratch]]."""
     limit = size(max_total or 0)
     reason = f"All scratch files {places(patterns)}, and 4 KiB for each, would be larger than the {limit} allowed."
     instead = "Delete scratch files that are not needed any more."
@@ -288,7 +288,7 @@ def role_writes_elsewhere(name: str, write: Sequence[Pattern]) -> Refusal:
 
 
 def call_rule(role: str, family: str, word: str) -> str:
-    """What decides about one word of a role's lists: `role:worker:git:commit`."""
+    """Return the rule name for one word of a role's lists: `role:worker:git:commit`."""
     return f"role:{role}:{family}:{word}"
 
 
@@ -311,7 +311,7 @@ def _role_instead(name: str, write: Sequence[Pattern]) -> str:
 
 
 def default(rules: Sequence[Offer]) -> Refusal:
-    """The refusal where no rule matches; `rules` are those that the role can use."""
+    """The refusal if no rule matches; `rules` are the rules that the role can use."""
     return Refusal(Code.DEFAULT, "default", "No rule of the policy admits a change of this path.", offers(rules))
 
 

@@ -1,4 +1,4 @@
-"""Whether two patterns meet: whether there could be a path that both match.
+"""Decide whether two patterns can match the same path.
 
 It is exact. Patterns are read as automata, over the components of a path and within one over the characters of a name,
 and the two are walked together until both accept or nothing new is found. A path that cannot be is none: no empty name,
@@ -19,26 +19,26 @@ Ranges = Sequence[tuple[int, int]]
 _DOT: Final = ord(".")
 _LAST: Final = 0x10FFFF
 _IN_NAMES: Final[Ranges] = ((0x01, 0x2D), (0x30, 0xD7FF), (0xDC80, 0xDCFF), (0xE000, _LAST))
-"""What stands in names, but for the dot: no NUL, no slash, no surrogate but those that stand for bytes."""
+"""Characters of names except the dot: no NUL, no slash, and of the surrogates only those that encode bytes."""
 _WIDTHS: Final[Sequence[tuple[int, Ranges]]] = (
     (1, ((0x01, 0x7F), (0xDC80, 0xDCFF))),
     (2, ((0x80, 0x7FF),)),
     (3, ((0x800, 0xFFFF),)),
 )
-"""Bytes of a character in a name; a surrogate is one byte that is not UTF-8. All others are four."""
+"""Bytes of a character in a name. A surrogate is one byte that is not UTF-8. Other characters have four."""
 
 
-# Patterns are compared in great numbers, each with many others, and most of their components are the same few.
+# Each pattern is compared with many others, so parsed patterns are cached.
 _parsed: Final = functools.lru_cache(4096)(parse)
 
 
 def patterns_meet(one: str, other: str) -> bool:
-    """Whether some path could match both. PolicyError where either is no pattern."""
+    """True if both patterns can match one path. PolicyError: one is not a pattern."""
     return meets(_parsed(one), _parsed(other))
 
 
 def meets(one: Pattern, other: Pattern) -> bool:
-    """Whether some path could match both."""
+    """True if both patterns can match one path."""
     mine, yours = _Walk.along(one), _Walk.along(other)
     if not mine.begins_as(yours):
         return False
@@ -56,7 +56,7 @@ def meets(one: Pattern, other: Pattern) -> bool:
 
 
 class _Walk(NamedTuple):
-    """A pattern as an automaton: it takes its steps, and after the last stays there if it covers what is below."""
+    """A pattern as an automaton. After its last step it stays there if the pattern covers the subtree."""
 
     steps: tuple[str, ...]
     stays: bool
@@ -67,7 +67,7 @@ class _Walk(NamedTuple):
         return cls((*pattern.components, *below), pattern.reach is not Reach.ONLY)
 
     def begins_as(self, other: _Walk) -> bool:
-        """Whether the first names, where both are literal, are the same: most pairs are told apart by them."""
+        """False if the leading literal names differ, which is so for most pairs."""
         for mine, yours in zip(self.steps, other.steps, strict=False):
             if is_wild(mine) or is_wild(yours):
                 return True
@@ -76,7 +76,7 @@ class _Walk(NamedTuple):
         return True
 
     def takes(self, at: int) -> Iterator[tuple[str, int]]:
-        """With which names it goes on from here, as a glob, and to where."""
+        """Return the transitions of a state: the glob of a name, and the next state."""
         if at == len(self.steps):
             if self.stays:
                 yield "*", at
@@ -99,7 +99,7 @@ def _onward(mine: _Walk, i: int, yours: _Walk, j: int) -> Iterator[tuple[int, in
 
 @functools.lru_cache(1 << 14)
 def names_meet(one: str, other: str) -> bool:
-    """Whether some name could match both components, neither of them ANY_DEPTH."""
+    """True if both components, neither of them ANY_DEPTH, can match one name."""
     if not is_wild(one):
         return bool(compile_name(other)(one))
     if not is_wild(other):
@@ -139,7 +139,7 @@ def _shortest(mine: Sequence[Token], yours: Sequence[Token]) -> int:
 
 
 def _ranges(token: Token) -> Ranges:
-    """The code points that a token takes, in order."""
+    """Return the code points that a token matches, as sorted ranges."""
     if not token.text:
         return ((0, _LAST),)
     if not token.negated:
@@ -162,7 +162,7 @@ def _common(one: Ranges, other: Ranges) -> Ranges:
 
 
 def _narrowest(characters: Ranges) -> int:
-    """Bytes of the character that takes the fewest; 0 where there is no character."""
+    """Return the bytes of the shortest character; 0 if there is none."""
     if not characters:
         return 0
     return next((width for width, ranges in _WIDTHS if _common(characters, ranges)), 4)

@@ -1,13 +1,13 @@
-"""Path patterns, and matching one path against thousands of them at once.
+"""Parse path patterns, and match one path against thousands of patterns at once.
 
-A pattern is read like a line of .gitignore, with these differences, each so that what is written is what is enforced:
+A pattern is like a line of .gitignore, with these differences:
 
-- It is anchored at the workspace's root, also without a slash: `notes.md` is that one path, `**/notes.md` every depth.
+- It is anchored at the workspace's root, even without a slash: `notes.md` is one path, `**/notes.md` is every depth.
 - `*`, `?` and `[...]` match within one component, hidden names too. `**` is a whole component: any depth, also none.
 - `dir/` is `dir` itself, whatever it is, and everything below it. `dir` is that one path and nothing below it.
   `dir/**` is everything below `dir`, not `dir`. `**` alone is the whole workspace, its root included. `**/**` is `**`.
-- Case counts, and so does every code point: nothing is folded or normalised. A byte that is not UTF-8 is one character.
-- There is no `!`, no backslash, no `..`, `.` or empty component, no leading slash: they are refused, not reinterpreted.
+- Matching compares code points, without case folding or normalization. A byte that is not UTF-8 is one character.
+- `!`, backslashes, `..`, `.`, empty components and a leading slash are errors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bonobofs.errors import PolicyError
 
 ANY_DEPTH: Final = "**"
 NAME_MAX: Final = 255
-"""Longest file name in bytes on Linux; a longer literal component could match nothing."""
+"""Longest file name in bytes on Linux. A longer literal component matches nothing."""
 DEPTH_MAX: Final = 256
-"""Most components of one pattern; trees may be deeper, and `**` reaches there."""
+"""Most components of one pattern. `**` matches deeper paths."""
 
 _WILD: Final = frozenset("*?[")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class Reach(enum.Enum):
-    """How much a pattern covers, seen from the path that its components name."""
+    """The paths that a pattern covers, relative to the path of its components."""
 
     ONLY = "only"
     BELOW = "below"
@@ -43,7 +43,7 @@ class Reach(enum.Enum):
 
 
 class Pattern(NamedTuple):
-    """A pattern taken apart. `components` holds literals, globs and ANY_DEPTH, that never last nor twice in a row."""
+    """A parsed pattern. `components` are literals, globs and ANY_DEPTH, which is never last nor twice in a row."""
 
     text: str
     components: tuple[str, ...]
@@ -51,30 +51,30 @@ class Pattern(NamedTuple):
 
     @property
     def literal(self) -> bool:
-        """No wildcard before its end: the components name exactly one path."""
+        """True if no component has a wildcard: the components name exactly one path."""
         return not any(is_wild(component) for component in self.components)
 
     @property
     def anywhere(self) -> str | None:
-        """`.git` of `**/.git/`: a name that is matched wherever it stands in a path, which is one look in a set."""
+        """`.git` for `**/.git/`: the name, if the pattern matches one literal name at any depth; else None."""
         if len(self.components) == 2 and self.components[0] == ANY_DEPTH and self.reach is Reach.SUBTREE:
             return None if is_wild(self.components[1]) else self.components[1]
         return None
 
 
 def is_wild(component: str) -> bool:
-    """Whether the component is anything but a literal name."""
+    """True if the component is not a literal name."""
     return not _WILD.isdisjoint(component)
 
 
 def may_begin_with(component: str, character: str) -> bool:
-    """Whether some name that the component matches begins with the character."""
+    """True if the component matches a name that begins with the character."""
     first = tokens_of(component)[0]
     return not first.text or re.fullmatch(first.expression, character) is not None
 
 
 def parse(text: str) -> Pattern:
-    """Take a pattern apart. PolicyError, without a place, says what in it cannot be enforced."""
+    """Parse a pattern. PolicyError, without a place, says which part is invalid."""
     _refuse_foreign_syntax(text)
     components = text.split("/")
     if len(components) > DEPTH_MAX:
@@ -126,7 +126,7 @@ def _refuse_component(component: str) -> None:
 
 
 def _fewest_bytes(token: Token) -> int:
-    """Bytes that what it matches has at least."""
+    """Return the least number of bytes that the token matches."""
     return len(token.text.encode(errors="surrogateescape")) if token.literal else int(token.text != "")
 
 
@@ -136,9 +136,9 @@ class Token(NamedTuple):
     text: str
     literal: bool
     ranges: tuple[tuple[int, int], ...] = ()
-    """The code points of a class, from and to."""
+    """The code points of a class as ranges."""
     negated: bool = False
-    """All but those; `?` is all but none."""
+    """True: all code points except these. `?` excludes none."""
 
     @property
     def expression(self) -> str:
@@ -146,7 +146,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(component: str) -> list[Token]:
-    """Take one component apart. PolicyError for a class that cannot be read."""
+    """Parse one component. PolicyError: a class is invalid."""
     tokens: list[Token] = []
     at = 0
     while at < len(component):
@@ -169,7 +169,7 @@ def tokens_of(component: str) -> list[Token]:
 
 @lru_cache(maxsize=256)  # a policy has few of them, in many of its patterns
 def _class(body: str) -> Token:
-    """The token for what stands between [ and ], for instance `!a-z_`."""
+    """Return the token of the text between [ and ], such as `!a-z_`."""
     if "[:" in body or "[." in body or "[=" in body:
         raise PolicyError("named classes such as [:alpha:] are not understood; write the range, for instance [a-z]")
     negated = body[0] in "!^"
@@ -198,7 +198,7 @@ def first_match(component: str, names: Iterable[str]) -> str | None:
 
 
 def compile_name(component: str) -> Callable[[str], object]:
-    """A test for one component; it takes time linear in the name, however many stars there are."""
+    """Return a test for one component. Its time is linear in the length of the name for any number of stars."""
     if not is_wild(component):
         return component.__eq__
     return re.compile(_expression(component)).fullmatch
@@ -238,13 +238,13 @@ class Names:
         self._begins = tuple(begins.values())
         self._ends = tuple(ends.values())
         self._dots = min(others.values(), default=NAME_MAX + 1)
-        """How many dots a name has that any glob without a literal beginning or end could match."""
+        """The numbers of dots of names that a glob without a literal beginning or end can match."""
         self._fits_beginning = _Any(begins)
         self._fits_ending = _Any(ends)
         self._fits_other = _Any(others)
 
     def match(self, name: str) -> bool:
-        """Whether one of the globs matches the name."""
+        """True if a glob matches the name."""
         return (
             (name.startswith(self._begins) and self._fits_beginning.match(name))
             or (name.endswith(self._ends) and self._fits_ending.match(name))
@@ -268,7 +268,7 @@ class _Any:
 
 
 class _Globs(Generic[Value]):
-    """The globs below one node, found by what they begin or end with: a thousand `svc-17-*` cost one look."""
+    """The globs below one node, indexed by literal prefix and suffix: a thousand `svc-17-*` cost one lookup."""
 
     __slots__ = ("_known", "_looks")
 
@@ -296,7 +296,7 @@ class _Globs(Generic[Value]):
         return self._known.values()
 
     def matching(self, name: str) -> list[_Node[Value]]:
-        found = []  # a comprehension takes half as long again where nothing is found, which is mostly
+        found = []  # a comprehension is 50 % slower if nothing is found, which is the usual case
         for cut, entries in self._looks:
             for fits, node in entries.get(name[cut], ()):
                 if fits is None or fits(name):
@@ -340,7 +340,7 @@ class _Node(Generic[Value]):
         return self.literal.setdefault(component, _Node())
 
     def seal(self) -> list[_Node[Value]]:
-        """Set `stays`; gives the nodes next to this one."""
+        """Set `stays`; return the next nodes."""
         next_to = [*self.literal.values(), *(self.globs.nodes() if self.globs is not None else ())]
         self.stays = bool(next_to or self.only or self.below)
         if self.deep is not None:
@@ -382,7 +382,7 @@ class Matcher(Generic[Value]):
         return not self._empty
 
     def find(self, parts: Sequence[str]) -> list[Value]:
-        """The values for a path given by its components; no components is the root."""
+        """Return the values of all patterns that match a path, given by its components; none are the root."""
         found = self._root.subtree[:]
         if not self._names.isdisjoint(parts):
             found += [value for name in parts for value in self._anywhere.get(name, ())]

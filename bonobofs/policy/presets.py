@@ -1,4 +1,4 @@
-"""The presets: the policies that bonobofs ships."""
+"""Find the files of the presets, the policies that bonobofs ships."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from bonobofs.errors import PolicyError
 
 PRESETS: Final = ("project", "aidlc", "docs", "read-only")
 PRESET: Final = "preset:"
-"""How the origin of a preset begins; the origin of any other policy is its file."""
+"""Prefix of the origin of a preset. The origin of any other policy is its file."""
 
 
 def packaged_default() -> Path:
-    """The file of the preset `aidlc`: in a wheel inside the package, in a checkout at its top."""
+    """Return the file of the preset `aidlc`: in a wheel inside the package, in a checkout at its top."""
     package = Path(__file__).resolve().parent.parent
     inside, top = package / "policy.toml", package.parent / "policy.toml"
     if inside.is_file():
         return inside
-    # Beside an installed package lies site-packages, where a policy.toml would be somebody else's.
+    # The parent of an installed package is site-packages. A policy.toml there belongs to another package.
     if top.is_file() and (package.parent / "pyproject.toml").is_file():
         return top
     raise PolicyError(f"{inside}: the default policy is missing; install bonobofs again")
 
 
 def preset_file(name: str) -> Path:
-    """The file of a preset. PolicyError if the installation lacks it."""
+    """Return the file of a preset. PolicyError: the installation lacks it."""
     if name == "aidlc":
         return packaged_default()
     file = Path(__file__).resolve().parent / "presets" / f"{name}.toml"
@@ -36,7 +36,7 @@ def preset_file(name: str) -> Path:
 
 
 def origin_of(file: Path) -> str:
-    """`preset:NAME` for the file of a preset, else the file without symlinks."""
+    """Return `preset:NAME` for the file of a preset, or else the real path of the file."""
     path = os.path.realpath(file)
     for name in PRESETS:
         if path == str(preset_file(name)):

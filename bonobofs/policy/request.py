@@ -1,4 +1,4 @@
-"""What is asked: an operation by an agent on a workspace path, and what the engine must know of the world."""
+"""The input of the engine: an operation of a principal on a workspace path, and its context."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _E = TypeVar("_E", bound=enum.Enum)
 
 
 def at_hand(kinds: type[_E]) -> type[_E]:
-    """The same Enum with its members as plain attributes.
+    """Return the Enum with its members as plain attributes.
 
-    Python 3.11 finds each by a property written in Python, at 0.13 us, and a change names some thirty of them.
+    Python 3.11 looks each member up through a property, which takes 0.13 us, and a change uses about thirty.
     """
     for name, member in kinds.__members__.items():
         type.__setattr__(kinds, name, member)
@@ -26,14 +26,14 @@ def at_hand(kinds: type[_E]) -> type[_E]:
 
 
 HEAD_BYTES: Final = 8
-"""How many first bytes of a file decide whether its content is executable."""
+"""Number of first bytes that decide whether the content of a file is executable."""
 
 
 @at_hand
 class Operation(enum.StrEnum):
-    """Everything there is a word for: in the engine, in `--op` and in records."""
+    """The operations of the engine, of `--op` and of trails."""
 
-    __hash__ = str.__hash__  # an Enum's own is written in Python, and each change looks things up by it four times
+    __hash__ = str.__hash__  # Enum's own is written in Python, and each change needs the hash four times
 
     WRITE_FILE = "write_file"
     CREATE_FILE = "create_file"
@@ -54,9 +54,9 @@ class Operation(enum.StrEnum):
     REMOVE_XATTR = "remove_xattr"
 
     CALL = "call"
-    """What reached the guard socket and is none of these."""
+    """A call of the guard socket that is no other operation."""
 
-    # Tools that read. Reading in a mount is free, and no operation.
+    # Tools that read. A read in a mount is always permitted and not an operation.
     READ_FILE = "read_file"
     LIST_FILES = "list_files"
     SEARCH_FILES = "search_files"
@@ -90,7 +90,7 @@ class Operation(enum.StrEnum):
 
 @at_hand
 class Kind(enum.Enum):
-    """What the path names, or will name after the change."""
+    """Kind of the file at the path, or of the file that will be there after the change."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -117,7 +117,7 @@ def kind_of(mode: int) -> Kind:
 
 
 class Principal(NamedTuple):
-    """Who asks. The label is for people; the UUID is the identity; the role is the session's."""
+    """The agent of a request. The label is for people, the UUID is the identity, the role is that of the session."""
 
     label: str
     id: str
@@ -125,7 +125,7 @@ class Principal(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One name that an operation would change. A rename is two requests under one admission."""
+    """One name that an operation would change. A rename has two requests under one admission."""
 
     operation: Operation
     path: WorkspacePath
@@ -133,35 +133,35 @@ class Request(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What the engine cannot know by itself. Sizes are bytes; -1 says that the change does not touch it."""
+    """State of the file system that a verdict depends on. Sizes are in bytes; -1: the change keeps the value."""
 
     size: int = -1
-    """Size of the regular file after the change; -1: the content stays."""
+    """Size of the regular file after the change."""
     size_before: int = 0
     mode: int = -1
-    """Permission bits (07777) of the regular file after the change; -1: they stay."""
+    """Permission bits (07777) of the regular file after the change."""
     head: bytes = b""
-    """First HEAD_BYTES of the regular file after the change, where the change brings or alters them."""
+    """First HEAD_BYTES of the regular file after the change, if the change sets them."""
     target: str | None = None
-    """Text of the symlink that appears under the path."""
+    """Text of the symlink that the change creates at the path."""
     leaves: bool = False
-    """The name goes away: deletion, or the old name of a rename."""
+    """The change removes the name: a deletion, or the old name of a rename."""
     foreign_names: int = 0
-    """Names of the file (hard links) beyond those that are known and allowed."""
+    """Number of the file's names (hard links) that are unknown or not permitted."""
     privileged: bool = False
-    """The serving process runs as root, so that devices could be made at all."""
+    """The server runs as root, so that it can create devices."""
     in_source: bool = False
-    """What stands under the name, or comes to stand there, is a file of the source: a temporary name is not held."""
+    """The file at the name is or will be in the source: a temporary name is not staged."""
     held: bool = False
-    """What stands under the temporary name is held already, and stays held whatever the rules admit."""
+    """The file at the temporary name is staged already, and stays staged whatever the rules permit."""
     carried: bool = False
-    """A symlink of the source that its directory takes along: it stays in the source, also at a scratch path."""
+    """A symlink of the source that moves with its directory. It stays in the source, even at a scratch path."""
     tool: bool = False
-    """It is asked through the tool of the operation's name, which the role must have too."""
+    """The request came through the tool of the operation's name, which the role must have too."""
 
 
 NO_FACTS: Final = Context()
 EXISTS: Final = Context(in_source=True)
-"""Something of the source, of which nothing else is to be known."""
+"""Context of an existing source file when only its existence matters."""
 HELD: Final = Context(held=True)
-"""Something that is held under a temporary name, of which nothing else is to be known."""
+"""Context of a staged file when only its existence matters."""

@@ -1,7 +1,7 @@
-"""Where in a TOML text each key and each array element stands.
+"""Find the line of each key and array element of a TOML text, for error messages.
 
-tomllib gives values without places, and an error without a line is hard to act on. This reads only as much as it needs
-to count lines, and only texts that tomllib has accepted.
+tomllib returns values without lines. This scanner parses only as much as it needs
+to count lines, and only texts that tomllib accepts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tomllib
 from typing import Final
 
 Place = tuple[str | int, ...]
-"""A way to a value: keys of tables and indices of arrays, as pydantic's `loc`."""
+"""The path to a value: keys of tables and indices of arrays, as pydantic's `loc`."""
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _KEY: Final = re.compile(r"""[ \t]*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")
@@ -23,7 +23,7 @@ _SCALAR: Final = re.compile(r"[^,\]}#\r\n]+")
 
 
 def positions(text: str) -> dict[Place, int]:
-    """The line, counted from 1, of every key and array element of a valid TOML text."""
+    """Return the line, counted from 1, of every key and array element of a valid TOML text."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.document()
     return scanner.lines
@@ -65,7 +65,7 @@ class _Scanner:
         self._value(place)
 
     def _key(self, table: Place) -> Place:
-        """A key with its dots; a name on the way that is an array of tables means that array's last element."""
+        """Parse a dotted key. The name of an array of tables refers to the last element of that array."""
         place = table
         while True:
             match = _KEY.match(self.text, self.at)
@@ -117,15 +117,15 @@ class _Scanner:
             self.at += 1
             self._skip(_BLANK)
 
-    def _skip(self, what: re.Pattern[str]) -> bool:
-        match = what.match(self.text, self.at)
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        match = pattern.match(self.text, self.at)
         if match is None:
             return False
         self.at = match.end()
         return True
 
     def _note(self, place: Place, at: int | None = None) -> None:
-        """The first mention counts: a table's header, a key before its value."""
+        """Store the line of a place, unless it has one: the header of a table comes before its keys."""
         at = self.at if at is None else at
         counted, line = self._counted
         line += self.text.count("\n", counted, at)
