@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from bonobofs.policy.decision import Code
+from bonobofs.policy.denials import Refusal, listed
 from bonobofs.policy.grants import Conventions
-from bonobofs.policy.messages import Refusal, listed
 
 LONGEST_TITLE: Final = 500
 """Bytes, by bd's own limit."""

@@ -28,7 +28,7 @@ from bonobofs.audit.verify import Finding, Report, Status, What, look_below, ver
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.cli.suggestions import nearest
 from bonobofs.errors import UsageError
-from bonobofs.policy.messages import BUILT_IN_RULES
+from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation
 
 app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)

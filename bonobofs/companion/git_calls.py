@@ -12,7 +12,7 @@ from typing import Any, Final
 from bonobofs.companion.session_context import GrantedCheckout, SessionContext
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import GitError, UsageError
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.description import callable_words
 from bonobofs.policy.grants import EVERY, FAMILIES, GIT
@@ -64,7 +64,7 @@ def _begin(session: SessionContext, arguments: Arguments) -> Any:
         others = sorted(role for role in policy.roles if subcommand in callable_words(policy, role)["git"])
         # Another word is a program on the PATH of the agent: the sentence stays one of a few.
         named = subcommand if subcommand in FAMILIES["git"] else "subcommands of others"
-        refusal = messages.role_lacks(session.who.role, "git", named, own, others)
+        refusal = denials.role_lacks(session.who.role, "git", named, own, others)
         raise session.guard.deny(Denied(*refusal, WorkspacePath(""), operation), caller, guard="git")
     return {"root": root, "reads_content": policy.judges_content}
 

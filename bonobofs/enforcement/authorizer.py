@@ -18,24 +18,14 @@ _LONGEST_REASON: Final = 500
 """Characters of a failure's reason that the trail keeps."""
 
 ACTIONS: Final[dict[Operation, str]] = {
-    Operation.CREATE_FILE: "create",
-    Operation.MKDIR: "create",
-    Operation.MKNOD: "create",
-    Operation.SYMLINK: "create",
-    Operation.LINK: "create",
-    Operation.DELETE_FILE: "delete",
-    Operation.RMDIR: "delete",
-    Operation.CALL: "",
-    Operation.READ_FILE: "",
-    Operation.LIST_FILES: "",
-    Operation.SEARCH_FILES: "",
-    Operation.CREATE_BRANCH: "create",
-    Operation.DELETE_BRANCH: "delete",
-    Operation.TAG: "create",
-    Operation.CREATE_WORKTREE: "create",
-    Operation.REMOVE_WORKTREE: "delete",
-    Operation.CREATE_ISSUE: "create",
-    Operation.CREATE_EPIC: "create",
+    **dict.fromkeys(
+        (Operation.CREATE_FILE, Operation.MKDIR, Operation.MKNOD, Operation.SYMLINK, Operation.LINK), "create"
+    ),
+    **dict.fromkeys((Operation.CREATE_BRANCH, Operation.TAG, Operation.CREATE_WORKTREE), "create"),
+    **dict.fromkeys((Operation.CREATE_ISSUE, Operation.CREATE_EPIC), "create"),
+    **dict.fromkeys((Operation.DELETE_FILE, Operation.RMDIR), "delete"),
+    **dict.fromkeys((Operation.DELETE_BRANCH, Operation.REMOVE_WORKTREE), "delete"),
+    **dict.fromkeys((Operation.CALL, Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES), ""),
 }
 """`action` recorded for each operation. Operations not listed are `modify`."""
 

@@ -23,7 +23,7 @@ from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.compiled import REPOSITORY, ScratchTable
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.engine import Policy
@@ -325,7 +325,7 @@ class FreeSpace:
             self._names = min(v.f_favail - inodes, inodes // _SHARE) - names if v.f_files else RESERVED_INODES
         if min(self._bytes, self._names) >= 0:
             return None
-        return Denied(*messages.NO_SPACE, request.path, request.operation)
+        return Denied(*denials.NO_SPACE, request.path, request.operation)
 
 
 class OverlayUsage:

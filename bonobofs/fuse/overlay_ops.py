@@ -18,9 +18,9 @@ from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME, UpperDir
 from bonobofs.fuse.temp_files import TempFileOps
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
-from bonobofs.policy.messages import ELSEWHERE
+from bonobofs.policy.denials import ELSEWHERE
 from bonobofs.policy.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Permit], None]
@@ -159,7 +159,7 @@ class OverlayOps(TempFileOps):
         """
         links = self._inodes.links(node.ino)
         if len(links) > MOST_NAMES:
-            raise self._enforcer.deny(Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header))
+            raise self._enforcer.deny(Denied(*denials.HARDLINK, request.path, request.operation), self._caller(header))
         for parent, name in links:
             verdict = self._enforcer.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
             if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
@@ -170,7 +170,7 @@ class OverlayOps(TempFileOps):
                 leads = False
             if leads:
                 raise self._enforcer.deny(
-                    Denied(*messages.HARDLINK, request.path, request.operation), self._caller(header)
+                    Denied(*denials.HARDLINK, request.path, request.operation), self._caller(header)
                 )
 
     def _check_quota(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:

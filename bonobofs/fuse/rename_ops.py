@@ -18,7 +18,7 @@ from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.fuse.temp_files import End
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Layer, Permit, Refused
 from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
@@ -176,7 +176,7 @@ class RenameOps(OverlayOps):
             return end
         if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
             raise CrossLayerError(
-                messages.OF_SOURCE if self._enforcer.policy.scratch_table(end.path) else messages.ELSEWHERE
+                denials.OF_SOURCE if self._enforcer.policy.scratch_table(end.path) else denials.ELSEWHERE
             )
         node = self._inodes.reference(end.parent, end.name, end.st)
         try:
@@ -200,7 +200,7 @@ class RenameOps(OverlayOps):
         for end, path in ((source, target.path), (target, source.path))[: 2 if exchange else 1]:
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
-                raise CrossLayerError(messages.TWO_SCRATCH)
+                raise CrossLayerError(denials.TWO_SCRATCH)
             self._check_quota(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
 
     def _check_no_upper(self, *paths: WorkspacePath) -> None:

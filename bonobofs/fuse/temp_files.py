@@ -27,7 +27,7 @@ from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import CrossLayerError, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
@@ -198,7 +198,7 @@ class TempFileOps(MountContext):
             self._enforcer.decide(request, context)
         ):
             raise self._enforcer.deny(
-                Denied(*messages.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
+                Denied(*denials.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
             )
 
     def _check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
@@ -297,7 +297,7 @@ class TempFileOps(MountContext):
     def _check_in_source(self, directory: Node) -> None:
         """Raise EXDEV if the directory is in the overlay: staged files belong to directories of the source."""
         if directory.layer:
-            raise CrossLayerError(messages.OF_HELD)
+            raise CrossLayerError(denials.OF_HELD)
 
     def _note_published(self, node: Node, parent: Node, name: bytes) -> None:
         """Give the node the name that it now has in the source."""
@@ -321,7 +321,7 @@ class TempFileOps(MountContext):
         if flags & syscalls.RENAME_NOREPLACE and taken:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         if flags & syscalls.RENAME_EXCHANGE and (moving is None or replaced is None):
-            raise CrossLayerError(messages.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise CrossLayerError(denials.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         if moving is None:
             return False
         if moving is replaced:

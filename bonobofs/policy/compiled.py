@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
 from bonobofs.policy.grants import BUILT_IN, CALLS, EVERY, FAMILIES
 from bonobofs.policy.lease_set import Leases
@@ -50,15 +50,15 @@ class Rule:
     """The suffixes without their dots."""
     max_size: int | None
     executable: bool
-    refusal: messages.Refusal | None
+    refusal: denials.Refusal | None
     """The refusal of a rule with `refuse`. It applies even if another rule permits the change."""
     permit: Permit
-    offer: messages.Offer
-    wrong_suffix: messages.Refusal
-    wrong_name: messages.Refusal
+    offer: denials.Offer
+    wrong_suffix: denials.Refusal
+    wrong_name: denials.Refusal
     """The same for a symlink, FIFO, socket or device."""
-    too_large: messages.Refusal
-    is_executable: messages.Refusal
+    too_large: denials.Refusal
+    is_executable: denials.Refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Role:
     """One role. `write` is None if the role may write everywhere."""
 
     name: str
-    deny: Matcher[messages.Refusal]
+    deny: Matcher[denials.Refusal]
     write: Matcher[bool] | None
-    elsewhere: messages.Refusal
-    default: messages.Refusal
-    calls: Mapping[Operation, Permit | messages.Refusal]
+    elsewhere: denials.Refusal
+    default: denials.Refusal
+    calls: Mapping[Operation, Permit | denials.Refusal]
     """The verdict on every operation of a gate."""
 
 
@@ -82,7 +82,7 @@ class Hidden:
     names: frozenset[str]
     globs: tuple[Callable[[str], object], ...]
     paths: Matcher[bool]
-    refusal: messages.Refusal
+    refusal: denials.Refusal
 
     def admits(self, parts: Sequence[str]) -> bool:
         """True if every hidden component of the path may be changed."""
@@ -105,7 +105,7 @@ class ScratchTable:
     """Index among the tables."""
     patterns: tuple[Pattern, ...]
     max_total: int | None
-    full: messages.Refusal
+    full: denials.Refusal
     """The refusal of a change that exceeds `max_total`."""
 
 
@@ -157,13 +157,13 @@ class Repository:
         """True if the branch follows the source."""
         return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
 
-    def judge(self, parts: Sequence[str]) -> Permit | messages.Refusal:
+    def judge(self, parts: Sequence[str]) -> Permit | denials.Refusal:
         """Return the verdict on a change of a path that begins with `.git`."""
         if len(parts) == 1:
-            return messages.REPOSITORY
+            return denials.REPOSITORY
         # Git also locks branches that it does not move. The rename of the lock moves the branch, and is refused.
         if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
-            return messages.PROTECTED_BRANCH
+            return denials.PROTECTED_BRANCH
         return self.permit
 
 
@@ -191,17 +191,17 @@ class Policy:
     digest: str
     generation: int
     devices: bool
-    protect: Matcher[messages.Refusal]
+    protect: Matcher[denials.Refusal]
     scratch: tuple[ScratchTable, ...]
-    protect_and_scratch: Matcher[messages.Refusal | Scratch]
+    protect_and_scratch: Matcher[denials.Refusal | Scratch]
     """Both in one automaton, because every decision needs both."""
     temporary: Temporary | None
-    keep: Matcher[messages.Refusal]
+    keep: Matcher[denials.Refusal]
     hidden: Hidden
     rules: Matcher[Rule]
-    offers: tuple[messages.Offer, ...]
+    offers: tuple[denials.Offer, ...]
     roles: Mapping[str, Role]
-    unknown_role: messages.Refusal
+    unknown_role: denials.Refusal
     default: Permit | None
     """The permit if no rule matches. None: the change is refused."""
     symlinks_anywhere: bool
@@ -226,7 +226,7 @@ class Policy:
     def with_repository(self) -> Policy:
         """Return this policy for a mount with a `.git` of the session's own."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
-        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, messages.REPOSITORY)
+        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, denials.REPOSITORY)
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
         return dataclasses.replace(self, repository=Repository(tuple(protected), table, permit))
 
@@ -299,12 +299,12 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         scratch=tuple({pattern.table.index: pattern.table for _, pattern in scratch}.values()),
         protect_and_scratch=Matcher([*protect, *scratch]),
         temporary=_temporary(document.get("temporary", ())),
-        keep=Matcher((one, messages.kept(one)) for one in keep),
+        keep=Matcher((one, denials.kept(one)) for one in keep),
         hidden=_hidden(document.get("hidden", ())),
         rules=Matcher((pattern, rule) for rule in rules for pattern in rule.offer.patterns),
         offers=offers,
         roles={name: _role(name, roles, offers) for name in roles},
-        unknown_role=messages.unknown_role(sorted(roles)),
+        unknown_role=denials.unknown_role(sorted(roles)),
         default=Permit("default") if document.get("default", "deny") == "allow" else None,
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
@@ -316,9 +316,9 @@ def defined_roles(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {DEFAULT_ROLE: {"write": [EVERYTHING], **BUILT_IN}, **document.get("role", {})}
 
 
-def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, messages.Refusal]]:
+def _protect(document: Mapping[str, Any]) -> list[tuple[Pattern, denials.Refusal]]:
     patterns = [parse(text) for text in protected_paths(document)]
-    return [(parse(".bonobofs/"), messages.RESERVED), *((one, messages.protected(one)) for one in patterns)]
+    return [(parse(".bonobofs/"), denials.RESERVED), *((one, denials.protected(one)) for one in patterns)]
 
 
 def protected_paths(document: Mapping[str, Any]) -> list[str]:
@@ -332,7 +332,7 @@ def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch
     for index, table in enumerate(tables):
         patterns = tuple(parse(text) for text in table["paths"])
         limit = table.get("max_total")
-        described = ScratchTable(index, patterns, limit, messages.scratch_is_full(patterns, limit))
+        described = ScratchTable(index, patterns, limit, denials.scratch_is_full(patterns, limit))
         for pattern in patterns:
             permit = Permit(f"scratch:{pattern.text}", layer=Layer.SCRATCH)
             found.append((pattern, Scratch(len(found), described, permit)))
@@ -386,14 +386,14 @@ def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]
 
 
-def _narrowness(offer: messages.Offer) -> tuple[bool, int, bool, str]:
+def _narrowness(offer: denials.Offer) -> tuple[bool, int, bool, str]:
     limit = offer.max_size
     return limit is not None, -(limit or 0), not offer.executable, offer.name
 
 
-def _offer(table: Mapping[str, Any]) -> messages.Offer:
+def _offer(table: Mapping[str, Any]) -> denials.Offer:
     suffixes = table.get("suffixes")
-    return messages.Offer(
+    return denials.Offer(
         name=table["name"],
         patterns=tuple(parse(text) for text in table["paths"]),
         suffixes=None if suffixes is None else tuple(suffixes),
@@ -402,24 +402,24 @@ def _offer(table: Mapping[str, Any]) -> messages.Offer:
     )
 
 
-def _rule(offer: messages.Offer, order: int, rank: int, refuse: str | None) -> Rule:
+def _rule(offer: denials.Offer, order: int, rank: int, refuse: str | None) -> Rule:
     return Rule(
         order=order,
         rank=rank,
         extensions=None if offer.suffixes is None else frozenset(suffix[1:] for suffix in offer.suffixes),
         max_size=offer.max_size,
         executable=offer.executable,
-        refusal=None if refuse is None else messages.rule_refuses(offer.name, refuse),
+        refusal=None if refuse is None else denials.rule_refuses(offer.name, refuse),
         permit=Permit(offer.name, offer.max_size, not offer.executable),
         offer=offer,
-        wrong_suffix=messages.suffix(offer),
-        wrong_name=messages.special_suffix(offer),
-        too_large=messages.too_large(offer),
-        is_executable=messages.executable(offer),
+        wrong_suffix=denials.suffix(offer),
+        wrong_name=denials.special_suffix(offer),
+        too_large=denials.too_large(offer),
+        is_executable=denials.executable(offer),
     )
 
 
-def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[messages.Offer]) -> Role:
+def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[denials.Offer]) -> Role:
     table = roles[name]
     write = [parse(text) for text in table.get("write", ())]
     deny = [parse(text) for text in table.get("deny", ())]
@@ -427,27 +427,27 @@ def _role(name: str, roles: Mapping[str, Mapping[str, Any]], offers: Sequence[me
     usable = [offer for offer in offers if meet(offer.patterns, write)]
     return Role(
         name=name,
-        deny=Matcher((pattern, messages.role_denies(name, pattern, write)) for pattern in deny),
+        deny=Matcher((pattern, denials.role_denies(name, pattern, write)) for pattern in deny),
         write=None if everywhere else Matcher((pattern, True) for pattern in write),
-        elsewhere=messages.role_writes_elsewhere(name, write),
-        default=messages.default(usable),
+        elsewhere=denials.role_writes_elsewhere(name, write),
+        default=denials.default(usable),
         calls=_calls(name, roles),
     )
 
 
-def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Permit | messages.Refusal]:
-    verdicts: dict[Operation, Permit | messages.Refusal] = {}
+def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation, Permit | denials.Refusal]:
+    verdicts: dict[Operation, Permit | denials.Refusal] = {}
     for operation, (family, spellings) in CALLS.items():
         own = roles[name].get(family, ())
         word = next((each for each in spellings if each in own or EVERY in own), None)
         if word is not None:
-            verdicts[operation] = Permit(messages.call_rule(name, family, word))
+            verdicts[operation] = Permit(denials.call_rule(name, family, word))
         elif not spellings:
-            verdicts[operation] = messages.NOBODYS[family]
+            verdicts[operation] = denials.NOBODYS[family]
         else:
             others = sorted(other for other, table in roles.items() if {*spellings, EVERY} & {*table.get(family, ())})
             listed = [each for each in FAMILIES[family] if each in own]
-            verdicts[operation] = messages.role_lacks(name, family, spellings[0], listed, others)
+            verdicts[operation] = denials.role_lacks(name, family, spellings[0], listed, others)
     return verdicts
 
 
@@ -465,7 +465,7 @@ def _hidden(entries: Sequence[str]) -> Hidden:
         names=frozenset(entry for entry in names if not is_wild(entry)),
         globs=tuple(compile_name(entry) for entry in names if is_wild(entry)),
         paths=Matcher((parse(entry), True) for entry in entries if "/" in entry),
-        refusal=messages.hidden(entries),
+        refusal=denials.hidden(entries),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet, protected_paths
 from bonobofs.policy.decision import OF_REPOSITORY
 from bonobofs.policy.grants import FAMILIES
@@ -100,10 +100,10 @@ def _kept_apart(policy: Policy) -> Iterable[str]:
     if policy.repository is not None:
         yield " ".join(OF_REPOSITORY)
     for table in policy.scratch:
-        limit = f", at most {messages.size(table.max_total)} together" if table.max_total is not None else ""
-        yield f"Scratch: {_code(messages.shortened(pattern.text) for pattern in table.patterns)}: anything{limit}."
+        limit = f", at most {denials.size(table.max_total)} together" if table.max_total is not None else ""
+        yield f"Scratch: {_code(denials.shortened(pattern.text) for pattern in table.patterns)}: anything{limit}."
     if policy.temporary is not None:
-        names = _code(messages.shortened(text) for text in policy.document.get("temporary", ()))
+        names = _code(denials.shortened(text) for text in policy.document.get("temporary", ()))
         yield (
             "Files and symlinks of temporary names where no rule admits them, which get their own name when they are"
             " whole: such a file is judged under the name that it is renamed or linked to, and written there at once."
@@ -163,14 +163,14 @@ def _writes(policy: Policy, role: str) -> Sequence[str]:
     return [EVERYTHING] if table is None else table.get("write", ())
 
 
-def _limits(offer: messages.Offer) -> list[str]:
-    limits = [*(offer.suffixes or ()), *([messages.size(offer.max_size)] if offer.max_size is not None else [])]
+def _limits(offer: denials.Offer) -> list[str]:
+    limits = [*(offer.suffixes or ()), *([denials.size(offer.max_size)] if offer.max_size is not None else [])]
     return limits or ["any file"]
 
 
-def _terms(offer: messages.Offer) -> str:
+def _terms(offer: denials.Offer) -> str:
     kind = f"{_code(offer.suffixes)} files" if offer.suffixes is not None else "any file"
-    limit = f", at most {messages.size(offer.max_size)}" if offer.max_size is not None else ""
+    limit = f", at most {denials.size(offer.max_size)}" if offer.max_size is not None else ""
     return kind + limit + ("" if offer.executable else ", nothing executable")
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
+from bonobofs.policy.denials import Refusal
 from bonobofs.policy.description import allowed_directories, callable_words, describe
 from bonobofs.policy.grants import OF_A_GATE
-from bonobofs.policy.messages import Refusal
 from bonobofs.policy.pattern import NO_CHARACTER
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request
 
@@ -108,7 +108,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
     if refusal is None and context.target is not None and not leaves:
         refusal = _leads_out(policy, parts, context.target, carried=context.carried)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and context.privileged):
-        refusal = messages.DEVICE
+        refusal = denials.DEVICE
     if refusal is None and context.tool:
         refusal = _lacks(policy, agent, operation)
     if refusal is None:
@@ -121,16 +121,16 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             and kind is not _DIRECTORY
             and verdict.layer is not _SCRATCH  # a file of the source is copied there before it is changed
         ):
-            refusal = messages.HARDLINK
+            refusal = denials.HARDLINK
         elif policy.leases is None or verdict.layer:
             return verdict
         elif not policy.leases.known:
-            refusal = messages.LEASES_UNKNOWN
+            refusal = denials.LEASES_UNKNOWN
         else:
             holding = policy.leases.against(parts)
             if holding is None:
                 return verdict
-            return Denied(*messages.LEASED, path, operation, holding)
+            return Denied(*denials.LEASED, path, operation, holding)
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
@@ -150,7 +150,7 @@ def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | 
     role = policy.roles.get(agent.role)
     if role is None:
         return policy.unknown_role
-    verdict = role.calls.get(operation, messages.NO_TOOL)
+    verdict = role.calls.get(operation, denials.NO_TOOL)
     return None if isinstance(verdict, Permit) else verdict
 
 
@@ -166,28 +166,28 @@ def decide_published(policy: Policy, request: Request) -> Decision:
     """
     leases = policy.leases
     if leases is not None and not leases.known:
-        return Denied(*messages.LEASES_UNKNOWN, request.path, request.operation)
+        return Denied(*denials.LEASES_UNKNOWN, request.path, request.operation)
     holding = None if leases is None else leases.against(request.path.split("/"))
     if holding is not None:
-        return Denied(*messages.LEASED, request.path, request.operation, holding)
-    return Permit(messages.PUBLISHED)
+        return Denied(*denials.LEASED, request.path, request.operation, holding)
+    return Permit(denials.PUBLISHED)
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
     """Turn a permit of another layer than the source into a denial."""
     if isinstance(decision, Denied) or decision.layer is Layer.SOURCE:
         return decision
-    reason, instead = messages.ONLY_IN_A_MOUNT[decision.layer]
+    reason, instead = denials.ONLY_IN_A_MOUNT[decision.layer]
     return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
 def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
     if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
-        return messages.BAD_PATH
+        return denials.BAD_PATH
     if not path and (leaves or operation not in _OF_THE_ROOT):
-        return messages.ROOT
+        return denials.ROOT
     if not path.isascii() and NO_CHARACTER.search(path):
-        return messages.BAD_PATH
+        return denials.BAD_PATH
     return None
 
 
@@ -198,18 +198,18 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
     shows. With `symlinks = "any"` and in scratch only a target whose text leads into a protected path is refused.
     """
     if not parts or not target or "\0" in target:
-        return messages.TARGET
+        return denials.TARGET
     # The target of an absolute symlink does not depend on its directory.
     bound = carried and target[0] != "/"
     repository = policy.repository_of(parts) is not None
     anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(parts)))
     if target[0] == "/":
-        return None if anywhere else messages.TARGET
+        return None if anywhere else denials.TARGET
     place, descended = parts[:-1], False
     for step in target.split("/"):
         if step == "..":
             if not anywhere and (descended or not place):
-                return messages.TARGET
+                return denials.TARGET
             if not place:
                 return None
             place.pop()
@@ -217,8 +217,8 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
             descended = True
             place.append(step)
     if repository:
-        return None if policy.repository_of(place) is not None else messages.TARGET
-    return (messages.PROTECTED_TARGET if anywhere else messages.TARGET) if policy.protect.find(place) else None
+        return None if policy.repository_of(place) is not None else denials.TARGET
+    return (denials.PROTECTED_TARGET if anywhere else denials.TARGET) if policy.protect.find(place) else None
 
 
 def _judge_path(

@@ -7,7 +7,7 @@ from typing import Final
 
 from bonobofs.policy.compiled import Policy
 from bonobofs.policy.decision import Code
-from bonobofs.policy.messages import LEASES_RULE, Refusal
+from bonobofs.policy.denials import LEASES_RULE, Refusal
 
 DEFAULT_MAX: Final = 86_400
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])")

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.ipc.client import SOCKET_VARIABLE, call
-from bonobofs.policy import messages
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Principal, Request, WorkspacePath, kind_of
@@ -191,7 +191,7 @@ def _head(path: Path) -> bytes:
 
 def _crosses(path: str, operation: Operation) -> Decision:
     """The answer to a rename or link between scratch and the rest of the workspace."""
-    return Denied(Code.ELSEWHERE, *messages.ELSEWHERE, WorkspacePath(path), operation)
+    return Denied(Code.ELSEWHERE, *denials.ELSEWHERE, WorkspacePath(path), operation)
 
 
 def _place(home: Path, named: Path, workspace: Path | None, role: str | None) -> _Workspace:

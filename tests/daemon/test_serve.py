@@ -75,7 +75,7 @@ def test_a_second_one_is_refused(home: Path) -> None:
     for arguments in (["serve"], ["serve", "--foreground"]):
         refused = bonobofs(*arguments)
         assert refused.returncode == 1
-        assert f"already, pid {won.pid}; end that first: bonobofs serve --stop" in refused.stderr
+        assert f", pid {won.pid}; stop it first: bonobofs serve --stop" in refused.stderr
 
 
 def _tried(home: Path) -> Daemon | StateError:
@@ -122,7 +122,7 @@ def test_a_state_directory_that_was_made_anew_is_not_its_own(home: Path) -> None
     assert wait_for_end(found.pid, found.starttime, 30)
     assert running(home) == other
     assert json.loads(bonobofs("serve", "--status", "--json").stdout)["pid"] == other.pid
-    assert "is not the state directory" in (home.with_name("away") / "serve.log").read_text()
+    assert "was replaced" in (home.with_name("away") / "serve.log").read_text()
 
 
 def test_a_long_log_is_put_aside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.policy import examples, messages
+from bonobofs.policy import denials, examples
 from bonobofs.policy.decision import as_document
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
 from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
@@ -143,15 +143,15 @@ def test_every_policy_can_be_told(document: dict[str, Any], role: str) -> None:
     ],
 )
 def test_sizes_in_words(count: int, text: str) -> None:
-    assert messages.size(count) == text
+    assert denials.size(count) == text
 
 
 def test_long_lists_end_in_how_many_more_there_are() -> None:
-    assert messages.listed(["a"]) == "a"
-    assert messages.listed(["a", "b"]) == "a or b"
-    assert messages.listed(["a", "b", "c"]) == "a, b or c"
-    assert messages.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
-    assert messages.listed([]) == ""
+    assert denials.listed(["a"]) == "a"
+    assert denials.listed(["a", "b"]) == "a or b"
+    assert denials.listed(["a", "b", "c"]) == "a, b or c"
+    assert denials.listed([str(number) for number in range(1000)]) == "0, 1, 2, 3, 4, 5 or 994 more"
+    assert denials.listed([]) == ""
 
 
 def test_advice_is_complete() -> None:
