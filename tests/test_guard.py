@@ -328,7 +328,7 @@ def test_only_the_engine_makes_a_permit() -> None:
         if "Permit(" in path.read_text(encoding="utf-8")
     }
     # The codec reads a permit that another process of the session received.
-    assert makers == {"ipc/decision_codec.py", "policy/compiled.py", "policy/decision.py", "policy/engine.py"}
+    assert makers == {"ipc/codec.py", "policy/compiled.py", "policy/decision.py", "policy/engine.py"}
 
 
 # The entrances beside the mount

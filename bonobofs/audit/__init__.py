@@ -1,1 +1,1 @@
-"""The log: one hash-chained trail for each session, written before every change, read and verified afterwards."""
+"""The trails: hash-chained, append-only records of every change, and what reads them."""

@@ -1,1 +1,1 @@
-"""The enforcement point: each change is authorized and recorded here before it is made."""
+"""The one place where a change is authorized and recorded; see `enforcer`."""

@@ -1,1 +1,1 @@
-"""What may be changed: the document that a person writes, and the pure engine that decides by it."""
+"""The policy: the document that a person writes, and the pure engine that decides by it."""
