@@ -105,7 +105,7 @@ def _why(session: SessionContext, arguments: Arguments) -> Any:
     check_empty(arguments)
     root = Path(session.who.mountpoint or session.who.source)
     operation = None if word is None else operation_of(word)
-    from bonobofs.session import explanation  # noqa: PLC0415 - most sessions are not asked
+    from bonobofs.session import explanation  # noqa: PLC0415 - most sessions need no explanation
 
     return explanation.explain_in_mount(root, path, operation, to, size, session.guard.decide_in_mount)
 

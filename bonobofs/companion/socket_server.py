@@ -51,7 +51,7 @@ _SO_PEERGROUPS: Final = 59
 _MAX_GROUPS: Final = 256
 
 _CONCURRENCY: Final = 4
-"""Calls of one name that run at once, unless `CallExecutor` is told otherwise."""
+"""Calls of one name that run at once, unless `concurrency` has another limit."""
 _MAX_QUEUE: Final = 32
 """Queue limit of the names with a concurrency of their own. Connections bound the other queues."""
 _MAX_CALL: Final = 1 << 20
