@@ -83,7 +83,7 @@ class Call:
         """The verdict, if it is no fault. Refused, once entered, where it is one."""
         if isinstance(verdict, Fault):
             self.is_entered = True
-            with self._session.turn:
+            with self._session.change_lock:
                 raise self._session.guard.deny(denied(verdict, self._asked.operation), self._asked.caller, guard=GUARD)
         return verdict
 
@@ -91,14 +91,14 @@ class Call:
         """Enter that the change would be allowed, and give by what. Refused, once entered, where it no longer is."""
         request = _request(self._asked.operation)
         self.is_entered = True
-        with self._session.turn:
+        with self._session.change_lock:
             self._session.guard.record_call(request, caller=self._asked.caller, guard=GUARD)
             return self._session.guard.decide(request)
 
     @property
     def session_turn(self) -> AbstractContextManager[object]:
         """Held around `changing`: an interrupted generator would hold it until its traceback is freed."""
-        return self._session.turn
+        return self._session.change_lock
 
     @contextmanager
     def changing(self) -> Iterator[Change]:
@@ -162,15 +162,15 @@ class Gate:
     def _enter(self, asked: Asked, agent: str, fault: Fault | None) -> None:
         guard = self._session.guard
         if not is_of_the_session(agent, guard.agent):
-            with self._session.turn:
+            with self._session.change_lock:
                 raise guard.deny(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
         for operation in (asked.operation, *asked.also):
             decision = guard.decide(_request(operation))
             if isinstance(decision, Denied):
-                with self._session.turn:
+                with self._session.change_lock:
                     raise guard.deny(decision, asked.caller, guard=GUARD)
         if fault is not None:
-            with self._session.turn:
+            with self._session.change_lock:
                 raise guard.deny(denied(fault, asked.operation), asked.caller, guard=GUARD)
 
 

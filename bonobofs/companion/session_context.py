@@ -81,7 +81,7 @@ class SessionContext:
         )
         self.guard: Final = authorizer
         self.log: Final = RecentEntries(Path(config.trail).parent, {self.who.agent: self.who.agent_id}.get)
-        self.turn: Final = threading.Lock()
+        self.change_lock: Final = threading.Lock()
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""

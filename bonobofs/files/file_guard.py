@@ -85,7 +85,7 @@ class FileGuard(Closing):
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
         # session's, so that whoever holds it knows that no change is under way.
-        self._turn: Final = session.turn
+        self._turn: Final = session.change_lock
 
     def close(self) -> None:
         """Let go of the workspace's directory, which else is held as long as this guard; the session goes on."""

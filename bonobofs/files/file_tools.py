@@ -53,7 +53,7 @@ class FileTools(Closing):
         """Stand on an open session."""
         self._session: Final = session
         self._authorizer: Final[Authorizer] = session.guard
-        self._turn: Final = session.turn
+        self._turn: Final = session.change_lock
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         self._reading: Final = Reading(self._workspace, lambda: self._authorizer.policy)
         self._files: Final = FileGuard(session, tool=True)

@@ -67,8 +67,8 @@ class GuardedSession(Protocol):
         """Where the source is opened: its path, or another way to it where that leads elsewhere by now."""
 
     @property
-    def turn(self) -> AbstractContextManager[object]:
-        """Held for each change, from its intent to its outcome; left, all of it is in the record."""
+    def change_lock(self) -> AbstractContextManager[object]:
+        """Held for each change, from its intent to its outcome."""
 
 
 def told(decision: Decision) -> ValidationResult:
@@ -149,7 +149,7 @@ def enter_failure(
         return
     code = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
     about = {"error": type(error).__name__} if details is None else details
-    with suppress(OSError), session.turn:
+    with suppress(OSError), session.change_lock:
         session.guard.record_call(
             request, caller=caller, guard=guard, details=about, error=code, reason=failure_reason(error)
         )

@@ -118,12 +118,12 @@ class _Operation:
         if refusal is not None:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
             caller = self.caller._replace(details={**self.caller.details, **details})
-            with self.session.turn:
+            with self.session.change_lock:
                 raise self.session.guard.deny(denied, caller, guard="git")
 
     def demand_part(self, part: RelatedChange, *codes: Code) -> None:
         """Refused, once recorded, if the engine denies it, with one of these codes if any are named."""
-        with self.session.turn:
+        with self.session.change_lock:
             decision = self.session.guard.decide(part.request, part.context)
         if isinstance(decision, Denied) and (not codes or decision.code in codes):
             self.demand(decision)
@@ -178,7 +178,7 @@ class _Operation:
             PublishedBranches(session.home, checkout.repository.common_dir, session.guard.agent.id),
             objects=checkout.objects,
             journal=checkout.journal,
-            turn=session.turn,
+            turn=session.change_lock,
         )
         publisher.publish(
             [RefUpdate(BRANCHES + branch, old, new)],
@@ -292,7 +292,7 @@ class GitGuard(Closing):
             parts = self._parts(call, update, old.commit)
             authorize = self._session.guard.authorize
             with (
-                self._session.turn,
+                self._session.change_lock,
                 authorize(call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git") as permit,
             ):
                 update.apply(permit)
@@ -405,7 +405,7 @@ class GitGuard(Closing):
         """Refused, once recorded, if the agent is not the session's."""
         authorizer = self._session.guard
         if not is_of_the_session(agent, authorizer.agent):
-            with self._session.turn:
+            with self._session.change_lock:
                 raise authorizer.deny(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
 
     @contextmanager
@@ -413,7 +413,7 @@ class GitGuard(Closing):
         """One call, from the right of the role to the entry of a failure."""
         self._check_agent(agent, operation, caller)
         request = Request(operation, _HERE)
-        with self._session.turn:
+        with self._session.change_lock:
             decision = self._session.guard.decide(request)
             if isinstance(decision, Denied):
                 raise self._session.guard.deny(decision, caller, guard="git")
@@ -426,7 +426,7 @@ class GitGuard(Closing):
             raise
 
     def _note(self, call: _Operation, **details: Any) -> None:
-        with self._session.turn:
+        with self._session.change_lock:
             self._session.guard.record_call(call.request, caller=call.caller, details=details, guard="git")
 
     def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[RelatedChange]:

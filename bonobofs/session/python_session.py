@@ -82,8 +82,8 @@ class OpenSession(NamedTuple):
     session: Session
     guard: Enforcer
     log: AuditLog
-    turn: ChangeLock
-    """Held by whoever makes a change, from its intent to its outcome."""
+    change_lock: ChangeLock
+    """Held for each change, from its intent to its outcome."""
     home: Path
     """The state directory."""
 
@@ -138,9 +138,9 @@ def open_session(
             trail,
             denials=denials_path(state, session.agent_id),
         )
-        with Database.open(state) as database, _following_leases(state, session, guard) as turn:
+        with Database.open(state) as database, _following_leases(state, session, guard) as change_lock:
             log = AuditLog(trail, lambda label: agent_registry.identity_of(database, label))
-            yield OpenSession(session, guard, log, turn, state)
+            yield OpenSession(session, guard, log, change_lock, state)
         guard.flush_all()
     finally:
         ended.set()

@@ -22,8 +22,8 @@ def change(session: SessionContext, arguments: dict[str, Any]) -> None:
     """
     request = Request(Operation.WRITE_FILE, WorkspacePath(arguments["path"]))
     details: dict[str, Any] = {name: arguments[name] for name in ("touches", "by") if name in arguments}
-    turn = session.turn if arguments.get("alone") else nullcontext()
-    with turn, session.guard.authorize(request, caller=Caller("change"), details=details):
+    lock = session.change_lock if arguments.get("alone") else nullcontext()
+    with lock, session.guard.authorize(request, caller=Caller("change"), details=details):
         for name in arguments["makes"]:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
             Path(name).write_text("made", encoding="utf-8")

@@ -155,7 +155,7 @@ class _Session(NamedTuple):
     session: _Source
     guard: Enforcer
     log: AuditLog
-    turn: threading.Lock
+    change_lock: threading.Lock
     place: str
     home: Path
 

@@ -121,7 +121,7 @@ def test_acquiring_returns_when_the_change_that_was_under_way_is_over(ann: OpenS
     over = threading.Event()
 
     def change() -> None:
-        with ann.turn:
+        with ann.change_lock:
             began.set()
             deadline = time.monotonic() + LAPSE + 2 * BEAT
             until(lambda: time.monotonic() > deadline, "it takes its time")
