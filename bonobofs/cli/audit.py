@@ -31,7 +31,7 @@ from bonobofs.errors import UsageError
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation
 
-app = typer.Typer(help="Read, search, sum up, verify and export the record of every change.", rich_markup_mode=None)
+app = typer.Typer(help="Read, search, summarize, verify and export the record of every change.", rich_markup_mode=None)
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -43,15 +43,15 @@ class Format(enum.StrEnum):
     CSV = "csv"
 
 
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("tail")
 def tail(
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as entries come, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new entries until Ctrl-C.")] = False,
     denied: Annotated[bool, typer.Option("--denied", help="Only refusals.")] = False,
     alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="How many of the last entries.")] = 20,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Number of entries.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show the last entries of all sessions, the oldest first.
@@ -78,7 +78,7 @@ Path_ = Annotated[
     str | None, typer.Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
 ]
 Since = Annotated[str | None, typer.Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
-Until = Annotated[str | None, typer.Option(metavar="MOMENT", help="As --since: what came later is left out.")]
+Until = Annotated[str | None, typer.Option(metavar="MOMENT", help="Like --since; later entries are left out.")]
 
 
 @app.command("query")
@@ -98,9 +98,9 @@ def query(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Search the record. Each change is shown with how it ended; in JSON that is its `outcome`.
+    """Search the record. Each change is shown with its result; in JSON, with its `outcome`.
 
-    Exit 1 when the record of some session cannot be read: what there is of the others is told.
+    Exit 1 if the record of a session cannot be read; the others are still searched.
 
     \b
     Examples:
@@ -133,9 +133,9 @@ def report(
     until: Until = None,
     json: Json = False,
 ) -> int:
-    """Say what came of it all, in Markdown: what was changed, what was refused and what to do about it.
+    """Print a report in Markdown: changes, refusals and their remedies.
 
-    It is made for a pull request: it ends with the hashes by which the record behind it can be known again.
+    It is meant for a pull request and ends with the hashes of the trails behind it.
 
     \b
     Examples:
@@ -160,9 +160,9 @@ def report(
 
 @app.command("index")
 def index_(
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw the index away first.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete the index first.")] = False,
 ) -> int:
-    """Bring the index up to the record. It is made from the record alone, and `query` and `report` do this themselves.
+    """Update the index from the record. `query` and `report` do this themselves.
 
     \b
     Example:
@@ -182,18 +182,16 @@ def index_(
 
 @app.command("verify")
 def verify_(
-    witness: Annotated[
-        bool, typer.Option("--witness", help="Compare with the heads that were posted to Agent Mail too.")
-    ] = False,
+    witness: Annotated[bool, typer.Option("--witness", help="Also compare with the heads in Agent Mail.")] = False,
     json: Json = False,
 ) -> int:
-    """Say whether the record is what was written; exit 1 when anything was changed, moved, added or is missing.
+    """Verify the record; exit 1 if an entry was changed, moved, added or is missing.
 
-    A session that was killed is reported as crashed, with what it had begun and what the source shows there now; that
-    is no finding.
+    A killed session is reported as crashed, with its unfinished changes and what the source has there now. That is no
+    finding.
 
-    A whole record that was rewritten with its heads agrees with itself: that is found by --witness alone. A witness
-    that has no letter of this state directory at all is exit 1 too.
+    Only --witness detects a record that was rewritten together with its heads. It also exits 1 if Agent Mail has no
+    letter of this state directory.
 
     \b
     Examples:
@@ -233,13 +231,13 @@ def verify_(
 
 @app.command("prune")
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be pruned; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be pruned; change nothing.")] = False,
     json: Json = False,
 ) -> int:
-    """Compress the trails of ended sessions; remove the oldest that are older or more than [audit] admits.
+    """Compress the trails of ended sessions, and remove the oldest beyond the limits of [audit].
 
-    The limits are those of policy.toml in the state directory, else 90 days and 5 GB. Each pruned trail leaves its
-    head, count and period in a record that `verify` checks. Exit 1 when a trail that was due had to stay.
+    The limits are in policy.toml of the state directory; the defaults are 90 days and 5 GB. Each pruned trail leaves a
+    tombstone with its head, count and period, which `verify` checks. Exit 1 if a trail that was due is kept.
 
     \b
     Examples:
@@ -267,7 +265,7 @@ def prune(
 @app.command("export")
 def export(
     form: Annotated[
-        Format, typer.Option("--format", metavar="jsonl|csv", help="jsonl: the exact form. csv: for tables.")
+        Format, typer.Option("--format", metavar="jsonl|csv", help="jsonl: exact entries; csv: for spreadsheets.")
     ],
 ) -> None:
     """Write every entry of every session to standard output.
@@ -288,7 +286,7 @@ def export(
 
 
 def _check_filters(home: Path, index: Index, wanted: IndexQuery) -> None:
-    """Refuse a filter whose value no entry has and bonobofs does not know. UsageError, with the nearest values."""
+    """Refuse a filter value that is unknown and in no entry. UsageError, with similar values."""
     known: dict[GroupBy, Iterable[str]] = {
         GroupBy.RESULT: ("allowed", "denied", "error"),
         GroupBy.OPERATION: [each.value for each in Operation],
@@ -321,7 +319,7 @@ def _query(
 
 @contextlib.contextmanager
 def _index(home: Path) -> Iterator[tuple[Index, Progress]]:
-    """The index, with all that has been recorded until now, as far as it can be read."""
+    """Open the index, updated from all readable trails."""
     session.close_ended(home)
     with session.open_index(home) as index:
         with waiting("reading the record"):
@@ -334,7 +332,7 @@ def _print_trouble(progress: Progress) -> None:
     for problem in progress.unread:
         note(problem)
     for name in progress.redone:
-        note(f"the trail of session {name} is not the one that was read before; look: bonobofs audit verify")
+        note(f"the trail of session {name} was replaced since it was indexed; run bonobofs audit verify")
 
 
 def _print_counts(counts: list[Count], by: GroupBy, *, json: bool) -> None:
@@ -350,13 +348,13 @@ def _print_counts(counts: list[Count], by: GroupBy, *, json: bool) -> None:
 
 def _print_witnesses(testimony: session.WitnessReport) -> None:
     for name in testimony.unknown:
-        note(f"the witness knows nothing of session {name}: its record was not carried yet, or its letters are gone")
+        note(f"Agent Mail has no letter of session {name}: its record was not sent yet, or the letters were deleted")
     if not testimony.letters:
         note("the mail server has no letter of this state directory, so it confirms nothing")
 
 
 def _add(findings: list[Finding], reports: list[Report]) -> None:
-    """Put what the witnesses know beside what the trails show; a session may be known to them alone."""
+    """Add findings to the reports; a session without a trail gets a new report."""
     known = {report.session: report for report in reports}
     for finding in findings:
         if finding.session not in known:
@@ -400,12 +398,12 @@ def _last_of(trail: Path, lines: int, wanted: _TailFilter) -> Iterable[AuditEntr
     reach = 2 * lines
     entries = reader.last(trail, reach)
     found = deque(wanted.of(entries), maxlen=lines)
-    # Only then is the whole trail read, entry by entry.
+    # The whole trail is read only if its end has too few matches.
     return found if len(found) == lines or len(entries) < reach else deque(wanted.of(reader.read(trail)), maxlen=lines)
 
 
 class _TailFilter(NamedTuple):
-    """Which entries `tail` shows. A person is not told twice of a change that ended as it was meant to."""
+    """Selects the entries that `tail` shows. A successful change is shown once, not as intent and outcome."""
 
     denied: bool
     alerts: bool
@@ -437,7 +435,7 @@ def _plain(change: reader.Change) -> dict[str, Any]:
 
 
 def _line(entry: AuditEntry, result: str) -> str:
-    """One line for a person: when, who, what, where, and why not."""
+    """Format an entry as one line: time, result, agent, operation, path and reason."""
     moment = entry.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     kind = entry.kind if entry.kind in ("alert", "event") else result
     why = [f"{entry.code}:"] if entry.code else []
@@ -454,13 +452,13 @@ def _line(entry: AuditEntry, result: str) -> str:
 
 
 def _moved(entry: AuditEntry) -> str:
-    """The path; of a rename, a link or a copy where it came from and where it went."""
+    """Return the path; for a rename, link or copy, both paths."""
     came, went = (entry.details.get(key) for key in ("from", "to"))
     return " -> ".join(path for path in (came, entry.path, went) if isinstance(path, str) and path)
 
 
 def _commit(entry: AuditEntry) -> str:
-    """The path that was denied, the branches and tags that it is about, and the first line of the message."""
+    """Return the denied path, the branches and tags, and the first line of the message."""
     named = [entry.details.get(key) for key in ("source", "from", "branch", "new", "tag", "target")]
     names = " -> ".join(dict.fromkeys(name for name in named if isinstance(name, str) and name))
     message = entry.details.get("message")
@@ -468,6 +466,6 @@ def _commit(entry: AuditEntry) -> str:
 
 
 def _issue(entry: AuditEntry) -> str:
-    """Which issue it is about; a new one has its title before it has an id."""
+    """Return the id of the issue; the title of a new one, which has no id yet."""
     named = (entry.details.get("issue"), entry.details.get("title"))
     return next((each for each in named if isinstance(each, str)), "")

@@ -29,7 +29,7 @@ _HALT_POLL: Final = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
 
 
 class Verdict(enum.StrEnum):
-    """`note` is something that only some uses need."""
+    """Result of a check. `note`: only some uses need it."""
 
     OK = "ok"
     NOTE = "note"
@@ -38,7 +38,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at, what was found and, unless all is well, what to do."""
+    """One check: what was found and, if it is not ok, the remedy."""
 
     name: str
     verdict: Verdict
@@ -55,9 +55,9 @@ _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAIL: "red"}
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
-    """Look at what mounting needs on this machine, and say what to do about what is missing.
+    """Check what mounting needs on this machine, and print a remedy for each problem.
 
-    The exit code is 1 when something that mounting needs is missing. A note matters to some uses only.
+    Exit 1 if something that mounting needs is missing. A note matters only to some uses.
     """
     checks = [check for look in _LOOKS for check in look()]
     well = all(check.verdict is not Verdict.FAIL for check in checks)
@@ -176,7 +176,7 @@ def _limits() -> Iterator[Check]:
 
 
 def _watching() -> Iterator[Check]:
-    """What watching a source takes: a watch for each of its directories, an instance for each mount."""
+    """Watching a source needs an inotify watch per directory and an instance per mount."""
     for name, few in (("max_user_watches", 65_536), ("max_user_instances", 16)):
         limit = _number(Path("/proc/sys/fs/inotify", name))
         if limit is None:
@@ -191,7 +191,7 @@ def _watching() -> Iterator[Check]:
 
 
 def _mounts() -> Iterator[Check]:
-    """What stands now and is not as it could be."""
+    """Problems of the sessions that are mounted now."""
     try:
         found = session.statuses(session.home())
     except BonobofsError:
@@ -199,15 +199,12 @@ def _mounts() -> Iterator[Check]:
     for one in found:
         if one.unwatched:
             where = one.session.mountpoint or one.session.source
-            remedy = (
-                "a change behind the mount that is not watched may show a second late, and is not entered in the "
-                f"record: {one.watch}"
-            )
+            remedy = f"an unwatched change behind the mount may show a second late and is not recorded: {one.watch}"
             yield Check("watching", Verdict.NOTE, f"{where}: {one.unwatched}", remedy)
         if one.leases is not None:
             where = one.session.mountpoint or one.session.source
-            remedy = f"every change is refused until it is: {one.leases}"
-            yield Check("leases", Verdict.FAIL, f"{where}: it is not known what is leased", remedy)
+            remedy = f"every change is refused until they are known: {one.leases}"
+            yield Check("leases", Verdict.FAIL, f"{where}: the leases are unknown", remedy)
 
 
 def _idling() -> Iterator[Check]:

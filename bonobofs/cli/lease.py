@@ -20,20 +20,20 @@ from bonobofs.session import lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms, as_document
 from bonobofs.system import mounts
 
-app = typer.Typer(help="Say who may change what, and until when.", rich_markup_mode=None)
+app = typer.Typer(help="Acquire, extend, release and list leases.", rich_markup_mode=None)
 
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="A", help="The holder. Default: your login name.")]
 ChainOption = Annotated[
-    str | None, typer.Option("--chain", metavar="C", help="The chain of work that holds it instead of the agent.")
+    str | None, typer.Option("--chain", metavar="C", help="The chain of work that holds it, instead of the agent.")
 ]
 WorkspaceOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The source that it covers. Default: that of the working directory."),
+    typer.Option(metavar="DIR", help="The source that it covers. Default: the one around the working directory."),
 ]
 AllOption = Annotated[bool, typer.Option("--all-workspaces", help="It covers every source; for the operator.")]
 ForOption = Annotated[str, typer.Option("--for", metavar="T", help="How long from now: 30s, 10m, 24h, 7d.")]
 LeaseArgument = Annotated[
-    str | None, typer.Argument(metavar="[LEASE]", help="UUID of anybody's lease. Default: the holder's own.")
+    str | None, typer.Argument(metavar="[LEASE]", help="UUID of any lease. Default: the holder's own.")
 ]
 
 
@@ -48,10 +48,10 @@ def acquire(
     workspace: WorkspaceOption = None,
     all_workspaces: AllOption = False,
 ) -> None:
-    """Keep everybody else from changing what matches, in place of what this holder held before.
+    """Reserve matching paths for the holder. The new lease replaces the holder's earlier one.
 
-    All of it is granted or none. When this returns, every live session is bound by it. Run in a mount, this and the
-    other lease commands are the session's own: --agent and --chain may name its agent and chain only.
+    All patterns are granted or none. When the command returns, every live session enforces the lease. In a mount, the
+    lease commands act as the session: --agent and --chain may only name its own agent and chain.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def acquire(
 def extend(
     lease: LeaseArgument = None, agent: AgentOption = None, chain: ChainOption = None, duration: ForOption = "24h"
 ) -> None:
-    """Let a lease last longer.
+    """Extend a lease.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
     \b
     Examples:
       bonobofs lease release --chain CHAIN-001
-      bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, whoever holds it
+      bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, any holder's
     """
     whose = HolderOption(agent, chain)
     with waiting("waiting for the live sessions"):
@@ -117,7 +117,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
 
 @app.command("list")
 def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False) -> None:
-    """List the leases that count now."""
+    """List the leases in effect."""
     found = lease_service.list_leases(session.home())
     if json:
         document([as_document(one) for one in found])
@@ -146,7 +146,7 @@ def import_(
     workspace: WorkspaceOption = None,
     all_workspaces: AllOption = False,
 ) -> int:
-    """Acquire what Choragen has locked, each lock for its chain, and name what cannot be kept; exit 1 then.
+    """Acquire the locks of Choragen, each for its chain; exit 1 if one cannot be granted, with a line for each.
 
     \b
     Example:
@@ -186,10 +186,9 @@ def _moment(when: str) -> str:
 
 
 def _by_the_session(whose: HolderOption, what: str, **arguments: Any) -> dict[str, Any] | None:
-    """What the session says in whose mount this is run; None where it is run elsewhere.
+    """Call the session of the mount around the working directory; None outside a mount.
 
-    A person who stands in a mount works as its agent there, as every other program does. The session refuses a holder
-    that is another agent or chain.
+    In a mount, a person acts as its agent, as every program does. The session refuses other holders.
     """
     here = Path.cwd()
     called = session.callable_session(session.home(), here)

@@ -21,11 +21,12 @@ _NAMED: Final = 5
 
 
 def mount(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The directory that is guarded.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The source directory.")],
     mountpoint: Annotated[
         str,
         typer.Argument(
-            metavar="MOUNTPOINT", help="Where it is to be used: an existing directory outside it, or the source itself."
+            metavar="MOUNTPOINT",
+            help="Where to mount it: an existing directory outside the source, or the source itself.",
         ),
     ],
     agent: Annotated[
@@ -34,54 +35,52 @@ def mount(
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(metavar="R", help="In which role. Default: the agent's own, else the policy's default_role."),
+        typer.Option(metavar="R", help="Its role. Default: the agent's own, else the policy's default_role."),
     ] = None,
     chain: Annotated[
-        str | None, typer.Option(metavar="C", help="The chain of work it belongs to, which then holds its leases.")
+        str | None, typer.Option(metavar="C", help="The chain of work, which then holds the session's leases.")
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
             help="The policy file, or the name of a preset. Default: the project's, else policy.toml in the state "
-            "directory, else the preset that the first mount took.",
+            "directory, else the preset of the first mount.",
         ),
     ] = None,
     transport: Annotated[
         str,
-        typer.Option(
-            metavar="T", help="auto, kernel or portable: the kernel's own protocol where it can be, else by libfuse."
-        ),
+        typer.Option(metavar="T", help="auto, kernel or portable (libfuse). auto takes kernel where available."),
     ] = "auto",
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
     allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Let other users in; new files are theirs where root serves.")
+        bool, typer.Option("--allow-other", help="Admit other users; with a root server, new files belong to them.")
     ] = False,
     user: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="As root: let this user in, and let it call the session's git, leases, why and tools."
+            metavar="NAME", help="As root: admit this user, also to the session's git, leases, why and tools."
         ),
     ] = None,
     allow_writable_parents: Annotated[
         bool,
-        typer.Option("--allow-writable-parents", help="Accept paths that another user could replace during the mount."),
+        typer.Option("--allow-writable-parents", help="Accept paths that another user could replace."),
     ] = False,
     keep_scratch: Annotated[
-        bool, typer.Option("--keep-scratch", help="Leave what is in scratch paths in the session's directory.")
+        bool, typer.Option("--keep-scratch", help="Keep the scratch files in the session's directory.")
     ] = False,
     new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Mount a directory under a policy.
 
-    Reading goes on as before. Every change made in MOUNTPOINT, by any program, is judged by the policy and recorded
-    before it happens. What the policy says is in MOUNTPOINT/.bonobofs/policy.md.
+    Reads are not restricted. Every change in MOUNTPOINT, by any program, is checked against the policy and recorded
+    before it happens. MOUNTPOINT/.bonobofs/policy.md describes the policy.
 
     \b
     Examples:
       bonobofs mount ~/src/app ~/work --agent alice
       bonobofs mount . ~/work --role reviewer --policy ./strict.toml
-      bonobofs mount /srv/app /srv/app --foreground       guard a directory in its own place, from a service
+      bonobofs mount /srv/app /srv/app --foreground       mount over the source itself, from a service
     """
     home = session.home()
     order = session.MountRequest(
@@ -100,7 +99,7 @@ def mount(
     check_agent(home, agent, new=new)
     if role is not None:
         check_role(role, session.choose_policy(home, order.policy, order.source))
-    # The mount may come to stand where we do, and we must not stand in it.
+    # The mount may cover the working directory, which this process must not use.
     os.chdir("/")
     if foreground:
         mounted, serve = session.prepare_foreground(home, order)
@@ -116,9 +115,9 @@ def umount(
         str, typer.Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")
     ],
 ) -> None:
-    """Unmount, and wait until the record of the session is settled and closed.
+    """Unmount, and wait until the session's record is complete.
 
-    What a killed server left behind is taken off too.
+    Also unmounts what a killed server left.
 
     \b
     Example:
@@ -127,7 +126,7 @@ def umount(
     home = session.home()
     path = Path(os.path.abspath(mountpoint))
     os.chdir("/")
-    with waiting(f"settling the record of {path}"):
+    with waiting(f"closing the record of {path}"):
         ended = session.unmount_session(home, path)
     if ended.live:
         say(f"{path}: unmounted")
@@ -136,7 +135,7 @@ def umount(
     if ended.copies:
         some = ", ".join(ended.copies[:_NAMED])
         more = f" and {len(ended.copies) - _NAMED} more" if len(ended.copies) > _NAMED else ""
-        note(f"a copy of the mount is left, and every access to it fails: {some}{more}; unmount it there too")
+        note(f"a copy of the mount remains, and every access to it fails: {some}{more}; unmount it there too")
     if ended.remover is not None:
         note(f"the record is closed; the server (pid {ended.remover}) still removes the session's scratch files")
     for kept in ended.kept:
@@ -144,9 +143,9 @@ def umount(
     if not ended.live and not ended.dead and ended.closed:
         say(f"{path}: already unmounted; the record is closed")
     elif not ended.live and not ended.dead:
-        say(f"{path}: nothing was mounted; the end of a session that crashed is noted")
+        say(f"{path}: nothing was mounted; the end of a crashed session is recorded")
     if not ended.closed:
-        note("the record has no closing entry; look at it: bonobofs audit verify")
+        note("the record has no closing entry; run bonobofs audit verify")
 
 
 def _print_mounted(mounted: session.MountedSession) -> None:
@@ -172,19 +171,19 @@ _STYLES = {
 
 
 def status(
-    everything: Annotated[bool, typer.Option("--all", help="Also the sessions that have ended.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include ended sessions.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False,
 ) -> int:
-    """List the sessions of this state directory and how each stands.
+    """List the sessions of this state directory and their states.
 
     \b
-    serving  it works                     ending   unmounted, its record is being settled
+    serving  it works                     ending   unmounted; the server completes its record
     dead     its server is gone, and everything in the mount fails: mount again, or umount
     crashed  server and mount are gone without a closing entry: mount again, or audit verify
     stopped  its server is stopped by a signal, and everything in the mount waits
     source removed  the source was removed, renamed or replaced under the mount: umount
 
-    Exit 1 when a session cannot be read: it is named on standard error, the others are listed.
+    Exit 1 if a session cannot be read; standard error names it, and the others are listed.
     """
     home = session.home()
     kept = {one.session: one for one in session.all_kept(home)}
@@ -220,22 +219,22 @@ def _print_statuses(found: list[session.Status]) -> None:
 
 
 def _notes(one: session.Status) -> list[str]:
-    """What its operator should know, a sentence each."""
+    """Return sentences for the operator."""
     where = one.session.mountpoint or one.session.source
     notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
     if one.unwatched:
         notes.append(
-            f"{where}: {one.unwatched}; a change behind the mount that is not watched may show a second late, and is "
-            f"not entered in the record: {one.watch}"
+            f"{where}: {one.unwatched}; an unwatched change behind the mount may show a second late and is "
+            f"not recorded: {one.watch}"
         )
     if one.policy_error is not None:
         notes.append(
-            f"{where}: the policy as it is now could not be loaded, the last good one holds: {one.policy_error}"
+            f"{where}: the policy file could not be loaded, so the last good policy stays in force: {one.policy_error}"
         )
     if one.unreadable is not None:
         notes.append(f"{where}: {one.unreadable}")
     if one.leases is not None:
-        notes.append(f"{where}: it is not known what is leased, so every change is refused: {one.leases}")
+        notes.append(f"{where}: the leases are unknown, so every change is refused: {one.leases}")
     if one.caches is not None:
         notes.append(f"{where}: {one.caches}")
     return notes
@@ -291,9 +290,9 @@ def shell(
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run instead of the shell, after --.")
     ] = None,
 ) -> None:
-    """Start a shell in a mount, where `git` asks the session's gate for what changes something.
+    """Start a shell in a mount. Its `git` and `bd` are the session's own programs.
 
-    What reads, the real git does. The CLEO_* variables are set for programs that read them; nothing rests on them.
+    Commands that only read run the real git. The shell sets the CLEO_* variables for programs that read them.
 
     \b
     Examples:

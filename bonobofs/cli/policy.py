@@ -1,4 +1,4 @@
-"""`bonobofs policy check|test|show`."""
+"""`bonobofs policy check|test|show|import`, `bonobofs why` and `bonobofs init`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bonobofs.policy.presets import PRESETS, preset_file
 from bonobofs.policy.request import Operation
 from bonobofs.session.project_policy import write_policy
 
-app = typer.Typer(help="Look at a policy and try it.", rich_markup_mode=None)
+app = typer.Typer(help="Check, test and describe a policy.", rich_markup_mode=None)
 
 
 FileOrPreset = Annotated[str, typer.Argument(metavar="FILE", help="The policy file, or the name of a preset.")]
@@ -38,9 +38,9 @@ def _file_of(named: str) -> Path:
 
 @app.command("check")
 def check(file: FileOrPreset, json: JsonOption = False) -> int:
-    """Say whether a policy can be enforced, with every mistake and its line, and what it leaves open.
+    """Check a policy: print every mistake with its line, and warnings about what it leaves open.
 
-    Exit 1 if there is a mistake. A warning is none.
+    Exit 1 if there is a mistake. Warnings do not change the exit code.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def test(
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Try the examples of a policy, of its rules and of its roles; exit 1 when one does not hold.
+    """Run the examples of a policy's rules and roles; exit 1 if one fails.
 
     \b
     Example:
@@ -95,9 +95,9 @@ def test(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's choragen.governance.yaml.")],
 ) -> int:
-    """Print a policy that admits no more than a governance of Choragen did; exit 1 where some of it cannot be kept.
+    """Convert a governance file of Choragen to a policy that allows no more; exit 1 if a part cannot be converted.
 
-    What cannot is named, with its line.
+    Each such part is listed with its line.
 
     \b
     Example:
@@ -113,16 +113,16 @@ def import_(
 
 @app.command("show")
 def show(
-    role: Annotated[str | None, typer.Option(metavar="R", help="For whom. Default: the policy's default_role.")] = None,
+    role: Annotated[str | None, typer.Option(metavar="R", help="The role. Default: the policy's default_role.")] = None,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The policy itself, as one JSON document.")] = False,
 ) -> None:
-    """Say what the policy in force admits, in words: here, in a mount or its source, else in a new mount.
+    """Describe the policy in force: of the session around the working directory, else of a new mount.
 
-    The generation counts how often the policy of a mount was loaded anew.
+    The generation counts the reloads of a mount's policy.
 
     \b
     Example:
@@ -150,7 +150,7 @@ def show(
     if shown.session is not None:
         say(f"in force in session {shown.session}")
     if shown.error is not None:
-        note(f"the policy as it is now could not be loaded, this one stays in force: {shown.error}")
+        note(f"the changed policy file could not be loaded, so this policy stays in force: {shown.error}")
     print()
     for line in describe(compiled, role or shown.role).splitlines():
         say(line)
@@ -162,16 +162,16 @@ def why(
     ],
     op: Annotated[
         Operation | None,
-        typer.Option(metavar="OPERATION", help="What is to be done there. Default: what writing there takes."),
+        typer.Option(metavar="OPERATION", help="The operation. Default: the one that writing there needs."),
     ] = None,
     to: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The new path, with --op rename or link: both are judged.")
+        str | None, typer.Option(metavar="PATH", help="The new path, with --op rename or link. Both paths are checked.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option(metavar="N", help="How large the file will be: 700000, 700KB, 1MiB.")
+        str | None, typer.Option(metavar="N", help="The size of the file after the change: 700000, 700KB, 1MiB.")
     ] = None,
     role: Annotated[
-        str | None, typer.Option(metavar="R", help="For whom. Default: the session's role, else default_role.")
+        str | None, typer.Option(metavar="R", help="The role. Default: the session's, else default_role.")
     ] = None,
     workspace: Annotated[
         Path | None,
@@ -182,9 +182,9 @@ def why(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The decision as one JSON document.")] = False,
 ) -> int:
-    """Say whether a change would be allowed and, if not, why and what would be. Nothing is changed or recorded.
+    """Explain whether a change is allowed and, if not, why and what to do instead. Nothing is changed or recorded.
 
-    The exit code is 0 for allowed and 77 for refused.
+    Exit 0 if it is allowed, 77 if it is refused.
 
     \b
     Examples:
@@ -223,17 +223,17 @@ def _bytes(size: str | None) -> int | None:
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        raise UsageError(f"{size!r} is no size; give bytes, or such as 700KB or 1MiB") from None
+        raise UsageError(f"{size!r} is not a size; give bytes, 700KB or 1MiB") from None
 
 
 def init(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The project. Default: this directory.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace the policy that the project has.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the project's policy.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Write a commented policy for a project from what it holds, to the state directory.
+    """Write a commented policy for a project to the state directory, based on the project's files.
 
-    The next mount of the project takes it. Nothing is written into the project.
+    The next mount of the project uses it. The project is not changed.
 
     \b
     Example:

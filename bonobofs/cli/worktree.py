@@ -15,19 +15,19 @@ from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.policy.presets import PRESETS
 from bonobofs.session import worktrees
 
-app = typer.Typer(help="Give agents a work tree and a branch of their own for an issue.", rich_markup_mode=None)
+app = typer.Typer(help="Make and remove a work tree and branch of an agent for an issue.", rich_markup_mode=None)
 
 
 @app.command("add")
 def add(
-    issue: Annotated[str, typer.Option("--issue", metavar="ID", help="The issue; its branch is aidlc/ and the id.")],
+    issue: Annotated[str, typer.Option("--issue", metavar="ID", help="The issue. Its branch is aidlc/ID.")],
     agent: Annotated[str, typer.Option("--agent", metavar="A", help="The agent; a new name needs --new.")],
     role: Annotated[
-        str | None, typer.Option("--role", metavar="R", help="In which role. Default: as for bonobofs mount.")
+        str | None, typer.Option("--role", metavar="R", help="Its role. Default: as for bonobofs mount.")
     ] = None,
     depends_on: Annotated[
         list[str] | None,
-        typer.Option("--depends-on", metavar="ID", help="An issue whose work must be in the base. May be repeated."),
+        typer.Option("--depends-on", metavar="ID", help="An issue whose work the base must contain. Repeatable."),
     ] = None,
     base: Annotated[
         str | None,
@@ -41,9 +41,9 @@ def add(
     ] = ".",
     new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
-    """Make a worktree for an issue, mount it under the policy, and print where.
+    """Create a worktree for an issue, mount it under the policy, and print its path.
 
-    The branch is made where it is not there yet. What there is already is mounted again.
+    The branch is created if it is missing. An existing worktree is mounted again.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def add(
         made = worktrees.add(home, wanted)
     say(str(made.work))
     note(f"branch {made.worktree.branch} of {made.worktree.repository}, for {made.worktree.agent}")
-    for text in made.mounted.notes if made.mounted is not None else ("It was there, and is mounted.",):
+    for text in made.mounted.notes if made.mounted is not None else ("The worktree was already mounted.",):
         note(text)
 
 
@@ -75,7 +75,7 @@ def add(
 def listed(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """List the worktrees that there are.
+    """List the worktrees.
 
     \b
     Example:
@@ -100,9 +100,9 @@ def listed(
 
 @app.command("remove")
 def remove(
-    worktree: Annotated[str, typer.Argument(metavar="WORKTREE", help="Its issue, its path, or its UUID.")],
+    worktree: Annotated[str, typer.Argument(metavar="WORKTREE", help="Its issue, path or UUID.")],
 ) -> None:
-    """Unmount a worktree and take it away. Its branch stays, and what is in no commit is kept and named.
+    """Unmount and remove a worktree. Its branch stays. Uncommitted files are kept and listed.
 
     \b
     Example:

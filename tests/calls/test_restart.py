@@ -125,7 +125,7 @@ def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) ->
     assert "every change is refused" in one["note"]
     said = bonobofs("status").stdout
     assert "not watched" in said
-    assert "it is not known what is leased" in said
+    assert "the leases are unknown" in said
     checks = json.loads(bonobofs("doctor", "--json").stdout)["checks"]
     assert [check["verdict"] for check in checks if check["name"] in ("watching", "leases")] == ["note", "fail"]
     until(lambda: status(alice.world).watch == session.WATCHING, "the seventh stands", 40)
