@@ -1,4 +1,4 @@
-"""Leases from the command line: whose they are, what they cover, and when they bind everybody."""
+"""Acquire, extend, release and import leases, and wait until every live session enforces them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 
 class HolderOption(NamedTuple):
-    """Who holds a lease, as it is named: the chain, else the agent, else the user's own."""
+    """Holder options of a command: the chain, else the agent, else the user's own agent."""
 
     agent: str | None = None
     chain: str | None = None
 
 
 class LeaseTerms(NamedTuple):
-    """On what terms a lease is asked for."""
+    """Terms of a requested lease."""
 
     shared: bool = False
     seconds: float = DAY
@@ -53,10 +53,10 @@ class LeaseTerms(NamedTuple):
 
 
 def acquire(home: Path, whose: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
-    """Acquire a lease and return when it binds every live session; an agent that is new is registered.
+    """Acquire a lease and return when every live session enforces it. A new agent is registered.
 
-    UsageError, ForbiddenError, StateError. Where it is interrupted while it waits, or the database goes away then, the
-    lease is granted all the same, and the message says so.
+    Raises UsageError, ForbiddenError, StateError. After an interrupt or a database error during the wait, the lease
+    stays granted and the message says so.
     """
     for pattern in patterns:
         try:
@@ -84,11 +84,11 @@ def workspace_around(home: Path, directory: Path) -> Path:
     for place in (directory, *directory.parents):
         if place in roots:
             return roots[place]
-    raise UsageError(f"{directory} lies in no workspace that was mounted before; name one: --workspace DIR")
+    raise UsageError(f"{directory} is in no workspace that was mounted before; give --workspace DIR")
 
 
 def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
-    """Return the lease once every live session follows the change."""
+    """Return the lease when every live session has acknowledged the change."""
     waited_for: list[LiveSession] = []
 
     def keep(present: list[LiveSession]) -> None:
@@ -109,9 +109,9 @@ def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
 
 
 def _source(home: Path, named: Path) -> str:
-    """The source that is meant by a directory: a mountpoint stands for what is mounted there.
+    """Return the source of a directory; a mountpoint stands for its source.
 
-    UsageError for a directory inside of one: patterns begin at the source's root.
+    UsageError for a directory inside a source: patterns begin at the source's root.
     """
     for session in load_all(home):
         if lives(session):
@@ -127,9 +127,9 @@ def _source(home: Path, named: Path) -> str:
 
 
 def extend(home: Path, whose: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
-    """Let a lease last for so long from now: the one that is named, by the operator, else the holder's own.
+    """Set the end of a lease to `seconds` from now: the operator's choice `lease`, else the holder's own.
 
-    Like `acquire`, it returns when every live session follows the change.
+    Like `acquire`, it waits for every live session.
     """
 
     def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
@@ -139,9 +139,9 @@ def extend(home: Path, whose: HolderOption | Holder, lease: str | None, seconds:
 
 
 def release(home: Path, whose: HolderOption | Holder, lease: str | None) -> Lease:
-    """End a lease: the one that is named, by the operator, else the holder's own.
+    """Release a lease: the operator's choice `lease`, else the holder's own.
 
-    Like `acquire`, it returns when every live session follows the change.
+    Like `acquire`, it waits for every live session.
     """
 
     def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
@@ -151,13 +151,13 @@ def release(home: Path, whose: HolderOption | Holder, lease: str | None) -> Leas
 
 
 def list_leases(home: Path) -> list[Lease]:
-    """The leases that count now, the oldest first."""
+    """Return the leases in effect, oldest first."""
     with Database.open(home) as database:
         return leases.list_leases(database)
 
 
 def leases_of(home: Path, session: Session) -> Leases:
-    """The leases as they bind a session; UNKNOWN where they cannot be read."""
+    """Return the leases as a session enforces them; UNKNOWN if they cannot be read."""
     key = Holder(session.agent, session.agent_id, session.chain).key
     try:
         with Database.open(home) as database:
@@ -168,7 +168,7 @@ def leases_of(home: Path, session: Session) -> Leases:
 
 
 def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
-    """Acquire what was locked elsewhere, each by its chain; gives the leases, and why others could not be kept."""
+    """Acquire locks of Choragen, each by its chain. Return the leases, and why others failed."""
     made, lost = [], []
     before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
     for lock in locks:
@@ -180,7 +180,7 @@ def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple
             continue
         given_up = sorted(set(before.get(lock.chain, ())) - set(lock.patterns))
         if given_up:
-            lost.append(f"line {lock.line}: {lock.chain} held {', '.join(given_up)} here, and does no more")
+            lost.append(f"line {lock.line}: {lock.chain} no longer holds {', '.join(given_up)} here")
     return made, lost
 
 
@@ -198,12 +198,12 @@ def _change(
         holder = _holder(database, whose)
         own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
         if not own:
-            raise UsageError(f"{holder} holds no lease; bonobofs lease list shows who does")
+            raise UsageError(f"{holder} holds no lease; see bonobofs lease list")
         return _followed(database, change(database, own[0].id, holder), done)
 
 
 def as_document(one: Lease) -> dict[str, Any]:
-    """A lease for JSON."""
+    """Return a lease as JSON data."""
     return {
         "id": one.id,
         "holder": one.holder.key,

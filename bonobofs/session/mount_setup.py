@@ -325,7 +325,7 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
             if processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
                 break
     with contextlib.suppress(BonobofsError):
-        detach_all(Path(session.mountpoint or ""), permit=covered)
+        detach_all(Path(session.mountpoint or ""), remaining=covered)
     if served:
         note_ends(home, [session.session])
         return

@@ -1,6 +1,6 @@
-"""Which sessions there are and how each stands: from the register, the process table and the mount table.
+"""List the sessions and their states, from the register, the process table and the mount table.
 
-No mount is looked into: a mount whose server hangs would hang whoever asks.
+Nothing here reads from a mount: a mount whose server hangs would hang the reader.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ SECONDS_TO_SETTLE = 2.0
 
 
 class State(enum.StrEnum):
-    """How a session stands."""
+    """State of a session."""
 
     SERVING = "serving"
     STOPPED = "stopped"
-    """A signal has stopped its process: everything in the mount waits."""
+    """A signal has stopped its server: every request to the mount waits."""
     SOURCE_REMOVED = "source removed"
-    """Its source was removed, renamed or replaced: the mount still shows the directory that it was made of."""
+    """Its source was removed, renamed or replaced: the mount still shows the old directory."""
     ENDING = "ending"
-    """Its mount is gone, its process is still settling the record."""
+    """Its mount is gone; its server still completes the record."""
     DEAD = "dead"
-    """Its process is gone, its mount is still there and answers ENOTCONN."""
+    """Its server is gone; its mount answers ENOTCONN."""
     CRASHED = "crashed"
-    """Process and mount are gone, and its trail has no closing entry."""
+    """Server and mount are gone, and its trail has no closing entry."""
     ENDED = "ended"
 
 
 SERVED: Final = frozenset({State.SERVING, State.STOPPED, State.SOURCE_REMOVED})
-"""Process and mount are there."""
+"""States with a server and a mount."""
 
 
 class Status(NamedTuple):
-    """One session and how it stands."""
+    """A session and its state."""
 
     session: Session
-    """Its policy is the one that is in force, or was last."""
+    """Its `policy` is the last one in force."""
     state: State
     watch: str | None = None
-    """`watching`, or why changes behind the mount are looked for once a second only; None where it is not served."""
+    """`watching`, or why external changes are polled once a second; None if it is not served."""
     policy_error: str | None = None
-    """Why the policy file that is there now is not in force."""
+    """Why the current policy file is not in force."""
     leases: str | None = None
-    """Why it is not known what is leased, so that every change is refused."""
+    """Why the leases are unknown, so that every change is refused."""
     caches: str | None = None
-    """Why the kernel caches nothing, and what it has cached may be stale."""
+    """Why kernel caching is off and cached data may be stale."""
     unreadable: str | None = None
-    """Why its live.json cannot be read; the fields above are then those of its beginning."""
+    """Why its live.json cannot be read; the fields above are then those at its start."""
 
     @property
     def unwatched(self) -> str:
-        """What `status` and `doctor` say if the source is not watched, or only a part of it; "" if all is."""
+        """Return what `status` and `doctor` print if the source is not fully watched, else ""."""
         if self.watch in (None, WATCHING):
             return ""
         if self.watch.startswith(PARTLY):
@@ -75,12 +75,12 @@ class Status(NamedTuple):
 
 
 def statuses(home: Path, *, ended: bool = False) -> list[Status]:
-    """Every readable session that has not ended, the oldest first; with `ended`, those too."""
+    """Return the readable sessions that have not ended, oldest first; with `ended`, all."""
     sessions, _ = read_all(home)
     mounted = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
-    # A mountpoint with a live session belongs to that one; what lies below it is seen by nobody.
+    # A mountpoint belongs to its live session; mounts below that one are hidden.
     taken = {session.mountpoint for session in sessions if lives(session)}
-    # A dead mount is the last session's, though that may have closed its trail: the connection was ended under it.
+    # A dead mount belongs to the last session, which may have closed its trail: its connection was aborted.
     left: dict[str | None, Session] = {
         session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
     }
@@ -102,9 +102,9 @@ def _status(home: Path, session: Session, state: State) -> Status:
 
 
 def session_around(home: Path, path: Path) -> Status | None:
-    """The serving session whose mount, or else whose source, a path lies in; of several the last that began.
+    """Return the served session whose mount, or else whose source, contains the path; of several, the newest.
 
-    StateError: the path lies in a mount, and the session of that mount cannot be read.
+    StateError: the path is in a mount whose session cannot be read.
     """
     serving = [one for one in statuses(home) if one.state in SERVED]
     for place in ("mountpoint", "source"):
@@ -114,7 +114,7 @@ def session_around(home: Path, path: Path) -> Status | None:
                 return one
         if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.bonobofs_mounts()):
             for error in unreadable(home).values():
-                raise StateError(f"{path} is in a mount that no readable session explains: {error}")
+                raise StateError(f"{path} is in a mount whose session cannot be read: {error}")
     return None
 
 
@@ -124,7 +124,7 @@ def unreadable(home: Path) -> dict[str, StateError]:
 
 
 def mount_around(home: Path, path: Path) -> Session | None:
-    """The serving session in whose mount a path lies; what is called there is called as its agent."""
+    """Return the served session in whose mount a path lies; commands there act as its agent."""
     one = session_around(home, path)
     if one is None or one.session.mountpoint is None or not is_within(path, one.session.mountpoint):
         return None
@@ -194,24 +194,24 @@ def _state(home: Path, session: Session, mounted: set[str], left: dict[str | Non
 
 
 class CallableSession(NamedTuple):
-    """A session that this process may call."""
+    """A session that this process may call through its socket."""
 
     directory: Path
-    """Holds its guard.sock and bin."""
+    """Directory of its guard.sock and bin."""
     mountpoint: Path
     session: str
     agent_id: str
     role: str
     source: str
     issue: str | None = None
-    """The issue of its worktree, as far as this state directory knows the session."""
+    """Issue of its worktree, if this state directory has the session."""
 
 
 def callable_session(home: Path, path: Path) -> CallableSession | None:
-    """The session in whose mount a path lies; None outside any mount, and in one whose session admits other users only.
+    """Return the session in whose mount a path lies; None outside a mount, or if the session does not admit this user.
 
-    A mount from another state directory names its socket in `.bonobofs/whoami.json`. That is believed where root or
-    this user made the mount and owns the directory of the socket. MountError: the server of the mount is gone.
+    A mount from another state directory names its socket in `.bonobofs/whoami.json`. The name is trusted if root or
+    this user made the mount and owns the socket's directory. MountError: the server of the mount is gone.
     """
     check_served(home, path)
     made = mount_around(home, path)
@@ -235,7 +235,7 @@ def callable_session(home: Path, path: Path) -> CallableSession | None:
 
 
 def check_served(home: Path, path: Path) -> None:
-    """MountError where a path lies in a mount whose server is gone."""
+    """Raise MountError if the path is in a mount whose server is gone."""
     mount = mounts.mount_around(path)
     if mount is None:
         return

@@ -1,4 +1,4 @@
-"""The end of a mount: taken off, its server waited for, its record closed."""
+"""Unmount: detach the mount, wait for its server, and close its record."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bonobofs.system import mounts, processes
 
 SECONDS_TO_SETTLE = 60.0
 _SECONDS_TO_END = 1.0
-"""Seconds in which a server whose mount is gone ends by itself."""
+"""Seconds for a server to end after its mount is gone."""
 _SECONDS_TO_REMOVE = 5.0
-"""Seconds for which a server that has closed its record is waited for while it removes its scratch layer."""
+"""Seconds to wait for a server that has closed its record and removes its scratch layer."""
 _NAMED = 5
 
 
@@ -29,23 +29,23 @@ class Unmounted(NamedTuple):
     """What `unmount_session` did."""
 
     live: bool
-    """A mount that was served was taken off."""
+    """A served mount was unmounted."""
     dead: int
-    """Dead mounts that were taken off."""
+    """Number of dead mounts that were unmounted."""
     closed: bool
-    """The record of what was ended has its closing entry, as far as it is kept here."""
+    """The trail has its closing entry, as far as this state directory has it."""
     copies: tuple[str, ...] = ()
-    """Where a copy of the mount is left, which is dead: other mountpoints, and processes of other namespaces."""
+    """Remaining dead copies of the mount: other mountpoints, and processes of other namespaces."""
     remover: int | None = None
-    """The server, where it still removes its scratch layer; its record is closed."""
+    """Pid of the server if it still removes its scratch layer; its record is closed."""
     kept: tuple[Kept, ...] = ()
-    """Repositories of sessions that have ended, with work that the source lacks."""
+    """Repositories of ended sessions with work that the source lacks."""
 
 
 def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
-    """Unmount what is served there, wait until its record is settled, and take off every dead mount below it.
+    """Unmount, wait until the record is complete, and detach every dead mount on this path.
 
-    Raises MountError when nothing of ours is mounted there, when it is in use, or when the server does not end.
+    Raises MountError if no mount of bonobofs is there, if it is in use, or if the server does not end.
     """
     path = mounts.resolve(mountpoint)
     count = len(mounts.at(path))
@@ -54,7 +54,7 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
         over = _note_ends(home, path)
         if over:
             return Unmounted(live=False, dead=0, closed=all(was_closed(home, one) for one in over))
-        raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists what is")
+        raise MountError(f"nothing of bonobofs is mounted on {path}; bonobofs status lists the mounts")
     live = closed = True
     copies: tuple[str, ...] = ()
     remover = None
@@ -66,7 +66,7 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
         remover = session.pid if processes.is_alive(session.pid, session.starttime) else None
         copies = tuple(copy for mount in there for copy in mounts.copies_of(mount))
     elif not launcher.is_dead(str(path)):
-        # It is served from another state directory: ended like one of ours, and not by force.
+        # It is served from another state directory: unmount it without force.
         _unmount(path)
     else:
         live = False
@@ -78,10 +78,10 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     return Unmounted(live, dead, closed, copies, remover, kept)
 
 
-def detach_all(mountpoint: Path, *, permit: int = 0) -> int:
-    """Take mounts off this path though they are in use, until `permit` are left, and say how many. For dead ones."""
+def detach_all(mountpoint: Path, *, remaining: int = 0) -> int:
+    """Detach dead mounts from this path until `remaining` are left; return how many."""
     taken = 0
-    while len(mounts.at(mountpoint)) > permit:
+    while len(mounts.at(mountpoint)) > remaining:
         mounts.detach(mountpoint, lazy=True)
         taken += 1
     return taken
@@ -96,11 +96,11 @@ def _unmount(path: Path) -> None:
         holders = processes.users_of(path)
         named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        raise MountError(f"{path} is in use by {named}{more}; let them leave it, then run this again") from error
+        raise MountError(f"{path} is in use by {named}{more}; end their use of it, then run this again") from error
 
 
 def _wait(home: Path, session: Session, path: Path) -> bool:
-    """Wait until the server has ended, or has closed its record and needs long to remove its scratch layer."""
+    """Wait until the server has ended, or has closed its record and still removes its scratch layer."""
     if session.pid is None or session.starttime is None:
         return True
     deadline = time.monotonic() + SECONDS_TO_SETTLE
@@ -117,13 +117,13 @@ def _wait(home: Path, session: Session, path: Path) -> bool:
                 processes.send(session.pid, session.starttime, number)
         if time.monotonic() > deadline:
             raise MountError(
-                f"{path} is unmounted, but its server (pid {session.pid}) has not settled its record yet; wait for it"
+                f"{path} is unmounted, but its server (pid {session.pid}) has not completed its record; run this again"
             )
     return was_closed(home, session)
 
 
 def _note_ends(home: Path, path: Path) -> list[Session]:
-    """Note the end of each session there that ended without noting it, and return those sessions."""
+    """Record the end of each crashed session of this mountpoint, and return these sessions."""
     over = [one for one in read_all(home)[0] if one.mountpoint == str(path) and one.ended is None and not lives(one)]
     note_ends(home, [one.session for one in over])
     return over

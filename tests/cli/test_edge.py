@@ -39,7 +39,9 @@ def test_nothing_to_unmount_is_one_line_and_1(tmp_path: Path) -> None:
     """It says where to look."""
     wrong = bonobofs("umount", tmp_path)
     assert wrong.returncode == 1
-    assert wrong.stderr == (f"bonobofs: nothing of bonobofs is mounted on {tmp_path}; bonobofs status lists what is\n")
+    assert wrong.stderr == (
+        f"bonobofs: nothing of bonobofs is mounted on {tmp_path}; bonobofs status lists the mounts\n"
+    )
 
 
 def test_what_was_not_foreseen_is_one_line_and_a_diagnostic(home: Path) -> None:

@@ -212,7 +212,7 @@ def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
     again = bonobofs("lease", "import", "--all-workspaces", file)
     assert (again.returncode, again.stderr) == (
         1,
-        f"bonobofs: {file}: line 4: CHAIN-001 held src/** here, and does no more\n",
+        f"bonobofs: {file}: line 4: CHAIN-001 no longer holds src/** here\n",
     )
 
 
