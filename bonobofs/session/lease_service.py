@@ -99,7 +99,7 @@ def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
     except (StateError, KeyboardInterrupt) as error:
         those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
         stands = (
-            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not leases_of'}; "
+            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not known'}; "
             "bonobofs status shows which of them do not know the leases"
         )
         if isinstance(error, KeyboardInterrupt):
