@@ -116,7 +116,7 @@ class Beads:
         """Of which `.beads` and program it is known that they are what they should be."""
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
+    def turn(self) -> Iterator[BdClient]:
         """Have the issues to oneself, as far as all go through here, across processes.
 
         BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
@@ -129,7 +129,7 @@ class Beads:
                 program.check_version(held)
                 self._check_place(program, held)
                 self._checked = identity
-            turn = Turn(program, held, self._agent.label)
+            turn = BdClient(program, held, self._agent.label)
             try:
                 yield turn
             finally:
@@ -258,7 +258,7 @@ def said(output: Output) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class Stored:
     """A change that is stored, as reading back has shown."""
 
     issue: BeadsIssue
@@ -268,7 +268,7 @@ class Changed:
     """What bd said beside its answer, a line each; also why it failed, where it has stored everything all the same."""
 
 
-class Turn(Calls):
+class BdClient(Calls):
     """bd, within `Beads.turn`. For one thread. Ids are full ones; BeadsError for an issue that there is not.
 
     Each change costs one call of bd and a `list` after it. What `everything` has read serves until the next change.
@@ -278,7 +278,7 @@ class Turn(Calls):
         super().__init__(program, held, actor)
         self._made: set[str] = set()
 
-    def create_issue(self, new: NewIssue, permit: Permit) -> Changed:
+    def create_issue(self, new: NewIssue, permit: Permit) -> Stored:
         """Create an issue, all of it or nothing. A message is made so that it lasts and is listed."""
         mark = uuid.uuid4().hex
         creation = Creation(new, mark)
@@ -298,9 +298,9 @@ class Turn(Calls):
         missing = creation.missing(made)
         if missing:
             self._take_away(made.id, permit, f"{_words(missing)} could not be stored ({why(output)})")
-        return Changed(made, after, said(output))
+        return Stored(made, after, said(output))
 
-    def undo_create(self, made: Changed, permit: Permit) -> Issues:  # noqa: ARG002 - no change without one
+    def undo_create(self, made: Stored, permit: Permit) -> Issues:  # noqa: ARG002 - no change without one
         """Take away for good what this turn has created; give what is left. UsageError: it has not created that."""
         id_ = made.issue.id
         if id_ not in self._made:
@@ -328,7 +328,7 @@ class Turn(Calls):
         add_labels: Sequence[str] = (),
         remove_labels: Sequence[str] = (),
         parent: str | None = None,
-    ) -> Changed:
+    ) -> Stored:
         """Change fields of an issue; None leaves one as it is, "" empties it. `metadata` is added to what is there.
 
         The status is a word of bd, and never `closed`: closing asks bd whether something keeps the issue open.
@@ -350,10 +350,10 @@ class Turn(Calls):
         update = Update(texts, merged, add_labels, remove_labels, parent)
         flags = update.flags()
         if not flags:
-            return Changed(issue, self.everything())
+            return Stored(issue, self.everything())
         return self._change_one(command("update", self._actor, flags, [id]), id, update.missing, permit)
 
-    def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
+    def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
         """Close an issue; BeadsError where bd says that something keeps it open."""
         self.issue(id)
 
@@ -364,7 +364,7 @@ class Turn(Calls):
         flags: list[Flag] = [("reason", reason)] if reason else []
         return self._change_one(command("close", self._actor, flags, [id]), id, missing, permit)
 
-    def reopen_issue(self, id: str, permit: Permit, *, reason: str = "") -> Changed:  # noqa: A002 - it is bd's word
+    def reopen_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
         """Open a closed issue again."""
         self.issue(id)
 
@@ -374,7 +374,7 @@ class Turn(Calls):
         flags: list[Flag] = [("reason", reason)] if reason else []
         return self._change_one(command("reopen", self._actor, flags, [id]), id, missing, permit)
 
-    def add_dependency(self, blocked: str, blocker: str, kind: str, permit: Permit) -> Changed:
+    def add_dependency(self, blocked: str, blocker: str, kind: str, permit: Permit) -> Stored:
         """Let `blocked` depend on `blocker`; `kind` is a word of bd, of which it checks very little."""
         self.issue(blocked)
         self.issue(blocker)
@@ -386,7 +386,7 @@ class Turn(Calls):
         arguments = command("dep add", self._actor, [("type", kind)], [blocked, blocker])
         return self._change_one(arguments, blocked, missing, permit)
 
-    def remove_dependency(self, blocked: str, blocker: str, permit: Permit) -> Changed:
+    def remove_dependency(self, blocked: str, blocker: str, permit: Permit) -> Stored:
         """Let `blocked` no longer depend on `blocker`, in whichever way it did."""
         self.issue(blocked)
         self.issue(blocker)
@@ -397,7 +397,7 @@ class Turn(Calls):
         arguments = command("dep remove", self._actor, named=[blocked, blocker])
         return self._change_one(arguments, blocked, missing, permit)
 
-    def add_comment(self, id: str, text: str, permit: Permit) -> Changed:  # noqa: A002, ARG002 - as above
+    def add_comment(self, id: str, text: str, permit: Permit) -> Stored:  # noqa: A002, ARG002 - as above
         """Say something of an issue. Reads the comments back, and not everything."""
         issue = self.issue(id)
         if not text.strip():
@@ -413,7 +413,7 @@ class Turn(Calls):
         new = [each for each in found if each.id == mark] or found[issue.comment_count :]
         if not any(same(each.text, text) and each.author == self._actor for each in new):
             raise BeadsError(f"bd has not stored the comment: {why(output)}")
-        return Changed(issue, known, said(output))
+        return Stored(issue, known, said(output))
 
     def _make_message(self, output: Output, mark: str) -> Output:
         """Make a message of the task that has been created for it."""
@@ -437,7 +437,7 @@ class Turn(Calls):
         id: str,  # noqa: A002 - it is bd's word
         missing: Callable[[BeadsIssue], Missing],
         permit: Permit,  # noqa: ARG002 - no change without one
-    ) -> Changed:
+    ) -> Stored:
         was_missing = missing(self.issue(id))
         output, after = self._change(arguments)
         now = after.get(id)
@@ -445,7 +445,7 @@ class Turn(Calls):
             raise BeadsError(f"{id} is gone after bd was asked to change it: {why(output)}", carried_out=None)
         left = missing(now)
         if not left:
-            return Changed(now, after, said(output))
+            return Stored(now, after, said(output))
         done = tuple(part for part in was_missing if part not in left)
         if not done:
             raise BeadsError(f"bd has not changed {id}: {why(output)}", missing=tuple(left))

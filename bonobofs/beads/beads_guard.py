@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.beads import Beads, BeadsIssue, find_beads
-from bonobofs.beads.issue_service import Acting
-from bonobofs.files.results import GuardedSession, ValidationResult, recorded, told
+from bonobofs.beads.issue_service import IssueService
+from bonobofs.files.results import GuardedSession, ValidationResult, recorded, result_of
 from bonobofs.policy.request import Operation
 
 
@@ -55,7 +55,7 @@ class BeadsGuard:
         if beads is None:
             beads = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._session: Final = session
-        self._acting: Final = Acting(session, beads)
+        self._acting: Final = IssueService(session, beads)
 
     def validate_create(
         self,
@@ -68,15 +68,17 @@ class BeadsGuard:
     ) -> ValidationResult:
         """Whether the agent may create such an issue."""
         fields = {"labels": labels, "assignee": assignee, "parent": parent}
-        return told(self._acting.validate_create(title, issue_type, fields, agent, "validate_create"))
+        return result_of(self._acting.validate_create(title, issue_type, fields, agent, "validate_create"))
 
     def validate_update(self, issue_id: str, changes: Mapping[str, Any], agent: str) -> ValidationResult:
         """Whether the agent may change an issue so; the keys are those that `guarded_update` takes."""
-        return told(self._acting.validate_update(issue_id, changes, agent, "validate_update"))
+        return result_of(self._acting.validate_update(issue_id, changes, agent, "validate_update"))
 
     def validate_dependency(self, blocked_id: str, blocker_id: str, dep_type: str, agent: str) -> ValidationResult:
         """Whether the agent may let one issue depend on another, as `guarded_dependency` does."""
-        return told(self._acting.validate_dependency(blocked_id, blocker_id, dep_type, agent, "validate_dependency"))
+        return result_of(
+            self._acting.validate_dependency(blocked_id, blocker_id, dep_type, agent, "validate_dependency")
+        )
 
     def guarded_create(self, title: str, issue_type: str, priority: int | str, agent: str, **fields: Any) -> BeadsIssue:
         """Create an issue, all of it or nothing, and give it. `priority` is 0, the most urgent, to 4.

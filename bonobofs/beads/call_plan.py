@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.beads.issue import BeadsIssue
-from bonobofs.beads.issue_service import Acting
+from bonobofs.beads.issue_service import IssueService
 from bonobofs.policy.request import Principal
 
 
-def act(acting: Acting, agent: Principal, step: Step, tool: str) -> BeadsIssue:
-    """Do it as that agent, and give the issue as it is then. Raises as `Acting` does."""
+def act(acting: IssueService, agent: Principal, step: Step, tool: str) -> BeadsIssue:
+    """Do it as that agent, and give the issue as it is then. Raises as `IssueService` does."""
     given = dict(step.arguments)
     if step.name == "create":
         title, kind, priority = given.pop("title"), given.pop("type", "task"), given.pop("priority", None)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from bonobofs.beads import refusals
-from bonobofs.beads.issue import OPEN, PARENT, BeadsIssue, Edge, Issues, Who, existing, has_had_worktree, own
+from bonobofs.beads.issue import OPEN, PARENT, Actor, BeadsIssue, Edge, Issues, existing, has_had_worktree, own
 from bonobofs.beads.refusals import Fault, named
 
 NEW: Final = "the new issue"
@@ -18,7 +18,7 @@ NEW: Final = "the new issue"
 _NOT_BEGUN: Final = frozenset({OPEN, "blocked", "deferred"})
 
 
-def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, who: Who) -> Fault | Edge | None:
+def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, who: Actor) -> Fault | Edge | None:
     """The edge that is to be added."""
     kind = KINDS.get(word)
     if kind is None:
@@ -29,7 +29,7 @@ def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str
     return new_edge(issues, (), Edge(blocked_id, blocker_id, kind))
 
 
-def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, who: Who) -> Fault | Edge | None:
+def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, who: Actor) -> Fault | Edge | None:
     """The edge that is to be removed, whatever its kind."""
     blocked = own(issues, blocked_id, who)
     if isinstance(blocked, Fault):
@@ -69,7 +69,7 @@ def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Fault | Edge |
     )
 
 
-def tie_new(issues: Issues, tied: Sequence[Edge], text: str, who: Who) -> Fault | Edge | None:
+def tie_new(issues: Issues, tied: Sequence[Edge], text: str, who: Actor) -> Fault | Edge | None:
     """One dependency of an issue that is not made yet."""
     word, colon, other = text.rpartition(":")
     if word == "blocks" and colon:

@@ -184,14 +184,14 @@ CREATOR_ID: Final = "bonobofs_creator_id"
 WORKTREE: Final = "bonobofs_worktree"
 
 
-class Who(NamedTuple):
+class Actor(NamedTuple):
     """The agent that asks."""
 
     label: str
     id: str
 
 
-def is_open_to(issue: BeadsIssue, who: Who) -> bool:
+def is_open_to(issue: BeadsIssue, who: Actor) -> bool:
     """Whether the issue is the agent's own, or nobody's."""
     if not issue.assignee:
         return True
@@ -205,7 +205,7 @@ def is_kept(issue: BeadsIssue) -> bool:
     return issue.metadata.get(ASSIGNEE) == issue.assignee and bool(issue.metadata.get(ASSIGNEE_ID))
 
 
-def is_made_by(issue: BeadsIssue, who: Who) -> bool:
+def is_made_by(issue: BeadsIssue, who: Actor) -> bool:
     """Whether the agent created the issue."""
     if issue.metadata.get(CREATOR_ID):
         return bool(issue.metadata[CREATOR_ID] == who.id)
@@ -226,7 +226,7 @@ def existing(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
     return Fault(refusals.EXISTS, f"This is about {issue_id!a}.") if issue is None else issue
 
 
-def own(issues: Issues, issue_id: str, who: Who) -> Fault | BeadsIssue:
+def own(issues: Issues, issue_id: str, who: Actor) -> Fault | BeadsIssue:
     issue = existing(issues, issue_id)
     if isinstance(issue, Fault) or is_open_to(issue, who):
         return issue

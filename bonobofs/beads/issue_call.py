@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.beads.bd_client import Beads, Turn
-from bonobofs.beads.issue import Issues, Who
+from bonobofs.beads.bd_client import BdClient, Beads
+from bonobofs.beads.issue import Actor, Issues
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError
-from bonobofs.files.results import GuardedSession, claiming, enter_failure, is_of_the_session, not_the_agent
+from bonobofs.files.results import GuardedSession, enter_failure, is_session_agent, with_claimed_agent, wrong_agent
 from bonobofs.policy.decision import Decision, Denied, Permit
 from bonobofs.policy.grants import Conventions, conventions
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
@@ -40,7 +40,7 @@ _MOST: Final = 20
 _T = TypeVar("_T")
 
 
-class Asked(NamedTuple):
+class IssueCall(NamedTuple):
     """What is asked of the gate."""
 
     operation: Operation
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
         return Caller(self.tool, self.details)
 
 
-class Change:
+class InFlight:
     """A change that is under way. What `note` is told is entered with its outcome."""
 
     def __init__(self, permit: Permit, admission: Admission) -> None:
@@ -65,10 +65,10 @@ class Change:
         self._admission.details = {**(self._admission.details or {}), **details}
 
 
-class Call:
+class LockedCall:
     """A call whose agent and role are known to be right, while the issues are ours alone."""
 
-    def __init__(self, session: GuardedSession, asked: Asked, turn: Turn) -> None:
+    def __init__(self, session: GuardedSession, asked: IssueCall, turn: BdClient) -> None:
         self._session: Final = session
         self._asked: Final = asked
         self.turn: Final = turn
@@ -101,7 +101,7 @@ class Call:
         return self._session.change_lock
 
     @contextmanager
-    def changing(self) -> Iterator[Change]:
+    def changing(self) -> Iterator[InFlight]:
         """Leave for the change, which the block makes; how the block ends is the outcome."""
         request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
         self.is_entered = True
@@ -114,7 +114,7 @@ class Call:
             guard=GUARD,
         )
         with admission as permit:
-            change = Change(permit, admission)
+            change = InFlight(permit, admission)
             try:
                 yield change
             except BonobofsError as error:
@@ -122,7 +122,7 @@ class Call:
                 raise
 
 
-class Gate:
+class IssueGate:
     """The issues of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, beads: Beads) -> None:
@@ -130,9 +130,9 @@ class Gate:
         self._beads: Final = beads
 
     @property
-    def who(self) -> Who:
+    def who(self) -> Actor:
         agent = self._session.guard.agent
-        return Who(agent.label, agent.id)
+        return Actor(agent.label, agent.id)
 
     @property
     def known(self) -> Conventions:
@@ -140,7 +140,7 @@ class Gate:
         return conventions(self._session.guard.policy.document)
 
     @contextmanager
-    def call(self, asked: Asked, agent: str, fault: Fault | None = None) -> Iterator[Call]:
+    def call(self, asked: IssueCall, agent: str, fault: Fault | None = None) -> Iterator[LockedCall]:
         """Have the issues for one call by the agent that is named.
 
         Refused, once entered, for another agent than the session's, for what the role lacks, and for the fault, which
@@ -148,10 +148,10 @@ class Gate:
         result `error`, and raised.
         """
         self._enter(asked, agent, fault)
-        call: Call | None = None
+        call: LockedCall | None = None
         try:
             with self._beads.turn() as turn:
-                call = Call(self._session, asked, turn)
+                call = LockedCall(self._session, asked, turn)
                 yield call
         except Exception as error:
             if call is None or not call.is_entered:
@@ -159,11 +159,13 @@ class Gate:
                 enter_failure(self._session, request, error, asked.caller, guard=GUARD, details=_told_of(error))
             raise
 
-    def _enter(self, asked: Asked, agent: str, fault: Fault | None) -> None:
+    def _enter(self, asked: IssueCall, agent: str, fault: Fault | None) -> None:
         guard = self._session.guard
-        if not is_of_the_session(agent, guard.agent):
+        if not is_session_agent(agent, guard.agent):
             with self._session.change_lock:
-                raise guard.deny(not_the_agent(NOWHERE, asked.operation), claiming(asked.caller, agent), guard=GUARD)
+                raise guard.deny(
+                    wrong_agent(NOWHERE, asked.operation), with_claimed_agent(asked.caller, agent), guard=GUARD
+                )
         for operation in (asked.operation, *asked.also):
             decision = guard.decide(_request(operation))
             if isinstance(decision, Denied):
@@ -182,8 +184,10 @@ def denied(fault: Fault, operation: Operation) -> Denied:
 
 def shown(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked for, as the record has it: bounded, whatever somebody gives."""
-    told = {_short(name): _shown(value) for name, value in itertools.islice(given.items(), _MOST) if value is not None}
-    return told if len(given) <= _MOST else {**told, "fields": len(given)}
+    details = {
+        _short(name): _shown(value) for name, value in itertools.islice(given.items(), _MOST) if value is not None
+    }
+    return details if len(given) <= _MOST else {**details, "fields": len(given)}
 
 
 def _shown(value: Any) -> Any:

@@ -18,10 +18,10 @@ from bonobofs.beads.issue import (
     MESSAGE,
     OPEN,
     PARENT,
+    Actor,
     BeadsIssue,
     Edge,
     Issues,
-    Who,
     existing,
     is_kept,
     is_made_by,
@@ -53,7 +53,7 @@ class Edit(NamedTuple):
 
 
 def judge_update(
-    issues: Issues, issue_id: str, changes: Mapping[str, Any], who: Who, known: Conventions
+    issues: Issues, issue_id: str, changes: Mapping[str, Any], who: Actor, known: Conventions
 ) -> Fault | Edit | None:
     """UsageError: a value is of the wrong kind."""
     issue = own(issues, issue_id, who)
@@ -85,7 +85,7 @@ def judge_update(
     return edit if fields or edit.add_labels or edit.remove_labels or closes else None
 
 
-def judge_close(issues: Issues, issue_id: str, reason: str, who: Who) -> Fault | BeadsIssue | None:
+def judge_close(issues: Issues, issue_id: str, reason: str, who: Actor) -> Fault | BeadsIssue | None:
     """The issue that is to be closed."""
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
@@ -95,7 +95,7 @@ def judge_close(issues: Issues, issue_id: str, reason: str, who: Who) -> Fault |
     return check_text("reason", reason) or _kept_open(issues, issue_id) or issue
 
 
-def judge_reopen(issues: Issues, issue_id: str, reason: str, who: Who) -> Fault | BeadsIssue | None:
+def judge_reopen(issues: Issues, issue_id: str, reason: str, who: Actor) -> Fault | BeadsIssue | None:
     """The issue that is to be opened again."""
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
@@ -118,14 +118,14 @@ def _kept_open(issues: Issues, issue_id: str) -> Fault | None:
     return Fault(refusals.CHILDREN, f"Not closed is {named(children)}.") if children else None
 
 
-Found = Fault | dict[str, str | int]
+_FieldChanges = Fault | dict[str, str | int]
 
 
-def _type(issue: BeadsIssue, asked: Mapping[str, Any], _: Who, __: Conventions) -> Found:
+def _type(issue: BeadsIssue, asked: Mapping[str, Any], _: Actor, __: Conventions) -> _FieldChanges:
     return {} if asked.get("issue_type", issue.issue_type) == issue.issue_type else Fault(refusals.IMMUTABLE)
 
 
-def _texts(issue: BeadsIssue, asked: Mapping[str, Any], who: Who, _: Conventions) -> Found:
+def _texts(issue: BeadsIssue, asked: Mapping[str, Any], who: Actor, _: Conventions) -> _FieldChanges:
     new = {name: require_text(name, asked[name]) for name in ("title", *TEXTS) if name in asked}
     changed = {name: text for name, text in new.items() if text != getattr(issue, name)}
     if changed and not is_made_by(issue, who):
@@ -137,7 +137,7 @@ def _texts(issue: BeadsIssue, asked: Mapping[str, Any], who: Who, _: Conventions
     return {**changed}
 
 
-def _priority(issue: BeadsIssue, asked: Mapping[str, Any], _: Who, __: Conventions) -> Found:
+def _priority(issue: BeadsIssue, asked: Mapping[str, Any], _: Actor, __: Conventions) -> _FieldChanges:
     if "priority" not in asked:
         return {}
     number = parse_priority(asked["priority"])
@@ -146,7 +146,7 @@ def _priority(issue: BeadsIssue, asked: Mapping[str, Any], _: Who, __: Conventio
     return {} if number == issue.priority else {"priority": number}
 
 
-def _assignee(issue: BeadsIssue, asked: Mapping[str, Any], who: Who, known: Conventions) -> Found:
+def _assignee(issue: BeadsIssue, asked: Mapping[str, Any], who: Actor, known: Conventions) -> _FieldChanges:
     if "assignee" not in asked:
         return {}
     name = require_text("assignee", asked["assignee"])
@@ -239,7 +239,7 @@ def judge_draft(draft: Draft, known: Conventions) -> Fault | None:
     )
 
 
-def judge_create(issues: Issues, draft: Draft, who: Who) -> Fault | tuple[Edge, ...]:
+def judge_create(issues: Issues, draft: Draft, who: Actor) -> Fault | tuple[Edge, ...]:
     """The edges that a new issue, with which nothing is wrong by itself, gets beside its parent."""
     tied: list[Edge] = []
     if draft.parent:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bonobofs.beads.bd_client import Beads, Changed, Turn
+from bonobofs.beads.bd_client import BdClient, Beads, Stored
 from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
 from bonobofs.beads.issue import CREATOR_ID, WORKTREE, BeadsIssue, Edge, NewIssue, assigned
-from bonobofs.beads.issue_call import Asked, Call, Change, Gate, denied, shown
+from bonobofs.beads.issue_call import InFlight, IssueCall, IssueGate, LockedCall, denied, shown
 from bonobofs.beads.issue_rules import (
     EPIC,
     Draft,
@@ -36,7 +36,7 @@ from bonobofs.state.database import Database
 Fields = Mapping[str, Any]
 
 
-class Acting:
+class IssueService:
     """What the agent of one session does with the issues of one workspace. May be used by several threads.
 
     `agent` must be the session's agent in every call; `tool` is what the record names as the caller. Refused, once
@@ -44,7 +44,7 @@ class Acting:
     """
 
     def __init__(self, session: GuardedSession, beads: Beads) -> None:
-        self._gate: Final = Gate(session, beads)
+        self._gate: Final = IssueGate(session, beads)
         self._home: Final = session.home
 
     def validate_create(self, title: str, issue_type: str, fields: Fields, agent: str, tool: str) -> Decision:
@@ -91,13 +91,13 @@ class Acting:
     def label(self, issue_id: str, add: object, remove: object, agent: str, tool: str) -> BeadsIssue:
         """Give an issue labels, and take others away."""
         changes = {"add_labels": add, "remove_labels": remove}
-        asked = Asked(Operation.LABEL_ISSUE, tool, shown({"issue": issue_id, **changes}))
+        asked = IssueCall(Operation.LABEL_ISSUE, tool, shown({"issue": issue_id, **changes}))
         return self._edited(asked, issue_id, changes, agent)
 
     def close(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Close an issue that nothing keeps open."""
         why = require_text("reason", reason or "")
-        asked = Asked(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
+        asked = IssueCall(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
             issue_id,
@@ -109,7 +109,7 @@ class Acting:
     def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
         """Open a closed issue again."""
         why = require_text("reason", reason or "")
-        asked = Asked(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
+        asked = IssueCall(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
             asked,
             issue_id,
@@ -142,7 +142,7 @@ class Acting:
         """Say something of an issue, whosever it is."""
         said = require_text("comment", comment)
         return self._changed(
-            Asked(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
+            IssueCall(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
             issue_id,
             agent,
             lambda call: judge_comment(call.issues, issue_id, said),
@@ -152,7 +152,7 @@ class Acting:
     def begin(self, issue_id: str, worktree: str, agent: str, tool: str) -> BeadsIssue:
         """Note that a worktree is about to be made for an issue, which waits for no other."""
         return self._changed(
-            Asked(Operation.UPDATE_ISSUE, tool, shown({"issue": issue_id, "worktree": worktree})),
+            IssueCall(Operation.UPDATE_ISSUE, tool, shown({"issue": issue_id, "worktree": worktree})),
             issue_id,
             agent,
             lambda call: judge_begin(call.issues, issue_id),
@@ -160,7 +160,7 @@ class Acting:
         )
 
     def _validated(
-        self, asked: Asked, agent: str, judge: Callable[[Call], object], fault: Fault | None = None
+        self, asked: IssueCall, agent: str, judge: Callable[[LockedCall], object], fault: Fault | None = None
     ) -> Decision:
         try:
             with self._gate.call(asked, agent, fault) as call:
@@ -171,11 +171,11 @@ class Acting:
 
     def _changed(
         self,
-        asked: Asked,
+        asked: IssueCall,
         issue_id: str,
         agent: str,
-        judge: Callable[[Call], Fault | BeadsIssue | Edge | None],
-        make: Callable[[Call, Change], Changed],
+        judge: Callable[[LockedCall], Fault | BeadsIssue | Edge | None],
+        make: Callable[[LockedCall, InFlight], Stored],
     ) -> BeadsIssue:
         """One change of one issue, if the verdict is that there is something to be changed."""
         with self._gate.call(asked, agent) as call:
@@ -185,7 +185,7 @@ class Acting:
                     return _as_it_was(call, change, issue_id)
                 return make(call, change).issue
 
-    def _edited(self, asked: Asked, issue_id: str, changes: Fields, agent: str) -> BeadsIssue:
+    def _edited(self, asked: IssueCall, issue_id: str, changes: Fields, agent: str) -> BeadsIssue:
         with self._gate.call(asked, agent) as call:
             edit = call.judged(judge_update(call.issues, issue_id, changes, self._gate.who, self._gate.known))
             with call.session_turn, call.changing() as change:
@@ -193,7 +193,7 @@ class Acting:
                     return _as_it_was(call, change, issue_id)
                 return self._edit(call.turn, change, call.issues[issue_id], edit)
 
-    def _create(self, turn: Turn, change: Change, wanted: Draft, edges: tuple[Edge, ...]) -> BeadsIssue:
+    def _create(self, turn: BdClient, change: InFlight, wanted: Draft, edges: tuple[Edge, ...]) -> BeadsIssue:
         metadata = {CREATOR_ID: self._gate.who.id}
         if wanted.assignee:
             metadata |= assigned(wanted.assignee, self._identity_of(wanted.assignee))
@@ -225,7 +225,7 @@ class Acting:
             raise
         return issue
 
-    def _edit(self, turn: Turn, change: Change, issue: BeadsIssue, edit: Edit) -> BeadsIssue:
+    def _edit(self, turn: BdClient, change: InFlight, issue: BeadsIssue, edit: Edit) -> BeadsIssue:
         fields: dict[str, Any] = {**edit.fields}
         if "assignee" in fields:
             fields["metadata"] = assigned(fields["assignee"], self._identity_of(fields["assignee"]))
@@ -242,13 +242,13 @@ class Acting:
             return agent_registry.identity_of(database, label)
 
 
-def _as_it_was(call: Call, change: Change, issue_id: str) -> BeadsIssue:
+def _as_it_was(call: LockedCall, change: InFlight, issue_id: str) -> BeadsIssue:
     """What is asked for is so already."""
     change.note(changed=False)
     return call.issues[issue_id]
 
 
-def _tie(turn: Turn, change: Change, edge: Edge, operation: Operation) -> BeadsIssue:
+def _tie(turn: BdClient, change: InFlight, edge: Edge, operation: Operation) -> BeadsIssue:
     """Add an edge, and take it away again if, by what was done without the gate meanwhile, it must not be."""
     changed = turn.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
     fault = what_came_in_between(changed.after, edge)
@@ -259,21 +259,21 @@ def _tie(turn: Turn, change: Change, edge: Edge, operation: Operation) -> BeadsI
     return changed.issue
 
 
-def _of_create(tool: str, wanted: Draft, fields: Mapping[str, Any]) -> Asked:
+def _of_create(tool: str, wanted: Draft, fields: Mapping[str, Any]) -> IssueCall:
     also = (
         *((Operation.CREATE_EPIC,) if wanted.issue_type == EPIC else ()),
         *((Operation.ADD_DEPENDENCY,) if wanted.dependencies else ()),
     )
     details = {"title": wanted.title, "type": wanted.issue_type, "priority": wanted.priority, **fields}
-    return Asked(Operation.CREATE_ISSUE, tool, shown(details), also)
+    return IssueCall(Operation.CREATE_ISSUE, tool, shown(details), also)
 
 
-def _of_update(tool: str, issue_id: str, changes: Mapping[str, Any]) -> Asked:
+def _of_update(tool: str, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
     # By whatever route an issue is closed, the role must have closing.
     closes = changes.get("status") in ("done", "closed")
     also = (Operation.CLOSE_ISSUE,) if closes else ()
-    return Asked(Operation.UPDATE_ISSUE, tool, {**shown({"issue": issue_id}), "changes": shown(changes)}, also)
+    return IssueCall(Operation.UPDATE_ISSUE, tool, {**shown({"issue": issue_id}), "changes": shown(changes)}, also)
 
 
-def _of_edge(operation: Operation, tool: str, blocked: str, blocker: str, kind: str | None = None) -> Asked:
-    return Asked(operation, tool, shown({"issue": blocked, "depends_on": blocker, "type": kind}))
+def _of_edge(operation: Operation, tool: str, blocked: str, blocker: str, kind: str | None = None) -> IssueCall:
+    return IssueCall(operation, tool, shown({"issue": blocked, "depends_on": blocker, "type": kind}))

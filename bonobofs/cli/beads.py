@@ -55,11 +55,11 @@ def _gate(identity: ActingAs) -> Iterator[_Gate]:
     from bonobofs.beads import Beads, find_beads  # noqa: PLC0415
     from bonobofs.beads.call_plan import act  # noqa: PLC0415
     from bonobofs.beads.issue import issue_document  # noqa: PLC0415
-    from bonobofs.beads.issue_service import Acting  # noqa: PLC0415
+    from bonobofs.beads.issue_service import IssueService  # noqa: PLC0415
 
     with identity.open_session(_top(Path.cwd(), session.home())) as opened:
         agent = opened.guard.agent
-        acting = Acting(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
+        acting = IssueService(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
         yield lambda step: issue_document(act(acting, agent, step, f"beads {step.name}"))
 
 

@@ -16,7 +16,7 @@ from bonobofs.beads import Beads, BeadsIssue, find_beads
 from bonobofs.beads.bd_command_line import Asking, Reading, Step, Unanswered, understand
 from bonobofs.beads.call_plan import act
 from bonobofs.beads.issue import issue_document
-from bonobofs.beads.issue_service import Acting
+from bonobofs.beads.issue_service import IssueService
 from bonobofs.beads.refusals import UNANSWERED
 from bonobofs.companion.call_arguments import Arguments, check_empty, required_texts
 from bonobofs.companion.session_context import SessionContext
@@ -51,7 +51,7 @@ class Issues:
     def __init__(self, session: SessionContext) -> None:
         self.beads: Final = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._agent: Final = session.guard.agent
-        self._acting: Final = Acting(session, self.beads)
+        self._acting: Final = IssueService(session, self.beads)
 
     def act(self, step: Step, tool: str) -> BeadsIssue:
         """Run one operation."""

@@ -22,7 +22,7 @@ from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.files.file_guard import operation_of
-from bonobofs.files.results import claiming, is_of_the_session, not_the_agent
+from bonobofs.files.results import is_session_agent, with_claimed_agent, wrong_agent
 from bonobofs.files.workspace import MAKER
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.engine import callable_words
@@ -57,15 +57,15 @@ def handle_call(
     if call is None:
         raise UsageError(f"there is no call {name!r}; there are {', '.join(CALLS)}")
     agent, chain = arguments.pop("agent", None), arguments.pop("chain", None)
-    claimed = agent if agent is not None and not is_of_the_session(agent, session.guard.agent) else None
+    claimed = agent if agent is not None and not is_session_agent(agent, session.guard.agent) else None
     if chain is not None and chain != session.who.chain:
         claimed = f"chain {chain}"
     if claimed is not None:
         word, path = name.rpartition(".")[2], arguments.get("path")
         operation = Operation(word) if word in list(Operation) else Operation.CALL
         shown = path if isinstance(path, str) and len(os.fsencode(path)) <= _MAX_PATH else ""
-        denied = not_the_agent(WorkspacePath(shown), operation)
-        raise session.guard.deny(denied, claiming(Caller(name), str(claimed)[:_MAX_SHOWN]))
+        denied = wrong_agent(WorkspacePath(shown), operation)
+        raise session.guard.deny(denied, with_claimed_agent(Caller(name), str(claimed)[:_MAX_SHOWN]))
     MAKER.set(impersonate)  # of this thread, until its next call
     if name in WITH_DESCRIPTORS:
         arguments["descriptors"] = fds

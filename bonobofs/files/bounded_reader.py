@@ -55,7 +55,7 @@ class FileList:
     """What lies in a directory. The paths of the entries are from there."""
 
     path: str
-    entries: list[Found]
+    entries: list[DirectoryEntry]
     cut: str = ""
     """What was left out; "" where that is nothing."""
 
@@ -89,7 +89,7 @@ class LedOutError(Exception):
     """A symlink on the way leads out of the workspace."""
 
 
-class Reading:
+class WorkspaceReader:
     """Reads one workspace. Every call raises LedOutError, UsageError and OSError as they come."""
 
     def __init__(self, workspace: Workspace, policy: Callable[[], Policy]) -> None:
@@ -117,7 +117,7 @@ class Reading:
         if kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), named)
         walk = self._walk(start, SECONDS)
-        entries: list[Found] = []
+        entries: list[DirectoryEntry] = []
         for found in walk.found(recursive=recursive, wanted=wanted):
             if len(entries) == MOST_ENTRIES:
                 cut = f"Only the first {MOST_ENTRIES:,} entries are given; name a directory below, or a pattern."
@@ -324,7 +324,7 @@ Test = Callable[[str], object]
 """A test for a path that is relative to where the walk began."""
 
 
-class Found(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """Something below a directory."""
 
     path: str
@@ -350,7 +350,7 @@ class Walk:
         self._shows: Final = shows
         self._enters: Final = enters
 
-    def found(self, *, recursive: bool, wanted: Test) -> Iterator[Found]:
+    def found(self, *, recursive: bool, wanted: Test) -> Iterator[DirectoryEntry]:
         """What is wanted, in the order of the names; what a directory holds follows it.
 
         Directories that cannot be read are empty. OSError: where it begins cannot be read.
@@ -367,7 +367,7 @@ class Walk:
                 with suppress(OSError):
                     waiting += self._names(each.path, wanted)
 
-    def _names(self, path: str, wanted: Test) -> list[tuple[Found, bool]]:
+    def _names(self, path: str, wanted: Test) -> list[tuple[DirectoryEntry, bool]]:
         """What a directory holds, the last name first, and whether it is wanted."""
         above = f"{path}/" if path else ""
         directory = self._workspace.open_directory("/".join(filter(None, (self._start, path))))
@@ -384,7 +384,7 @@ class Walk:
                 if not self._shows(name):
                     continue
                 is_wanted = bool(wanted(name))
-                found.append((_looked_at(entry, name, measured=is_wanted), is_wanted))
+                found.append((_entry_of(entry, name, measured=is_wanted), is_wanted))
             return found
         finally:
             os.close(directory)
@@ -421,16 +421,16 @@ def _spelled_out(text: str) -> list[str]:
     return done
 
 
-def _looked_at(entry: os.DirEntry[str], path: str, *, measured: bool) -> Found:
+def _entry_of(entry: os.DirEntry[str], path: str, *, measured: bool) -> DirectoryEntry:
     if entry.is_symlink():
-        return Found(path, Kind.SYMLINK, -1)
+        return DirectoryEntry(path, Kind.SYMLINK, -1)
     if entry.is_dir(follow_symlinks=False):
-        return Found(path, Kind.DIRECTORY, -1)
+        return DirectoryEntry(path, Kind.DIRECTORY, -1)
     if not measured:
-        return Found(path, Kind.FILE, -1)
+        return DirectoryEntry(path, Kind.FILE, -1)
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
-        return Found(path, Kind.FILE, -1)
+        return DirectoryEntry(path, Kind.FILE, -1)
     kind = kind_of(status.st_mode)
-    return Found(path, kind, status.st_size if kind is Kind.FILE else -1)
+    return DirectoryEntry(path, kind, status.st_size if kind is Kind.FILE else -1)

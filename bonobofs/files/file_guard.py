@@ -28,12 +28,13 @@ from bonobofs.files.results import (
     Closing,
     GuardedSession,
     ValidationResult,
-    claiming,
-    is_of_the_session,
-    led_out,
-    not_the_agent,
+    as_result,
+    is_session_agent,
+    leads_outside,
     recorded,
-    told,
+    result_of,
+    with_claimed_agent,
+    wrong_agent,
 )
 from bonobofs.files.workspace import Place, Workspace
 from bonobofs.policy.decision import Code, Denied, Refused
@@ -106,29 +107,20 @@ class FileGuard(Closing):
             try:
                 place = self._locate(request, NO_FACTS, caller)
             except Refused as refused:
-                return told(refused.decision)
+                return result_of(refused.decision)
             except OSError:
                 return self._answer(caller, [(request, NO_FACTS)])
             with place:
                 directories = [(Request(Operation.MKDIR, above, Kind.DIRECTORY), NO_FACTS) for above in place.missing]
                 return self._answer(caller, [_question(asked, place), *directories])
 
-    def write_file(
-        self, path: PathLike, content: str, agent: str, *, overwrite: bool = False
-    ) -> Path | ValidationResult:
-        """Write a whole file, UTF-8, and give its absolute path; on denial the ValidationResult.
+    def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
+        """Write a whole file, UTF-8, and give its absolute path.
 
         The file appears or changes at once, and is on the disk when this returns. Directories above it are made as
         needed. `path` is relative to the workspace or absolute in it; `agent` is the session's agent, by label or
         UUID. FileExistsError: it is there and `overwrite` is false. OSError, UnicodeEncodeError: nothing was changed.
         """
-        try:
-            return self.guarded_write_file(path, content, agent, overwrite=overwrite)
-        except Refused as refused:
-            return told(refused.decision)
-
-    def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
-        """`write_file`, with Refused (a PermissionError) on denial."""
         caller = Caller("write_file", {"overwrite": overwrite})
         with self._turn:
             named = self._entered(path, agent, Operation.WRITE_FILE, caller)
@@ -145,19 +137,13 @@ class FileGuard(Closing):
                 self._write(place, data, caller, overwrite=overwrite)
                 return self._workspace.root / place.path
 
-    def delete_file(self, path: PathLike, agent: str) -> ValidationResult | None:
-        """Remove a file, or a symlink itself; on denial the ValidationResult.
+    write_file = as_result(guarded_write_file)
+
+    def guarded_delete_file(self, path: PathLike, agent: str) -> None:
+        """Remove a file, or a symlink itself.
 
         `path` and `agent` as for `write_file`. FileNotFoundError, IsADirectoryError, OSError: nothing was removed.
         """
-        try:
-            self.guarded_delete_file(path, agent)
-        except Refused as refused:
-            return told(refused.decision)
-        return None
-
-    def guarded_delete_file(self, path: PathLike, agent: str) -> None:
-        """`delete_file`, with Refused (a PermissionError) on denial."""
         caller = Caller("delete_file")
         with self._turn:
             named = self._entered(path, agent, Operation.DELETE_FILE, caller)
@@ -173,6 +159,8 @@ class FileGuard(Closing):
                 with self._guard.authorize(request, _LEAVES, caller=caller) as permit:
                     place.unlink(permit)
 
+    delete_file = as_result(guarded_delete_file)
+
     def list_allowed_directories(self) -> list[str]:
         """Where the agent may write, and what: strings like `aidlc-docs/ (.md, 1 MB)`."""
         return allowed_directories(self._guard.policy, self._guard.agent.role)
@@ -180,8 +168,8 @@ class FileGuard(Closing):
     def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
         """The path as it was named, if the agent is who it says it is."""
         named = self._workspace.named(path)
-        if not is_of_the_session(agent, self._guard.agent):
-            raise self._guard.deny(not_the_agent(named, operation), claiming(caller, agent))
+        if not is_session_agent(agent, self._guard.agent):
+            raise self._guard.deny(wrong_agent(named, operation), with_claimed_agent(caller, agent))
         return named
 
     def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
@@ -193,7 +181,7 @@ class FileGuard(Closing):
         place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
         if place is not None:
             return place
-        raise self._guard.deny(led_out(request.path, request.operation), caller)
+        raise self._guard.deny(leads_outside(request.path, request.operation), caller)
 
     def _fail(self, request: Request, context: Context, caller: Caller, error: Exception) -> NoReturn:
         """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
@@ -246,8 +234,8 @@ class FileGuard(Closing):
         decisions = [self._guard.decide(request, context) for request, context in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
-                return told(self._guard.deny(decision, caller).decision)
-        return told(decisions[0])
+                return result_of(self._guard.deny(decision, caller).decision)
+        return result_of(decisions[0])
 
 
 def operation_of(word: str) -> Operation:

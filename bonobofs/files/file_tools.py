@@ -25,17 +25,23 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bonobofs.enforcement.authorizer import Authorizer, Caller
-from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, Reading
+from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, WorkspaceReader
 from bonobofs.files.file_guard import FileGuard, PathLike
-from bonobofs.files.results import Closing, GuardedSession, ValidationResult, enter_failure, led_out, recorded, told
+from bonobofs.files.results import (
+    Closing,
+    GuardedSession,
+    as_result,
+    enter_failure,
+    leads_outside,
+    recorded,
+)
 from bonobofs.files.workspace import Workspace
-from bonobofs.policy.decision import Denied, Refused
+from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 _LONGEST_NOTED: Final = 200
 """Characters of an argument that are entered."""
 
-_Given = TypeVar("_Given")
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
@@ -55,7 +61,7 @@ class FileTools(Closing):
         self._authorizer: Final[Authorizer] = session.guard
         self._turn: Final = session.change_lock
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
-        self._reading: Final = Reading(self._workspace, lambda: self._authorizer.policy)
+        self._reading: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy)
         self._files: Final = FileGuard(session, tool=True)
 
     def close(self) -> None:
@@ -63,12 +69,8 @@ class FileTools(Closing):
         self._files.close()
         self._workspace.close()
 
-    def read_file(self, path: PathLike, offset: int = 1, limit: int | None = None) -> FileText | ValidationResult:
-        """Lines of a text file from the line `offset` on, counted from 1: `limit` of them, or all."""
-        return _or_denied(lambda: self.guarded_read_file(path, offset, limit))
-
     def guarded_read_file(self, path: PathLike, offset: int = 1, limit: int | None = None) -> FileText:
-        """`read_file`, with Refused (a PermissionError) on denial."""
+        """Lines of a text file from the line `offset` on, counted from 1: `limit` of them, or all."""
         return self._answer(
             Operation.READ_FILE,
             path,
@@ -76,39 +78,28 @@ class FileTools(Closing):
             lambda named: self._reading.text(named, offset, limit),
         )
 
-    def write_file(
-        self,
-        path: PathLike,
-        content: str,
-        createOnly: bool = False,  # noqa: N803 - the name that callers of the tool know
-    ) -> Path | ValidationResult:
-        """Write a whole file, UTF-8, make the directories above it, and give its absolute path.
-
-        FileExistsError: it is there and `createOnly` is true.
-        """
-        return _or_denied(lambda: self.guarded_write_file(path, content, createOnly))
+    read_file = as_result(guarded_read_file)
 
     def guarded_write_file(
         self,
         path: PathLike,
         content: str,
-        createOnly: bool = False,  # noqa: N803 - as above
+        createOnly: bool = False,  # noqa: N803 - the name that callers of the tool know
     ) -> Path:
-        """`write_file`, with Refused (a PermissionError) on denial."""
+        """Write a whole file, UTF-8, make the directories above it, and give its absolute path.
+
+        FileExistsError: it is there and `createOnly` is true.
+        """
         return self._files.guarded_write_file(path, content, self._authorizer.agent.id, overwrite=not createOnly)
 
-    def list_files(
-        self, path: PathLike = "", pattern: str | None = None, recursive: bool = False
-    ) -> FileList | ValidationResult:
+    write_file = as_result(guarded_write_file)
+
+    def guarded_list_files(self, path: PathLike = "", pattern: str | None = None, recursive: bool = False) -> FileList:
         """What lies in a directory, in the order of the names; `recursive`: and below it.
 
         A pattern without a slash is for the last name, one with a slash for the path from that directory. Directories
         `.git` and `.beads`, and what the policy calls scratch, are listed and not entered.
         """
-        return _or_denied(lambda: self.guarded_list_files(path, pattern, recursive))
-
-    def guarded_list_files(self, path: PathLike = "", pattern: str | None = None, recursive: bool = False) -> FileList:
-        """`list_files`, with Refused (a PermissionError) on denial."""
         return self._answer(
             Operation.LIST_FILES,
             path,
@@ -116,26 +107,24 @@ class FileTools(Closing):
             lambda named: self._reading.entries(named, pattern, recursive=recursive),
         )
 
-    def search_files(
+    list_files = as_result(guarded_list_files)
+
+    def guarded_search_files(
         self, query: str, path: PathLike = "", include: str | None = None, exclude: str | None = None
-    ) -> FileMatches | ValidationResult:
+    ) -> FileMatches:
         """Lines of text files that match an expression of Python's `re`, in one file or in all files below a directory.
 
         `include` and `exclude` are patterns as for `list_files`; what is excluded is not entered either. Symlinks are
         not followed.
         """
-        return _or_denied(lambda: self.guarded_search_files(query, path, include, exclude))
-
-    def guarded_search_files(
-        self, query: str, path: PathLike = "", include: str | None = None, exclude: str | None = None
-    ) -> FileMatches:
-        """`search_files`, with Refused (a PermissionError) on denial."""
         return self._answer(
             Operation.SEARCH_FILES,
             path,
             {"query": query, "include": include, "exclude": exclude},
             lambda named: self._reading.matches(named, query, include, exclude),
         )
+
+    search_files = as_result(guarded_search_files)
 
     def _answer(
         self,
@@ -156,20 +145,13 @@ class FileTools(Closing):
             found = read(request.path)
         except LedOutError:
             with self._turn:
-                raise self._authorizer.deny(led_out(request.path, operation), caller) from None
+                raise self._authorizer.deny(leads_outside(request.path, operation), caller) from None
         except Exception as error:
             enter_failure(self._session, request, error, caller, details={})
             raise
         with self._turn:
             self._authorizer.record_call(request._replace(path=found.path), caller=caller, size=found.size)
         return found.result
-
-
-def _or_denied(call: Callable[[], _Given]) -> _Given | ValidationResult:
-    try:
-        return call()
-    except Refused as refused:
-        return told(refused.decision)
 
 
 def _short(value: object) -> object:

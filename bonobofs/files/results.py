@@ -9,13 +9,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.enforcement.authorizer import Authorizer, Caller, failure_reason, is_recorded, mark_recorded
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.decision import Code, Decision, Denied, Permit, Refused
 from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +74,34 @@ class GuardedSession(Protocol):
         """Held for each change, from its intent to its outcome."""
 
 
-def told(decision: Decision) -> ValidationResult:
-    """A decision, as the guards give it."""
+def result_of(decision: Decision) -> ValidationResult:
+    """The decision as a ValidationResult."""
     if isinstance(decision, Permit):
         return ValidationResult(True, rule=decision.rule)
     about = decision.about if decision.holding is None else str(decision.holding)
     return ValidationResult(False, decision.reason, decision.code, decision.rule, decision.instead, about)
 
 
-def is_of_the_session(agent: str, own: Principal) -> bool:
-    """Whether a caller names the session's own agent, by label or UUID."""
+def as_result(guarded: Callable[_P, _T]) -> Callable[_P, _T | ValidationResult]:
+    """Derive a plain method from its `guarded_` twin: it returns a denial as a ValidationResult instead of raising."""
+
+    @functools.wraps(guarded)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T | ValidationResult:
+        try:
+            return guarded(*args, **kwargs)
+        except Refused as refused:
+            return result_of(refused.decision)
+
+    return call
+
+
+def is_session_agent(agent: str, own: Principal) -> bool:
+    """True if `agent` is the label or the UUID of the session's agent."""
     return agent in (own.label, own.id)
 
 
-def not_the_agent(path: WorkspacePath, operation: Operation) -> Denied:
-    """The refusal of a caller who names somebody else."""
+def wrong_agent(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a call that names another agent than the session's."""
     return Denied(
         Code.IDENTITY,
         "identity",
@@ -96,8 +112,8 @@ def not_the_agent(path: WorkspacePath, operation: Operation) -> Denied:
     )
 
 
-def led_out(path: WorkspacePath, operation: Operation) -> Denied:
-    """The refusal of a path on which a symlink leads out."""
+def leads_outside(path: WorkspacePath, operation: Operation) -> Denied:
+    """The refusal of a path with a symlink that leads out of the workspace."""
     return Denied(
         Code.OUTSIDE,
         "outside",
@@ -108,7 +124,7 @@ def led_out(path: WorkspacePath, operation: Operation) -> Denied:
     )
 
 
-def claiming(caller: Caller, agent: str) -> Caller:
+def with_claimed_agent(caller: Caller, agent: str) -> Caller:
     """The caller, with the name that was claimed beside what was asked."""
     return caller._replace(details={**caller.details, "claimed": str(agent)})
 

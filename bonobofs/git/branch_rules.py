@@ -377,7 +377,7 @@ class Person(NamedTuple):
     time: int
 
 
-class CommitFacts(NamedTuple):
+class CommitRecord(NamedTuple):
     """What the rules know of a commit."""
 
     oid: str
@@ -387,7 +387,7 @@ class CommitFacts(NamedTuple):
     message: str
 
 
-class Standing(NamedTuple):
+class CommitContext(NamedTuple):
     """Who publishes, when, and for which issue."""
 
     own: tuple[str, str]
@@ -395,13 +395,13 @@ class Standing(NamedTuple):
     issue: str | None
     now: int
     """Seconds since the epoch."""
-    parent_time: Callable[[CommitFacts], int]
+    parent_time: Callable[[CommitRecord], int]
     """The latest committer time of the parents of a commit; 0 without parents."""
-    originals: Callable[[CommitFacts], Sequence[CommitFacts]]
+    originals: Callable[[CommitRecord], Sequence[CommitRecord]]
     """The published commits that have the same author, author time and change as a commit."""
 
 
-class BranchFacts(NamedTuple):
+class BranchContext(NamedTuple):
     """What the rules know of a branch and its update; object ids are hex, "" for none."""
 
     current: str
@@ -421,7 +421,7 @@ class BranchFacts(NamedTuple):
     """Another work tree has the branch checked out, or this one has it and it is to be deleted."""
 
 
-def judge_branch(rules: Rules, name: str, context: BranchFacts) -> Refusal | None:
+def judge_branch(rules: Rules, name: str, context: BranchContext) -> Refusal | None:
     """Why a branch may not be moved so; None: it may, as far as its commits are admitted."""
     refusal = new_branch(rules, name)
     if refusal is not None:
@@ -447,7 +447,7 @@ def judge_tag(name: str, *, exists: bool, has_namesake: bool) -> Refusal | None:
     return AMBIGUOUS if has_namesake else new_tag(name)
 
 
-def kind_of(context: BranchFacts, *, merges: bool) -> UpdateKind:
+def kind_of(context: BranchContext, *, merges: bool) -> UpdateKind:
     """The kind of the update of a branch; `merges`: its new commits hold a merge, or it has none of its own."""
     if not context.new:
         return UpdateKind.DELETE
@@ -458,7 +458,7 @@ def kind_of(context: BranchFacts, *, merges: bool) -> UpdateKind:
     return UpdateKind.MERGE if merges else UpdateKind.FAST_FORWARD
 
 
-def judge_commit(rules: Rules, commit: CommitFacts, standing: Standing) -> Refusal | None:
+def judge_commit(rules: Rules, commit: CommitRecord, standing: CommitContext) -> Refusal | None:
     """Why a commit may not be published, apart from its paths; None: it may."""
     own = standing.own
     if (commit.committer.name, commit.committer.email) != own:
@@ -480,7 +480,7 @@ def judge_commit(rules: Rules, commit: CommitFacts, standing: Standing) -> Refus
     return None if is_foreign else judge_message(rules, commit.message, standing.issue)
 
 
-def read_commit(oid: str, data: bytes) -> CommitFacts | None:
+def read_commit(oid: str, data: bytes) -> CommitRecord | None:
     """Read a commit object strictly; None: git would read it in several ways, or has no such header."""
     head, blank, body = data.partition(b"\n\n")
     if not blank:
@@ -503,7 +503,7 @@ def read_commit(oid: str, data: bytes) -> CommitFacts | None:
     ):
         return None
     encoding = next((line.partition(b" ")[2] for line in lines if line.startswith(b"encoding ")), b"utf-8")
-    return CommitFacts(oid, tuple(parents), people[0], people[1], _decoded(body, encoding))
+    return CommitRecord(oid, tuple(parents), people[0], people[1], _decoded(body, encoding))
 
 
 def read_tagger(data: bytes) -> tuple[str, Person] | None:

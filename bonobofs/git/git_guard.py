@@ -30,14 +30,13 @@ from bonobofs.files.results import (
     Closing,
     GuardedSession,
     Log,
-    ValidationResult,
-    claiming,
+    as_result,
     enter_failure,
-    is_of_the_session,
-    led_out,
-    not_the_agent,
+    is_session_agent,
+    leads_outside,
     recorded,
-    told,
+    with_claimed_agent,
+    wrong_agent,
 )
 from bonobofs.files.workspace import Workspace
 from bonobofs.git import branch_rules
@@ -65,7 +64,7 @@ from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.git.repository import BRANCHES
 from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
-from bonobofs.policy.decision import Code, Denied, Refused
+from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 __all__ = [
@@ -254,15 +253,8 @@ class GitGuard(Closing):
         """Close the workspace's directory; the session goes on."""
         self._workspace.close()
 
-    def create_branch(self, branch_name: str, agent: str, base: str = "main") -> str | ValidationResult:
-        """Make a branch at the commit of the branch `base`, and return its name; on denial the ValidationResult."""
-        try:
-            return self.guarded_create_branch(branch_name, agent, base)
-        except Refused as refused:
-            return told(refused.decision)
-
     def guarded_create_branch(self, branch_name: str, agent: str, base: str = "main") -> str:
-        """`create_branch`, with Refused (a PermissionError) on denial."""
+        """Make a branch at the commit of the branch `base`, and return its name."""
         caller = Caller("create_branch", {"branch": branch_name, "base": base})
         with self._operation(agent, Operation.CREATE_BRANCH, caller) as call:
             call.demand(branch_rules.new_branch(call.rules, branch_name))
@@ -272,16 +264,10 @@ class GitGuard(Closing):
             call.publish(branch_name, "", start, self._issue)
         return branch_name
 
-    def checkout_branch(self, branch_name: str, agent: str) -> ValidationResult | None:
-        """Switch to a branch. The work tree must have no uncommitted changes. On denial the ValidationResult."""
-        try:
-            self.guarded_checkout_branch(branch_name, agent)
-        except Refused as refused:
-            return told(refused.decision)
-        return None
+    create_branch = as_result(guarded_create_branch)
 
     def guarded_checkout_branch(self, branch_name: str, agent: str) -> None:
-        """`checkout_branch`, with Refused (a PermissionError) on denial."""
+        """Switch to a branch. The work tree must have no uncommitted changes."""
         caller = Caller("checkout_branch", {"branch": branch_name})
         with self._operation(agent, Operation.CHECKOUT_BRANCH, caller) as call:
             commit = call.commit_of(branch_name, branch_rules.BRANCH)
@@ -299,19 +285,14 @@ class GitGuard(Closing):
                 call.move_head(branch_name, commit)
                 call.checkout.give_back(branch_name)
 
-    def commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str | ValidationResult:
-        """Commit these files as they are now, and return the commit's hash; on denial the ValidationResult.
+    checkout_branch = as_result(guarded_checkout_branch)
+
+    def guarded_commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str:
+        """Commit these files as they are now, and return the commit's hash.
 
         A file that is gone is committed as deleted. What else is staged stays staged. `[ISSUE]` is prepended to the
         message if it is missing. GitError: a file is unknown, or none of them has changed.
         """
-        try:
-            return self.guarded_commit(message, files, agent, issue_id)
-        except Refused as refused:
-            return told(refused.decision)
-
-    def guarded_commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str:
-        """`commit`, with Refused (a PermissionError) on denial."""
         paths = list(dict.fromkeys(self._workspace.named(path) for path in files))
         caller = Caller("commit", {"message": message, "files": paths[:_LISTED], "issue": issue_id})
         with self._operation(agent, Operation.COMMIT, caller) as call:
@@ -335,19 +316,13 @@ class GitGuard(Closing):
             call.publish(head.branch, head.commit, made, issue, IndexUpdate(call.checkout, head.commit, made))
             return made
 
-    def merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult | ValidationResult:
-        """Merge one branch into another by the strategy merge (a fast-forward where possible) or squash.
-
-        The target need not be checked out. If it is, the work tree must be clean, and follows. On denial the
-        ValidationResult.
-        """
-        try:
-            return self.guarded_merge(source, target, agent, strategy)
-        except Refused as refused:
-            return told(refused.decision)
+    commit = as_result(guarded_commit)
 
     def guarded_merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult:
-        """`merge`, with Refused (a PermissionError) on denial."""
+        """Merge one branch into another by the strategy merge (a fast-forward where possible) or squash.
+
+        The target need not be checked out. If it is, the work tree must be clean, and follows.
+        """
         caller = Caller("merge", {"source": source, "target": target, "strategy": strategy})
         with self._operation(agent, Operation.MERGE, caller) as call:
             if strategy not in ("merge", "squash"):
@@ -372,6 +347,8 @@ class GitGuard(Closing):
                 made = call.write_commit(tree, parents, self._merge_message(call, source, target, strategy))
             self._publish_merge(call, target, ours, made)
             return MergeResult(True, made, [], strategy, made == theirs)
+
+    merge = as_result(guarded_merge)
 
     def _publish_merge(self, call: _Operation, target: str, ours: str, made: str) -> None:
         """Move the target, and with it the checkout if that is where HEAD is."""
@@ -404,9 +381,9 @@ class GitGuard(Closing):
     def _check_agent(self, agent: str, operation: Operation, caller: Caller) -> None:
         """Refused, once recorded, if the agent is not the session's."""
         authorizer = self._session.guard
-        if not is_of_the_session(agent, authorizer.agent):
+        if not is_session_agent(agent, authorizer.agent):
             with self._session.change_lock:
-                raise authorizer.deny(not_the_agent(_HERE, operation), claiming(caller, agent), guard="git")
+                raise authorizer.deny(wrong_agent(_HERE, operation), with_claimed_agent(caller, agent), guard="git")
 
     @contextmanager
     def _operation(self, agent: str, operation: Operation, caller: Caller) -> Iterator[_Operation]:
@@ -457,7 +434,7 @@ class GitGuard(Closing):
                 kind, size, real = None, 0, path
             else:
                 if place is None:
-                    call.demand(led_out(path, Operation.WRITE_FILE))
+                    call.demand(leads_outside(path, Operation.WRITE_FILE))
                     continue
                 with place:
                     kind = None if place.found is None else place.kind

@@ -33,7 +33,7 @@ _SLACK: Final = 1.0
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}")
 
 
-class Left(NamedTuple):
+class Leftover(NamedTuple):
     """An update that a killed publication was about to make."""
 
     ref: str
@@ -97,7 +97,7 @@ class Journal:
             os.fdatasync(self._file.fileno())
 
 
-def recover(file: Path) -> list[Left]:
+def recover(file: Path) -> list[Leftover]:
     """Remove the locks and temporary files of a dead writer, and return what it was about to do. OSError.
 
     The journal stays as it is, so that this can be done again. BlockingIOError: the writer lives.
@@ -124,7 +124,7 @@ def recover(file: Path) -> list[Left]:
             _remove_lock(common / f"{ref}.lock", new, document["began"])
             if not new:
                 _remove_lock(common / "packed-refs.lock", None, document["began"])
-        return [Left(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
+        return [Leftover(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
 
 
 def read_ref(common: Path, ref: str) -> str:

@@ -17,7 +17,7 @@ from bonobofs.git.repository import BRANCHES, Repository, find_common_dir, find_
 _LISTED: Final = 10
 
 
-class Found(NamedTuple):
+class RepositoryLocation(NamedTuple):
     """A repository of which worktrees can be made."""
 
     top: Path
@@ -38,12 +38,12 @@ class Unsaved(NamedTuple):
     """The files that the index lists."""
 
 
-def find(directory: Path) -> Found:
+def find(directory: Path) -> RepositoryLocation:
     """The repository that a directory lies in. GitError."""
     for top in (directory, *directory.parents):
         git_dir = find_git_dir(top)
         if git_dir is not None and git_dir.is_dir():
-            return Found(top, Path(os.path.realpath(find_common_dir(git_dir))))
+            return RepositoryLocation(top, Path(os.path.realpath(find_common_dir(git_dir))))
     raise GitError(f"{directory} lies in no git repository", kind="no-repository")
 
 

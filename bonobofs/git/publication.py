@@ -27,7 +27,15 @@ from bonobofs.audit.entry import TOUCHES
 from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
-from bonobofs.git.branch_rules import BranchFacts, CommitFacts, Refusal, Standing, UpdateKind, identity, rules_of
+from bonobofs.git.branch_rules import (
+    BranchContext,
+    CommitContext,
+    CommitRecord,
+    Refusal,
+    UpdateKind,
+    identity,
+    rules_of,
+)
 from bonobofs.git.journal import Journal
 from bonobofs.git.published_branches import Branches
 from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
@@ -215,7 +223,7 @@ class Publisher:
         parts = self._judge_commits(commits, "", target, issue, operation, caller)
         return _Move(Published(ref, "", new, UpdateKind.TAG, tuple(commits)), parts)
 
-    def _branch_facts(self, ref: str, old: str, new: str, operation: Operation, caller: Caller) -> BranchFacts:
+    def _branch_facts(self, ref: str, old: str, new: str, operation: Operation, caller: Caller) -> BranchContext:
         name = ref[len(BRANCHES) :]
         try:
             current = self._repository.target(ref)
@@ -228,7 +236,9 @@ class Publisher:
         namesake = any(self._repository.exists(prefix + name) for prefix in (TAGS, REMOTES))
         git_dir, common = self._repository.git_dir, self._repository.common_dir
         elsewhere = is_checked_out_elsewhere(git_dir, common, ref) or (not new and read_head(git_dir) == f"ref: {ref}")
-        return BranchFacts(current, old, new, forwards, publisher, tip, self._authorizer.agent.id, namesake, elsewhere)
+        return BranchContext(
+            current, old, new, forwards, publisher, tip, self._authorizer.agent.id, namesake, elsewhere
+        )
 
     def _new_commits(self, tip: str, current: str, operation: Operation, caller: Caller) -> list[str]:
         if not tip:
@@ -246,7 +256,7 @@ class Publisher:
     ) -> list[RelatedChange]:
         """The questions about all paths of the new commits, and of the update as a whole."""
         roots = [*self._tips, *filter(None, [current])]
-        standing = Standing(
+        standing = CommitContext(
             self._own, issue, int(time.time()), self._parent_time, lambda commit: self._originals(commit, roots)
         )
         changes = TreeChanges(self._repository, operation)
@@ -336,11 +346,11 @@ class Publisher:
         commit = self._repository.commit(oid)
         return [] if commit is None else list(commit.parent_ids)
 
-    def _parent_time(self, commit: CommitFacts) -> int:
+    def _parent_time(self, commit: CommitRecord) -> int:
         parents = (self._repository.commit(parent) for parent in commit.parents)
         return max((parent.commit_time for parent in parents if parent is not None), default=0)
 
-    def _originals(self, commit: CommitFacts, roots: list[str]) -> list[CommitFacts]:
+    def _originals(self, commit: CommitRecord, roots: list[str]) -> list[CommitRecord]:
         """Published commits with the same author, author time and change."""
         if not roots or len(commit.parents) > 1:
             return []

@@ -26,7 +26,7 @@ from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcom
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, UpdateKind, identity, rules_of
-from bonobofs.git.journal import HEAD, JOURNAL, Journal, Left, recover
+from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
@@ -557,7 +557,7 @@ def _limit() -> None:
     os.nice(_NICE)
 
 
-def _patiently(act: Callable[[Path], list[Left]], journal: Path) -> list[Left]:
+def _patiently(act: Callable[[Path], list[Leftover]], journal: Path) -> list[Leftover]:
     """Wait for a writer that is about to end. BlockingIOError: it does not."""
     for _ in range(_TRIES):
         with suppress(BlockingIOError):

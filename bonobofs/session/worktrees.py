@@ -108,7 +108,7 @@ def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
         return _make(home, found, base, wanted)
 
 
-def unresolved(home: Path, found: linked_worktree.Found, base: str, wanted: WorktreeRequest) -> list[str]:
+def unresolved(home: Path, found: linked_worktree.RepositoryLocation, base: str, wanted: WorktreeRequest) -> list[str]:
     """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
     common = found.common
     tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
@@ -189,7 +189,7 @@ def _branch(home: Path, wanted: WorktreeRequest, repository: Path, issue: str) -
     return branch
 
 
-def _make(home: Path, found: linked_worktree.Found, base: str, wanted: WorktreeRequest) -> AddedWorktree:
+def _make(home: Path, found: linked_worktree.RepositoryLocation, base: str, wanted: WorktreeRequest) -> AddedWorktree:
     branch = _branch(home, wanted, found.top, wanted.issue)
     identity = str(uuid.uuid4())
     one = Worktree(

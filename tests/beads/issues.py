@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bonobofs.beads.issue import CREATOR_ID, BeadsIssue, Issues, Who, assigned, read_issue
+from bonobofs.beads.issue import CREATOR_ID, Actor, BeadsIssue, Issues, assigned, read_issue
 from bonobofs.policy.grants import Conventions
 
-ALICE = Who("alice", "11111111-1111-4111-8111-111111111111")
-BOB = Who("bob", "22222222-2222-4222-8222-222222222222")
+ALICE = Actor("alice", "11111111-1111-4111-8111-111111111111")
+BOB = Actor("bob", "22222222-2222-4222-8222-222222222222")
 KNOWN = Conventions()
 
 
@@ -35,6 +35,6 @@ def issues(*found: BeadsIssue) -> Issues:
     return Issues(found)
 
 
-def of(who: Who) -> Mapping[str, Any]:
+def of(who: Actor) -> Mapping[str, Any]:
     """What an issue that is assigned to an agent has."""
     return {"assignee": who.label, "metadata": {CREATOR_ID: ALICE.id, **assigned(who.label, who.id)}}

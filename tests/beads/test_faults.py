@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bonobofs.beads import Beads, Changed, Edge, Issues, NewIssue, Turn, find_beads
+from bonobofs.beads import BdClient, Beads, Edge, Issues, NewIssue, Stored, find_beads
 from bonobofs.beads.bd_runner import hold_lock, lock_path
 from bonobofs.errors import BeadsError
 from bonobofs.policy.decision import Permit
@@ -34,7 +34,7 @@ class Story(NamedTuple):
     """A change, the command of bd that makes it, and how it is known to be there."""
 
     command: str
-    change: Callable[[Turn, Permit], Changed]
+    change: Callable[[BdClient, Permit], Stored]
     is_there: Callable[[Issues], bool]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bonobofs.beads import refusals
 from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
-from bonobofs.beads.issue import CREATOR_ID, WORKTREE, BeadsIssue, Edge, Who, assigned
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, assigned
 from bonobofs.beads.issue_rules import (
     Draft,
     Edit,
@@ -44,7 +44,7 @@ def update(one: BeadsIssue, *others: BeadsIssue, **changes: Any) -> Fault | Edit
     return judge_update(issues(one, *others), one.id, changes, ALICE, KNOWN)
 
 
-def priority_by(who: Who, one: BeadsIssue) -> Fault | Edit | None:
+def priority_by(who: Actor, one: BeadsIssue) -> Fault | Edit | None:
     return judge_update(issues(one), one.id, {"priority": 0}, who, KNOWN)
 
 
@@ -216,11 +216,11 @@ def test_issues_of_others_may_not_be_updated_closed_labelled_or_reopened() -> No
 
 def test_an_identity_counts_and_not_a_label_that_is_used_again() -> None:
     """Another agent, to whom the label was given later, owns nothing of the first."""
-    later = Who("alice", "33333333-3333-4333-8333-333333333333")
+    later = Actor("alice", "33333333-3333-4333-8333-333333333333")
     one = issue("gt-1", **of(ALICE))
     refused(priority_by(later, one), "owner")
     refused(judge_update(issues(issue("gt-1")), "gt-1", {"title": "Mine"}, later, KNOWN), "author")
-    renamed = Who("alicia", ALICE.id)
+    renamed = Actor("alicia", ALICE.id)
     assert priority_by(renamed, one) == Edit({"priority": 0})
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.beads.dependency_rules import NEW, circle, judge_dependency, judge_removal
-from bonobofs.beads.issue import BeadsIssue, Edge, Issues, Who, assigned, existing
+from bonobofs.beads.issue import Actor, BeadsIssue, Edge, Issues, assigned, existing
 from bonobofs.beads.issue_rules import Draft, Edit, judge_close, judge_create, judge_draft, judge_reopen, judge_update
 from bonobofs.beads.refusals import Fault
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues
@@ -97,7 +97,7 @@ class Model:
     def issues(self) -> Issues:
         return issues(*self.all.values())
 
-    def call(self, what: str, asks: Who, *rest: Any) -> None:
+    def call(self, what: str, asks: Actor, *rest: Any) -> None:
         before = dict(self.all)
         getattr(self, what)(asks, *rest)
         changed = {name for name in before if self.all[name] != before[name]}
@@ -118,7 +118,7 @@ class Model:
             below = [edge.issue for edge in every.edges if edge.on == one.id and edge.kind == "parent-child"]
             assert one.status != "closed" or all(every[child].status == "closed" for child in below)
 
-    def create(self, asks: Who, kind: str, parent: str, deps: list[str]) -> None:
+    def create(self, asks: Actor, kind: str, parent: str, deps: list[str]) -> None:
         draft = Draft("New", kind, parent=parent, dependencies=tuple(deps))
         found = judge_draft(draft, KNOWN) or judge_create(self.issues, draft, asks)
         free = [name for name in NAMES if name not in self.all]
@@ -129,7 +129,7 @@ class Model:
         self.all[free[0]] = issue(free[0], created_by=asks.label, metadata={}, issue_type=kind)
         self._tie(*made)
 
-    def update(self, asks: Who, name: str, wanted: dict[str, Any]) -> None:
+    def update(self, asks: Actor, name: str, wanted: dict[str, Any]) -> None:
         edit = judge_update(self.issues, name, wanted, asks, KNOWN)
         if not isinstance(edit, Edit):
             return
@@ -142,21 +142,21 @@ class Model:
         if edit.closes:
             self._close(name)
 
-    def close(self, asks: Who, name: str) -> None:
+    def close(self, asks: Actor, name: str) -> None:
         if isinstance(judge_close(self.issues, name, "", asks), BeadsIssue):
             self._close(name)
 
-    def reopen(self, asks: Who, name: str) -> None:
+    def reopen(self, asks: Actor, name: str) -> None:
         if isinstance(judge_reopen(self.issues, name, "", asks), BeadsIssue):
             self.all[name] = replace(self.all[name], status="open")
 
-    def add(self, asks: Who, blocked: str, blocker: str, word: str) -> None:
+    def add(self, asks: Actor, blocked: str, blocker: str, word: str) -> None:
         edge = judge_dependency(self.issues, blocked, blocker, word, asks)
         if isinstance(edge, Edge):
             assert isinstance(existing(self.issues, edge.on), BeadsIssue)
             self._tie(edge)
 
-    def remove(self, asks: Who, blocked: str, blocker: str) -> None:
+    def remove(self, asks: Actor, blocked: str, blocker: str) -> None:
         edge = judge_removal(self.issues, blocked, blocker, asks)
         if isinstance(edge, Edge):
             one = self.all[blocked]
