@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,6 @@ from bonobofs.session import open_session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from tests.beads.conftest import Opened
-from tests.worlds import ROOT
 from tests.worlds.issues import Workspace
 
 LEAD = """
@@ -532,17 +530,3 @@ def test_a_bd_that_is_missing_is_an_error_that_says_what_to_do(
     first, second = alice.calls()
     assert (first.result, first.operation, "install bd" in first.details["error"]) == ("error", "create_issue", True)
     assert (second.result, second.details["issue"]) == ("error", "gt-1")
-
-
-def test_the_example_of_the_readme_runs(
-    beads_workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = re.search(r"## Issues.*?```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    monkeypatch.setenv("BONOBOFS_BD", str(beads_workspace.bd))
-    monkeypatch.chdir(beads_workspace.directory.parent)
-    example = found[1].replace('"project"', repr(beads_workspace.directory.name))
-    exec(compile(example, "README.md", "exec"), {"open_session": open_session})
-    assert capsys.readouterr().out == "There is no issue of this id.\n"
-    (issue,) = beads_workspace.everything().values()
-    assert (issue["title"], issue["status"], issue["assignee"]) == ("Write the plan", "in_progress", "alice")

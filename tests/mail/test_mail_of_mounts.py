@@ -169,10 +169,10 @@ def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
     }
 
 
-def test_a_witness_that_knows_nothing_bears_out_nothing(
+def test_a_witness_without_letters_confirms_nothing(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """Nothing was carried yet; or whoever rewrote the record gave the state directory another name."""
+    """The courier has sent nothing yet, or the state directory has another id than the letters name."""
     world = mounted(policy=policy(original, tmp_path))
     refuse(world)
     told = bonobofs("audit", "verify", "--witness")
@@ -189,7 +189,7 @@ def test_a_witness_that_knows_nothing_bears_out_nothing(
     (home / "home.id").unlink()
     told = bonobofs("audit", "verify", "--witness")
     assert told.returncode == 1
-    assert f"knows nothing of session {world.session.session}" in told.stderr
+    assert f"has no letter of session {world.session.session}" in told.stderr
 
 
 def rewrite(world: World) -> None:
