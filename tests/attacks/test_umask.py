@@ -68,7 +68,7 @@ def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: 
         told = bonobofs("why", f"{good.path}/a.py")
         assert (told.returncode, "DEFAULT" in told.stdout) == (77, True), told.stderr
         told = bonobofs("why", f"{damaged.path}/a.py")
-        assert (told.returncode, "no readable session explains" in told.stderr) == (1, True), told.stderr
+        assert (told.returncode, "is in a mount whose session cannot be read" in told.stderr) == (1, True), told.stderr
         told = bonobofs("audit", "verify")
         assert told.returncode == 1
         assert f"{damaged.session.session}" in told.stdout
