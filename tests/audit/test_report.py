@@ -118,8 +118,8 @@ def test_what_failed_and_what_was_not_ended_is_told() -> None:
     assert document["totals"]["failed"] == document["totals"]["unfinished"] == 1
 
 
-def test_what_changed_behind_the_mount_is_told_apart() -> None:
-    """Nobody is said to have done it; what was counted only is counted here."""
+def test_a_report_lists_external_changes_apart_from_the_sessions_own() -> None:
+    """Their author is unknown. Changes that were only counted are counted here too."""
     given: dict[str, Any] = {"kind": "event", "session": "s"}
     behind = AuditEntry(
         NOW, "file", "out_of_band", "alice", {"what": "holds 7 bytes"}, "allowed", None, path="b", **given
@@ -131,7 +131,7 @@ def test_what_changed_behind_the_mount_is_told_apart() -> None:
     assert [(one["path"], one["what"]) for one in document["out_of_band"]] == [("b", "holds 7 bytes")]
     assert document["totals"]["out_of_band"] == 41
     text = report.markdown()
-    assert "look at each.\n\n- 2026-01-31 12:00:00 UTC, `b` holds 7 bytes\n\nAnd 40 more." in text
+    assert "review each one.\n\n- 2026-01-31 12:00:00 UTC, `b` holds 7 bytes\n\nAnd 40 more." in text
 
 
 def test_a_protected_change_behind_the_mount_is_counted_as_an_alert_alone() -> None:
