@@ -199,11 +199,11 @@ def test_a_session_that_the_database_does_not_know_is_refused(mounted: Mounted, 
     until(lambda: "has no session" in log.read_text(), "the server's log says why")
 
 
-def test_without_the_process_beside_it_a_mount_changes_nothing(
-    mounted: Mounted, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mount_whose_companion_cannot_start_refuses_changes(
+    mounted: Mounted, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it cannot even be started, nobody follows the leases."""
-    monkeypatch.setattr(launcher, "beside", lambda *_: [str(tmp_path / "no such program")])
+    """The companion follows the leases."""
+    monkeypatch.setattr(launcher, "COMPANION", "bonobofs.companion.no_such_module")
     world = mounted(policy=ALLOW_ALL)
     assert not writes(world.path / "a.md")
     assert list(world.path.iterdir()) == []
