@@ -277,7 +277,7 @@ def test_the_scope_is_the_workspace_around_the_working_directory(mounted: Mounte
         assert (made.returncode, made.stderr) == (0, "")
         assert [one["workspace"] for one in listed()] == [str(world.source)]
     elsewhere = bonobofs("lease", "acquire", "--agent", "ann", "docs/**", cwd=tmp_path)
-    assert (elsewhere.returncode, "name one: --workspace DIR" in elsewhere.stderr) == (2, True)
+    assert (elsewhere.returncode, "give --workspace DIR" in elsewhere.stderr) == (2, True)
     both = bonobofs("lease", "acquire", "--all-workspaces", "--workspace", tmp_path, "docs/**")
     assert (both.returncode, "mutually exclusive" in both.stderr) == (2, True)
     assert bonobofs("lease", "acquire", "--agent", "ann", "--all-workspaces", "docs/**").returncode == 0

@@ -143,7 +143,7 @@ def test_a_size_that_is_none_is_a_usage_error(source: Path) -> None:
     """It says what could be given."""
     asked = bonobofs("why", "x", "--size", "much", cwd=source)
     assert asked.returncode == 2
-    assert "such as 700KB" in asked.stderr
+    assert "700KB or 1MiB" in asked.stderr
 
 
 def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted, tmp_path: Path) -> None:
