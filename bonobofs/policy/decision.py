@@ -48,12 +48,12 @@ class Layer(enum.StrEnum):
 OTHER_LAYER: Final[dict[Layer, tuple[str, str]]] = {
     Layer.SCRATCH: (
         "Scratch files live in the session's scratch layer; they never reach the workspace and end with the session.",
-        "Write where a rule admits it what is to stay.",
+        "Write what must stay to a path that a rule admits.",
     ),
     Layer.STAGED: (
-        "A file of this name is held in the mount; it reaches the workspace under the name that it is renamed or linked"
-        " to, if the rules admit that, and else ends with the session.",
-        "Rename it onto the name that is meant, or write to that at once.",
+        "A file of this temporary name exists in the mount only. A rename or link to a name that the rules admit writes"
+        " it into the workspace; otherwise it ends with the session.",
+        "Rename it to its final name, or write to that name directly.",
     ),
 }
 """For a permitted change of another layer: what happens to its bytes, and how to keep them."""

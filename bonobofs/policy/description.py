@@ -39,8 +39,8 @@ _ASKING_WHY: Final = """\
 
 
 _OTHER_LAYER: Final = (
-    "These may be written, and are not written into the workspace: they end with the session. `.bonobofs/scratch`"
-    " lists what there is of them now. Nothing that is to stay belongs here."
+    "These changes succeed and do not reach the workspace: they end with the session. `.bonobofs/scratch` lists the"
+    " present files. Write what must stay to a path of the list above."
 )
 
 
@@ -77,7 +77,7 @@ def describe(policy: Policy, role: str) -> str:
     else:
         told = ["## Allowed", _bullets(_allowed(policy, role))]
         if policy.scratch or policy.temporary is not None or policy.repository is not None:
-            told += ["## Allowed, and kept apart", _OTHER_LAYER, _bullets(_kept_apart(policy))]
+            told += ["## Allowed, in the session only", _OTHER_LAYER, _bullets(_session_only(policy))]
         told += ["## Refused", _bullets(_refused(policy, role))]
         told += ["## Tools and gates", _bullets(_callable(policy, role))]
     return "\n\n".join(["# What may be written here", intro, *told, _WORKING_HERE, _ASKING_WHY]) + "\n"
@@ -93,10 +93,10 @@ def _allowed(policy: Policy, role: str) -> Iterable[str]:
             yield f"{patterns}: {_terms(offer)} (rule `{offer.name}`)"
     if policy.default is not None and writes:
         yield "Everything that no rule names."
-    yield "Suffixes bind all but directories, which go by path alone; size and content bind regular files."
+    yield "A suffix rule binds everything but directories. Size and content rules bind regular files."
 
 
-def _kept_apart(policy: Policy) -> Iterable[str]:
+def _session_only(policy: Policy) -> Iterable[str]:
     if policy.repository is not None:
         yield " ".join(OF_REPOSITORY)
     for table in policy.scratch:
@@ -105,9 +105,8 @@ def _kept_apart(policy: Policy) -> Iterable[str]:
     if policy.temporary is not None:
         names = _code(denials.shortened(text) for text in policy.document.get("temporary", ()))
         yield (
-            "Files and symlinks of temporary names where no rule admits them, which get their own name when they are"
-            " whole: such a file is judged under the name that it is renamed or linked to, and written there at once."
-            f" Held are {names}."
+            f"Temporary names that no rule admits: {names}. Such a file or symlink exists in the mount only. A rename or"
+            " link is judged by the new name, and writes the whole file there at once."
         )
 
 

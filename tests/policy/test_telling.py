@@ -54,7 +54,7 @@ def test_examples_are_tried_against_the_whole_policy_in_the_default_role() -> No
 
 
 def test_an_example_says_what_reaches_the_source() -> None:
-    """What is kept apart would be allowed, and still not be there when the session ends."""
+    """A scratch or staged file is allowed, and does not reach the source."""
     rule = {**DOCUMENT["rule"][0], "examples": {"allow": ["docs/a.md", "docs/a.tmp"], "deny": ["docs/b.tmp", "out/"]}}
     document = {**DOCUMENT, "rule": [rule], "temporary": ["**/*.tmp"], "scratch": [{"paths": ["out/"]}]}
     assert examples.failures(document) == [
@@ -63,8 +63,8 @@ def test_an_example_says_what_reaches_the_source() -> None:
     ]
 
 
-def test_the_text_for_an_agent_says_what_is_kept_apart() -> None:
-    assert "kept apart" not in describe(compile_policy(DOCUMENT), "agent")
+def test_the_text_for_an_agent_names_scratch_and_staged_files() -> None:
+    assert "in the session only" not in describe(compile_policy(DOCUMENT), "agent")
     scratch = [{"paths": ["out/", "**/.cache/"], "max_total": 5000}, {"paths": ["obj[0-9][0-9]/"]}]
     told = describe(compile_policy({**DOCUMENT, "scratch": scratch, "temporary": ["**/sed??", "docs/*.tmp"]}), "agent")
     for part in (
@@ -76,13 +76,13 @@ def test_the_text_for_an_agent_says_what_is_kept_apart() -> None:
     ):
         assert part in told
     only_scratch = describe(compile_policy({"scratch": scratch}), "agent")
-    assert "temporary names" not in only_scratch
+    assert "Temporary names" not in only_scratch
 
 
-def test_what_is_kept_apart_is_told_with_the_answer() -> None:
+def test_a_permit_for_another_layer_says_so() -> None:
     rule = {"name": "notes", "paths": ["**"], "suffixes": [".md"]}
     policy = compile_policy({"scratch": [{"paths": ["out/"]}], "temporary": ["**/*.tmp"], "rule": [rule]})
-    for path, word in (("out/x", "scratch layer"), ("x.tmp", "renamed"), ("x.md", None)):
+    for path, word in (("out/x", "scratch layer"), ("x.tmp", "rename"), ("x.md", None)):
         request = Request(Operation.CREATE_FILE, WorkspacePath(path))
         answer = as_document(decide(policy, Principal("alice", "1", "agent"), request), path, request.operation)
         assert answer["allowed"]
