@@ -105,8 +105,8 @@ def _session_only(policy: Policy) -> Iterable[str]:
     if policy.temporary is not None:
         names = _code(denials.shortened(text) for text in policy.document.get("temporary", ()))
         yield (
-            f"Temporary names that no rule admits: {names}. Such a file or symlink exists in the mount only. A rename or"
-            " link is judged by the new name, and writes the whole file there at once."
+            f"Temporary names that no rule admits: {names}. Such a file or symlink exists in the mount only. A rename"
+            " or link is judged by the new name, and writes the whole file there at once."
         )
 
 
