@@ -1,13 +1,13 @@
-"""The database, and transactions on it that are alike on SQLite and PostgreSQL.
+"""The database and its transactions, with the same interface on SQLite and PostgreSQL.
 
-On PostgreSQL bonobofs needs a database of its own, which several hosts may share.
+On PostgreSQL bonobofs needs a dedicated database. Several hosts may share it.
 
-Every transaction makes sure first that the schema is the one that this version reads, and keeps a migration out while
-it runs: by a lock on a file beside SQLite's, by an advisory lock on PostgreSQL. Whatever the database says is a
-StateError; nobody may go on as if it had answered.
+Each transaction first checks the schema revision, and blocks migrations while it runs: SQLite with a lock file next to
+the database, PostgreSQL with an advisory lock. Every database error is raised as StateError, so that no caller
+continues without an answer.
 
-SQLite's file is the one that bears the name now. Whoever went on with one that was removed or replaced would follow
-leases that nobody else sees.
+Each connection to SQLite first compares device and inode of the file. If the file was replaced, the pool is dropped:
+a session on the old file would follow leases that other sessions do not see.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from bonobofs.state.schema import REVISION, VERSION_TABLE, counters
 from bonobofs.system.locks import locked
 
 _IDLE_SECONDS: Final = 10
-"""Seconds after which PostgreSQL gives up a transaction in which nobody says anything: its host may be gone."""
+"""Seconds after which PostgreSQL aborts an idle transaction, because its client host may be down."""
 _GATE: Final = 0x626F6E6F626F
-"""The advisory lock of PostgreSQL that a migration takes alone and everybody else shares."""
+"""PostgreSQL advisory lock: exclusive for a migration, shared for every other transaction."""
 _TURN: Final = _GATE + 1
-"""The one that writers take in turn, as SQLite has them do."""
+"""PostgreSQL advisory lock that serializes writers, as on SQLite."""
 _VERSION: Final = table(VERSION_TABLE, named_column("version_num"))
 MARK: Final = "migrating"
-"""The counter that is there in the middle of a migration: whoever sees it sees what only half of one has left."""
+"""Name of the counter row that exists during a migration. If a transaction sees it, the migration was interrupted."""
 _CUT_OFF: Final = exists().where(counters.c.name == MARK)
 
 
 def home_id(home: Path) -> str:
-    """The UUID of this state directory, among those that share its database."""
+    """Return the UUID of this state directory; create it at the first call. StateError: the file holds no UUID."""
     path = home / "home.id"
     try:
         found = path.read_text(encoding="ascii", errors="replace").strip()
@@ -62,7 +62,7 @@ def _name(path: Path) -> str:
         file.flush()
         os.fsync(file.fileno())
     try:
-        # The first to link has named it; nobody ever reads half of a name.
+        # link(2) is atomic: the first process decides, and every reader gets a complete UUID.
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
     finally:
@@ -71,10 +71,10 @@ def _name(path: Path) -> str:
 
 
 class Database:
-    """An open database. May be used by several threads; not across a fork."""
+    """An open database. Thread-safe. Do not use it across a fork."""
 
     def __init__(self, home: Path) -> None:
-        """Nothing is connected yet, and nothing is known of the schema: `open` is what most want."""
+        """Create the engine without connecting or checking the schema. Most callers use `open`. StateError."""
         self.home: Final = home
         self.url: Final = url(home)
         self.is_sqlite: Final = self.url.get_backend_name() == "sqlite"
@@ -86,11 +86,11 @@ class Database:
                 "pip install '.[postgresql]'"
             ) from error
         self._file: tuple[int, int] | None = None
-        """Device and inode of SQLite's file, as it was when it was looked at last."""
+        """Device and inode of the SQLite file at the last connection."""
 
     @classmethod
     def open(cls, home: Path) -> Self:
-        """The database of a state directory, made where there is none yet. StateError where its schema is another."""
+        """Open the database of a state directory; create it if absent. StateError: wrong schema revision."""
         database = cls(home)
         try:
             database._prepare()
@@ -110,50 +110,50 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For people, without what is secret."""
+        """URL for messages, with the secrets masked."""
         return without_secrets(self.url)
 
     def revision(self) -> str | None:
-        """The migration that the schema is at; None where there is none of ours."""
+        """Return the schema revision; None without the version table. StateError."""
         if self.is_sqlite and not os.path.exists(self.url.database or ""):
             return None
         with self.failures(), self._connect() as connection:
             return revision_of(connection)
 
     def check(self) -> None:
-        """Raise StateError unless the schema is the one that this version reads."""
+        """Raise StateError unless the schema has this version's revision."""
         with self.read():
             pass
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads."""
+        """Run a read-only transaction."""
         with self._transaction("BEGIN") as connection:
             yield connection
 
     @contextlib.contextmanager
     def change(self) -> Iterator[Connection]:
-        """A transaction that may change anything: of those there is one at a time, and each sees all before it."""
+        """Run a write transaction. Write transactions are serialized: each sees all earlier ones."""
         with self._transaction("BEGIN IMMEDIATE", in_turn=True) as connection:
             yield connection
 
     @contextlib.contextmanager
     def note(self) -> Iterator[Connection]:
-        """A transaction that changes rows which nobody else changes; on PostgreSQL it waits for no other.
+        """Run a transaction that changes only rows with a single writer. On PostgreSQL it does not take the write lock.
 
-        On SQLite power loss may take it, and it makes no disk work: heartbeats are written twice a second.
+        On SQLite it does not fsync, so power loss may undo it: sessions write heartbeats twice a second.
         """
         with self._transaction("BEGIN IMMEDIATE", outlasts_power=False) as connection:
             yield connection
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[Connection]:
-        """A connection, without a transaction, while no transaction of anybody else runs: for migrations."""
+        """Give a connection outside a transaction while the exclusive migration lock is held."""
         with self.failures(), self._gate(shared=False), self._connect() as connection:
             if self.is_sqlite:
                 yield connection
                 return
-            # Of the connection, not of a transaction: it holds while pg_dump reads and the migration commits.
+            # A session-level lock, which is held while pg_dump reads and the migration commits.
             connection.execute(select(func.pg_advisory_lock(_GATE)))
             connection.commit()
             try:
@@ -165,7 +165,7 @@ class Database:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Turn whatever the database says into a StateError."""
+        """Raise every database error as StateError."""
         try:
             yield
         except (SQLAlchemyError, UnicodeError) as error:
@@ -174,7 +174,7 @@ class Database:
             raise StateError(f"the database {self.name} cannot be used: {said}; {remedy}") from error
 
     def _prepare(self) -> None:
-        # What is needed once is read once: Alembic takes its time to load.
+        # Import Alembic only to create tables: it loads slowly.
         if self.revision() is None:
             from bonobofs.state.migrate import create  # noqa: PLC0415
 
@@ -211,13 +211,13 @@ class Database:
         return _lock_file(f"{self.url.database}.lock", shared=shared) if self.is_sqlite else contextlib.nullcontext()
 
     def _turn(self, begin: str) -> contextlib.AbstractContextManager[None]:
-        """SQLite's own way to wait for a writer is to look again later and later; many at once would starve."""
+        """Queue SQLite writers on a lock file. SQLite's own busy handler polls, so many writers would starve."""
         if self.is_sqlite and begin != "BEGIN":
             return _lock_file(f"{self.url.database}.turn", shared=False)
         return contextlib.nullcontext()
 
     def check_revision(self, revision: str | None) -> None:
-        """Raise StateError unless that is the schema which this version reads."""
+        """Raise StateError unless `revision` is the one that this version reads."""
         if revision == REVISION:
             return
         if revision is None:
@@ -233,7 +233,7 @@ class Database:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The migration that the schema is at; None where there is none of ours."""
+    """Return the schema revision; None without the version table."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.scalar(select(_VERSION.c.version_num))
@@ -256,16 +256,16 @@ def _private(path: str, flags: int) -> int:
 _BUSY_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5
 SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
-"""What of a URL's query nobody is to read."""
+"""Parameters of a URL's query that are masked in messages and kept out of program arguments."""
 _OF_DATABASE: Final = frozenset({"BONOBOFS_DATABASE", "HOME", "KRB5CCNAME"})
 BEGIN: Final = "bonobofs_begin"
-"""The execution option that says how SQLite begins a transaction."""
+"""Execution option: the statement that begins a transaction on SQLite."""
 OUTLASTS_POWER: Final = "bonobofs_outlasts_power"
-"""The one that says whether SQLite waits for the disk before a transaction counts as done; without it, it does."""
+"""Execution option: whether SQLite fsyncs at commit. Default: True."""
 
 
 def url(home: Path) -> URL:
-    """Where the database of this state directory is; StateError for one that cannot be."""
+    """Return the URL from BONOBOFS_DATABASE, else of `bonobofs.db` in the state directory. StateError: invalid URL."""
     named = os.environ.get("BONOBOFS_DATABASE")
     if not named:
         return URL.create("sqlite", database=os.path.realpath(home / "bonobofs.db"))
@@ -286,18 +286,21 @@ def url(home: Path) -> URL:
 
 
 def database_environment() -> dict[str, str]:
-    """What of the environment says which database it is and how to get in, to us and to libpq."""
+    """Return the environment variables that bonobofs and libpq read to find the database and to log in."""
     return {name: value for name, value in os.environ.items() if name in _OF_DATABASE or name.startswith("PG")}
 
 
 def without_secrets(where: URL) -> str:
-    """The URL for people, without what is secret."""
+    """Return the URL for messages, with the secrets masked."""
     hidden = {name: "***" for name in where.query if name in SECRETS}
     return where.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def check_sqlite_file(path: str) -> tuple[int, int]:
-    """Which file it is that bears the name. StateError where it is none of ours, or others could change it."""
+    """Return device and inode of the file.
+
+    StateError: it is absent or not a regular file, belongs to another user, or group or others may write it.
+    """
     try:
         found = os.stat(path)
     except FileNotFoundError as error:
@@ -314,7 +317,7 @@ def check_sqlite_file(path: str) -> tuple[int, int]:
 
 
 def sqlite_engine(where: URL) -> Engine:
-    # Whoever finds no file makes none: an empty one would say that nothing is leased.
+    # mode=rw does not create an absent file: an empty database would hold no leases.
     name = f"file:{quote(where.database or '')}?mode=rw"
 
     def connect() -> sqlite3.Connection:
@@ -327,14 +330,14 @@ def sqlite_engine(where: URL) -> Engine:
 
 
 def postgresql_engine(where: URL) -> Engine:
-    # A server that is gone without a word must not hold up a heartbeat for minutes, also when it took the question.
+    # A dead server must not delay a heartbeat for minutes, before or after it received the query.
     patience = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _CONNECT_SECONDS}
     patience |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": _CONNECT_SECONDS - 2}
     return create_engine(
         where,
         pool_size=2,
         pool_pre_ping=True,
-        # Whatever the server's default is: each statement must see what was committed before it got its turn.
+        # Explicit, for any server default: after a wait for the lock, a statement must see the newest commits.
         isolation_level="READ COMMITTED",
         connect_args={**patience, "client_encoding": "utf8"},
     )
@@ -352,6 +355,6 @@ def _begin(connection: Connection) -> None:
 
 
 def begin_sqlite(connection: Connection) -> None:
-    """Begin a transaction as the execution option BEGIN says."""
-    # The driver would begin by itself, too late: a transaction that reads before it writes could then fail as busy.
+    """Begin a transaction with the statement in the execution option BEGIN."""
+    # The driver's implicit BEGIN comes at the first write: a transaction that has read before could fail as busy.
     connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))

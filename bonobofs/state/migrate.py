@@ -1,9 +1,9 @@
-"""Bringing the database to the newest schema, so that it is either there or as it was before.
+"""Upgrade the database to the newest schema, atomically.
 
-A migration runs while no transaction of anybody else does, and never while a session is live. Before it a dated backup
-is made; it is one transaction, and the health check is its last part. Where a failed one has left anything behind all
-the same, the backup is put back; where one was killed before that, nobody uses the database until the next upgrade has
-put it back.
+A migration holds the exclusive lock, and is refused while a session is live. `upgrade` first makes a dated backup. The
+migration and its health check are one transaction. If a failed migration left changes after the rollback, `upgrade`
+restores the backup. If the process was killed before that, every transaction is refused until the next upgrade
+restores the backup.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNMARK: Final = delete(tables.counters).where(tables.counters.c.name == MARK)
 
 
 class UpgradeResult(NamedTuple):
-    """What `upgrade` did. `before` is None where there were no tables."""
+    """Result of `upgrade`: schema revisions and the backup. `before` is None for a new database."""
 
     before: str | None
     after: str
@@ -42,7 +42,7 @@ class UpgradeResult(NamedTuple):
 
 
 class State(enum.StrEnum):
-    """How a database stands."""
+    """State of a database."""
 
     CURRENT = "current"
     EMPTY = "empty"
@@ -53,13 +53,13 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Status:
-    """What `db status` says."""
+    """Output of `db status`."""
 
     database: str
     """URL without the password."""
     state: State
     schema: str | None
-    """The migration it is at."""
+    """Its revision; None without tables."""
     newest: str
     faults: list[str]
     live: list[str]
@@ -67,7 +67,7 @@ class Status:
 
 
 def status(database: Database) -> Status:
-    """How the database stands; it is not changed."""
+    """Return the state of the database; read-only. An error of the database is returned in `faults`."""
     at, wanted = None, newest()
     faulty: list[str] = []
     live: list[str] = []
@@ -92,7 +92,7 @@ def status(database: Database) -> Status:
 
 
 def create(database: Database) -> None:
-    """Make the tables where there are none. Of several who try at once, one does."""
+    """Create the tables if absent. Safe under concurrent calls. StateError."""
     if database.is_sqlite:
         path = database.url.database or ""
         try:
@@ -108,12 +108,12 @@ def create(database: Database) -> None:
 
 
 def newest(scripts: Sequence[Path] = MIGRATIONS) -> str:
-    """The migration that `upgrade` leads to."""
+    """Return the newest revision in `scripts`."""
     return ScriptDirectory.from_config(_config(scripts)).get_current_head() or ""
 
 
 def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> UpgradeResult:
-    """Migrate to the newest schema; done again it does nothing. StateError when it is refused or failed.
+    """Migrate to the newest schema; idempotent. StateError: refused or failed.
 
     `scripts` are the directories that hold the migrations.
     """
@@ -142,7 +142,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
 
 
 def faults(connection: Connection, revision: str = tables.REVISION, metadata: MetaData = tables.metadata) -> list[str]:
-    """What is wrong with the schema and what it holds, a sentence each; none when it is healthy."""
+    """Check the schema and the data; return one sentence per fault, and an empty list for a healthy database."""
     found = []
     at = revision_of(connection)
     if at != revision:
@@ -179,10 +179,10 @@ def _quoted(path: Path) -> str:
 
 
 def _migrate(connection: Connection, scripts: Sequence[Path], *, marked: bool = False) -> None:
-    """All migrations that are missing, and the health check, in one transaction.
+    """Run all missing migrations and the health check in one transaction.
 
-    `marked`: its first act is a mark and its last to remove it, so that the mark is seen when a migration committed
-    something of itself, which no rollback then takes back.
+    `marked`: insert the MARK row first and delete it last. If a migration commits by itself, the MARK row becomes
+    visible and shows that a rollback cannot undo the migration.
     """
     config = _config(scripts)
     config.attributes["connection"] = connection
@@ -207,14 +207,14 @@ def _refuse_while_live(database: Database, connection: Connection) -> None:
 
 
 def _live(database: Database, connection: Connection) -> list[str]:
-    """The live sessions: of this state directory by their processes, of others by their word."""
+    """Return the live sessions: those of this state directory by process, those of others by heartbeat."""
     mine = home_id(database.home)
     here = [f"{one.agent} in {one.mountpoint or one.source}" for one in load_all(database.home) if lives(one)]
     return here + [f"{one.agent} on {one.host}" for one in heartbeats.living(connection) if one.home != mine]
 
 
 def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
-    """Restore the backup if the rollback has left anything of the migration; whether that was needed."""
+    """Restore the backup if the rollback left part of the migration. Return True if it did."""
     if not _is_marked(connection):
         return False
     if not database.is_sqlite:
@@ -227,7 +227,7 @@ def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
 
 
 def _mend(connection: Connection, database: Database, revision: str) -> None:
-    """Put back what a migration has left that was killed before it could. StateError where the backup is not here."""
+    """Restore the backup of a migration that was killed. StateError: this state directory does not have the backup."""
     if not _is_marked(connection):
         return
     made = [path for path in list_backups(database.home) if path.stem.endswith(f"-{revision}")]

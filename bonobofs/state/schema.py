@@ -1,8 +1,8 @@
-"""The tables, and what each column holds. The migrations make them, and what `indexes` adds; a test holds all together.
+"""The tables and their columns. The migrations create them with `with_partial_indexes`; a test compares both.
 
-Identities are UUIDs in text. Moments are milliseconds since 1970, UTC, by the database's clock (`sql.clock`), so that
-hosts whose clocks differ agree on what has expired. A label is for people: it is looked up among the living only, and
-nothing refers to it.
+Identities are UUIDs as text. Timestamps are milliseconds since 1970, UTC, from the database's clock (`clock`), so that
+hosts with different clocks agree on expiry. A label is for people. Lookups by label ignore removed rows, and no other
+row refers to a label.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|(\\))")
 
 
 class ExactText(TypeDecorator[str]):
-    r"""Text that may hold bytes that are not UTF-8, as names of files do: those are kept as \xNN, a backslash as \\."""
+    r"""Text that may hold bytes outside UTF-8, such as file names: stored as \xNN, and a backslash as \\."""
 
     impl = Text
     cache_ok = True
@@ -54,7 +54,7 @@ def _unescape(text: str) -> str:
 
 
 def moment(milliseconds: int) -> datetime:
-    """A moment of the database, for people and comparisons; `milliseconds_of` is the way back."""
+    """Convert milliseconds since 1970 to a UTC datetime. The inverse is `milliseconds_of`."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
@@ -63,7 +63,7 @@ def milliseconds_of(when: datetime) -> int:
 
 
 class clock(FunctionElement[int]):  # noqa: N801 - it is a function of SQL
-    """The database's own time: milliseconds since 1970, UTC. On PostgreSQL it goes on within a transaction."""
+    """The database's current time in milliseconds since 1970, UTC. On PostgreSQL it advances within a transaction."""
 
     type = BigInteger()
     inherit_cache = True
@@ -80,7 +80,7 @@ def _clock_of_postgresql(element: clock, compiler: Any, **_: Any) -> str:
 
 
 REVISION: Final = "0001"
-"""The newest migration: what the code of this version reads and writes."""
+"""The schema revision that this version reads and writes: the newest migration."""
 VERSION_TABLE: Final = "schema_version"
 
 metadata = MetaData(
@@ -235,10 +235,10 @@ cursors = Table(
 
 
 def with_partial_indexes() -> MetaData:
-    """Add the indexes over a part of the rows, which no query names and only a migration makes.
+    """Add the partial indexes to `metadata` and return it; idempotent. Only a migration needs them.
 
-    They are added here because such an index has SQLAlchemy load its PostgreSQL dialect, for which every mount and
-    every command would wait.
+    They are not declared with the tables: SQLAlchemy would load its PostgreSQL dialect for them, which would delay
+    every mount and every command.
     """
     for name, column, null, unique in (
         ("teams_living", teams.c.name, teams.c.removed, True),
