@@ -1,4 +1,4 @@
-"""The rules of `[git]` of the policy for names of branches and tags, messages and identities. Pure.
+"""Rules of the policy's `[git]` table for branch names, tag names, messages and identities. Pure functions.
 
 rules = rules_of(policy.document)
 refusal = new_branch(rules, "aidlc/unit-1-scribe")
@@ -33,24 +33,24 @@ _NOT_IN_IDENTITY: Final = str.maketrans("", "", "<>\n\r\0")
 
 
 class Rules(NamedTuple):
-    """`[git]`, ready for use."""
+    """The `[git]` table in compiled form."""
 
     branch_prefix: str = AIDLC_BRANCH_PREFIX
     protected_branches: tuple[str, ...] = tuple(PROTECTED_BRANCHES)
     """Names, or patterns with `*`."""
     message_pattern: re.Pattern[str] = COMMIT_MESSAGE_PATTERN
     author_email: str | None = None
-    """May hold {agent} and {id}; None: `ID@bonobofs.invalid`."""
+    """Template that may contain {agent} and {id}. None means `ID@bonobofs.invalid`."""
     sign: str | None = None
-    """`off`, `ssh:FILE` or `openpgp:KEY`; None: as in the operator's own configuration of git."""
+    """`off`, `ssh:FILE` or `openpgp:KEY`. None means that the operator's git configuration decides."""
 
     def protects(self, branch: str) -> bool:
-        """Whether only the operator moves this branch."""
+        """True if only the operator may move the branch."""
         return any(fnmatchcase(branch, pattern) for pattern in self.protected_branches)
 
 
 class Refusal(NamedTuple):
-    """Why a rule of publication refuses. The sentences are constant for a rule and a policy."""
+    """Refusal by a publication rule. The sentences are constant for a rule and a policy."""
 
     code: Code
     rule: str
@@ -58,7 +58,7 @@ class Refusal(NamedTuple):
     instead: str
 
     def of(self, operation: Operation, path: str = "", about: str = "") -> Denied:
-        """The decision, about an operation on the repository or on one path of it."""
+        """Return the denial of an operation on the repository ("") or on one of its paths."""
         return Denied(self.code, self.rule, self.reason, self.instead, WorkspacePath(path), operation, None, about)
 
 
@@ -200,7 +200,7 @@ NOT_OURS: Final = Refusal(
 
 
 def rules_of(document: Mapping[str, Any]) -> Rules:
-    """The rules of a policy document, with the defaults for what it leaves out."""
+    """Return the rules of a policy document. Missing keys have the defaults of `Rules`."""
     table = {key: value for key, value in (document.get("git") or {}).items() if value is not None}
     if "message_pattern" in table:
         table["message_pattern"] = re.compile(table["message_pattern"])
@@ -210,7 +210,7 @@ def rules_of(document: Mapping[str, Any]) -> Rules:
 
 
 def identity(agent: Principal, rules: Rules) -> tuple[str, str]:
-    """Name and e-mail address of the agent, as author and committer."""
+    """Return name and e-mail address of the agent, for author and committer."""
     name = agent.label.translate(_NOT_IN_IDENTITY).strip(" .,:;\"'\\") or agent.id
     email = f"{agent.id}@bonobofs.invalid"
     if rules.author_email is not None:
@@ -256,7 +256,7 @@ def bad_message(rules: Rules, why: str) -> Refusal:
 
 
 def new_branch(rules: Rules, name: str) -> Refusal | None:
-    """Why a branch of this name may not be published; None: it may."""
+    """Return the refusal of a branch name, or None if the name may be published."""
     if rules.protects(name):
         return protected(rules)
     if not name.isascii() or len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
@@ -267,13 +267,13 @@ def new_branch(rules: Rules, name: str) -> Refusal | None:
 
 
 def new_tag(name: str) -> Refusal | None:
-    """Why a tag of this name may not be published; None: it may."""
+    """Return the refusal of a tag name, or None if the name may be published."""
     fits = name.isascii() and len(name) <= _LONGEST_NAME and _TAG_NAME.fullmatch(name)
     return None if fits and not is_read_otherwise(name) else AMBIGUOUS
 
 
 def is_read_otherwise(name: str) -> bool:
-    """Whether git would read the name as an object id, a special reference or a path of references."""
+    """True if git would resolve the name as an object id, a special ref or a ref path."""
     return bool(
         name.partition("/")[0] in _FIRST_OF_REFS
         or _OBJECT_ID.fullmatch(name)
@@ -284,7 +284,7 @@ def is_read_otherwise(name: str) -> bool:
 
 
 def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
-    """The message for a commit of GitGuard: tidy, and with the issue in front if that is missing."""
+    """Return the tidied message of a GitGuard commit, with `[ISSUE]` in front if that is missing, or its refusal."""
     text = tidy(text)
     if issue is not None and text and _BRACKETED.match(text) is None:
         prefixed = f"[{issue}] {text.lstrip()}"
@@ -294,7 +294,7 @@ def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
 
 
 def judge_message(rules: Rules, text: str, issue: str | None) -> Refusal | None:
-    """Why a message of an ordinary commit cannot be published; None: it can. Nothing is rewritten."""
+    """Return the refusal of the message of a non-merge commit, or None. The message is not rewritten."""
     if not is_text(text):
         return bad_message(rules, "is text")
     text = text[found.end() :] if (found := _AUTOSQUASH.match(text)) else text
@@ -316,13 +316,13 @@ def judge_message(rules: Rules, text: str, issue: str | None) -> Refusal | None:
 
 
 def foreign_trailers(text: str, own: tuple[str, str]) -> frozenset[str]:
-    """The lines `WORD-by: PERSON` of a message that name another person than `own` (name and e-mail address)."""
+    """Return the trailers `WORD-by: PERSON` that name another person than `own` (name and e-mail address)."""
     signature = f"{own[0]} <{own[1]}>"
     return frozenset(f"{word.lower()}: {who}" for word, who in _TRAILER.findall(text) if who != signature)
 
 
 def is_text(text: str) -> bool:
-    """Whether git can store the message whole: it is UTF-8 without NUL."""
+    """True if the message is valid UTF-8 without NUL, so that git can store all of it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -331,7 +331,7 @@ def is_text(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """As git stores a message: no space at line ends, no empty line around it or twice, a newline at the end."""
+    """Normalize a message as git does: strip line ends, outer and repeated blank lines; end with a newline."""
     lines: list[str] = []
     for line in text.split("\n"):
         line = line.rstrip(" \t\r\f\v")  # noqa: PLW2901 - the line as it is stored
@@ -343,7 +343,7 @@ def tidy(text: str) -> str:
 
 
 class UpdateKind(StrEnum):
-    """What an update does to a ref."""
+    """Kind of a ref update."""
 
     CREATE = "create"
     FAST_FORWARD = "fast-forward"
@@ -361,10 +361,10 @@ OPERATIONS: Final = {
     UpdateKind.DELETE: Operation.DELETE_BRANCH,
     UpdateKind.TAG: Operation.TAG,
 }
-"""The operation that the role must have for each kind of update. A force that adds no commit needs RESET."""
+"""Operation that the role must allow for each kind of update. A forced update without new commits needs RESET."""
 
 SLACK: Final = 24 * 3600
-"""Seconds by which the clock of a committer may differ from that of the service."""
+"""Seconds by which a committer's clock may differ from ours."""
 _PERSON: Final = re.compile(rb"(.*?) ?<([^<>\n]*)> (\d{1,12}) [+-]\d{4}", re.DOTALL)
 _HEADERS: Final = (b"encoding", b"gpgsig", b"gpgsig-sha256", b"mergetag")
 
@@ -378,7 +378,7 @@ class Person(NamedTuple):
 
 
 class CommitRecord(NamedTuple):
-    """What the rules know of a commit."""
+    """Fields of a commit that the rules judge."""
 
     oid: str
     parents: tuple[str, ...]
@@ -388,7 +388,7 @@ class CommitRecord(NamedTuple):
 
 
 class CommitContext(NamedTuple):
-    """Who publishes, when, and for which issue."""
+    """Publishing agent, time and issue of a publication."""
 
     own: tuple[str, str]
     """Name and e-mail address of the agent."""
@@ -396,33 +396,33 @@ class CommitContext(NamedTuple):
     now: int
     """Seconds since the epoch."""
     parent_time: Callable[[CommitRecord], int]
-    """The latest committer time of the parents of a commit; 0 without parents."""
+    """Return the latest committer time of a commit's parents, or 0 without parents."""
     originals: Callable[[CommitRecord], Sequence[CommitRecord]]
-    """The published commits that have the same author, author time and change as a commit."""
+    """Return the published commits with the same author, author time and change."""
 
 
 class BranchContext(NamedTuple):
-    """What the rules know of a branch and its update; object ids are hex, "" for none."""
+    """State of a branch and its update. Object ids are hex; "" means no object."""
 
     current: str
-    """What the source has now."""
+    """Current tip in the source."""
     old: str
-    """What the publisher expects it to have."""
+    """Tip that the publisher expects in the source."""
     new: str
     is_fast_forward: bool
     publisher: str
-    """UUID of the agent who published the branch; "": no agent did."""
+    """UUID of the agent that published the branch, or ""."""
     published_tip: str
     agent: str
-    """UUID of the agent who publishes."""
+    """UUID of the publishing agent."""
     has_namesake: bool
-    """A tag or a remote branch has the name."""
+    """A tag or a remote branch has the same name."""
     is_checked_out: bool
-    """Another work tree has the branch checked out, or this one has it and it is to be deleted."""
+    """Another work tree has the branch checked out, or this work tree has it and the update deletes it."""
 
 
 def judge_branch(rules: Rules, name: str, context: BranchContext) -> Refusal | None:
-    """Why a branch may not be moved so; None: it may, as far as its commits are admitted."""
+    """Return the refusal of a branch update, or None. `judge_commit` judges its commits."""
     refusal = new_branch(rules, name)
     if refusal is not None:
         return refusal
@@ -441,14 +441,14 @@ def judge_branch(rules: Rules, name: str, context: BranchContext) -> Refusal | N
 
 
 def judge_tag(name: str, *, exists: bool, has_namesake: bool) -> Refusal | None:
-    """Why a tag may not be published; None: it may."""
+    """Return the refusal of a tag, or None."""
     if exists:
         return TAG_EXISTS
     return AMBIGUOUS if has_namesake else new_tag(name)
 
 
 def kind_of(context: BranchContext, *, merges: bool) -> UpdateKind:
-    """The kind of the update of a branch; `merges`: its new commits hold a merge, or it has none of its own."""
+    """Return the kind of a branch update. `merges`: the new commits include a merge, or there are none."""
     if not context.new:
         return UpdateKind.DELETE
     if not context.current:
@@ -459,7 +459,7 @@ def kind_of(context: BranchContext, *, merges: bool) -> UpdateKind:
 
 
 def judge_commit(rules: Rules, commit: CommitRecord, standing: CommitContext) -> Refusal | None:
-    """Why a commit may not be published, apart from its paths; None: it may."""
+    """Return the refusal of a commit's committer, dates, author, trailers or message, or None."""
     own = standing.own
     if (commit.committer.name, commit.committer.email) != own:
         return COMMITTER
@@ -481,7 +481,7 @@ def judge_commit(rules: Rules, commit: CommitRecord, standing: CommitContext) ->
 
 
 def read_commit(oid: str, data: bytes) -> CommitRecord | None:
-    """Read a commit object strictly; None: git would read it in several ways, or has no such header."""
+    """Parse a commit object. Return None if it is ambiguous or has an unknown header."""
     head, blank, body = data.partition(b"\n\n")
     if not blank:
         return None
@@ -507,7 +507,7 @@ def read_commit(oid: str, data: bytes) -> CommitRecord | None:
 
 
 def read_tagger(data: bytes) -> tuple[str, Person] | None:
-    """The target of an annotated tag of a commit, and its tagger; None: it is of something else, or malformed."""
+    """Return the target and tagger of an annotated tag of a commit, or None if it is malformed or of another type."""
     lines = data.partition(b"\n\n")[0].split(b"\n")
     if len(lines) < 4 or not lines[0].startswith(b"object ") or lines[1] != b"type commit":
         return None

@@ -1,8 +1,8 @@
-"""A checkout as GitGuard works on it: a private git directory beside it, in which the service runs git.
+"""Checkout for GitGuard: a private git directory in the state directory, in which bonobofs runs git on the work tree.
 
-The private directory is built like that of a session: refs, index and harmless configuration of the source are copied,
-its objects are an alternate. No git process opens the source's git directory, so no hook, filter, driver or monitor
-that it names can run.
+The private directory is built like a session's: it has copies of the source's refs, index and harmless configuration,
+and the source's objects as an alternate. No git process opens the source's git directory, so git runs no hook, filter,
+driver or monitor that the source configures.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bonobofs.policy.decision import Permit
 from bonobofs.system.locks import locked
 
 _SECONDS: Final = 120
-"""After which a git process is ended."""
+"""Timeout of one git process."""
 _OPERATOR: Final = ("HOME", "XDG_CONFIG_HOME", "GNUPGHOME", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "TMPDIR")
-"""Variables by which git finds the operator's configuration, and a signer the operator's keys."""
+"""Variables that git and its signing program need to find the operator's configuration and keys."""
 _SETTINGS: Final = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -45,7 +45,7 @@ _HARMLESS: Final = re.compile(
     r"core\.(repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol|sparsecheckout|sparsecheckoutcone)"
     r"|extensions\.(objectformat|partialclone)|merge\.(renames|directoryrenames|renamelimit)"
 )
-"""Keys of the source that change a result and name no program. A session keeps more: its programs run as the agent."""
+"""Configuration keys of the source that change results and name no program. A session copies more keys."""
 _UNDER_WAY: Final = {
     "MERGE_HEAD": "a merge",
     "CHERRY_PICK_HEAD": "a cherry-pick",
@@ -54,27 +54,27 @@ _UNDER_WAY: Final = {
     "rebase-apply": "a rebase",
     "BISECT_START": "a bisect",
 }
-"""By a file or directory of git, the operation that is in progress while it exists."""
+"""Operation in progress, by the file or directory that git keeps during it."""
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True)
 class GitStatus:
-    """What `git status` would show."""
+    """State of a work tree, as `git status` shows it."""
 
     branch: str
     """"" if HEAD is detached."""
     clean: bool
-    """Nothing is staged or modified. Untracked files do not count."""
+    """No file is staged or modified. Untracked files are ignored."""
     staged: list[str]
     modified: list[str]
-    """Changed or deleted in the work tree, or in conflict."""
+    """Files that are changed or deleted in the work tree, or in conflict."""
     untracked: list[str]
-    """Each file that is not ignored."""
+    """Untracked files, without ignored ones."""
 
 
 class Head(NamedTuple):
-    """Where HEAD is."""
+    """Branch and commit of HEAD."""
 
     branch: str
     """"" if HEAD is detached."""
@@ -83,10 +83,10 @@ class Head(NamedTuple):
 
 
 class Checkout:
-    """One work tree and its private git directory, for one operation. Close it."""
+    """One work tree and its private git directory, for one operation. The caller closes it."""
 
     def __init__(self, root: Path, home: Path) -> None:
-        """`root` is the top of the work tree, `home` the state directory. GitError: the repository cannot be used."""
+        """`root` is the top of the work tree, `home` the state directory. Raises GitError if bonobofs cannot use it."""
         git_dir = find_git_dir(root)
         if git_dir is None or not git_dir.is_dir():
             raise GitError(f"{root} is not the top of a git work tree", kind="no-repository")
@@ -129,10 +129,10 @@ class Checkout:
         operator: bool = False,
         more: Mapping[str, str] = _NOTHING,
     ) -> bytes:
-        """Run git at the top of the work tree, and return its output.
+        """Run git at the top of the work tree and return its standard output.
 
-        `data` is the standard input, `more` goes into the environment. `operator`: with the operator's configuration
-        and keys. GitError: git ended with another code than `codes`, or took too long.
+        `data` is the standard input, `more` is added to the environment. `operator` lets git use the operator's
+        configuration and keys. Raises GitError if the exit code is not in `codes`, and after 120 s.
         """
         environment = {**self._environment, **more}
         if operator:
@@ -161,7 +161,7 @@ class Checkout:
         return Head(ref.removeprefix(BRANCHES), self.repository.target(ref))
 
     def check_settled(self) -> None:
-        """GitError: an operation of git waits to be ended in this checkout."""
+        """Raise GitError if a merge, rebase or other git operation is in progress in this checkout."""
         for name, operation in _UNDER_WAY.items():
             if (self.source / name).exists():
                 raise GitError(
@@ -169,25 +169,25 @@ class Checkout:
                 )
 
     def status(self, *, untracked: bool = True, ignored: bool = False) -> Iterator[tuple[str, str]]:
-        """Each changed path, after the two letters that `git status --porcelain` gives it."""
+        """Yield (code, path) of each changed path. The code has two letters, as in `git status --porcelain`."""
         words = ["--untracked-files=all" if untracked else "--untracked-files=no", *(["--ignored"] if ignored else [])]
         found = self.run("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=dirty", *words)
         for record in split(found):
             yield record[:2], record[3:]
 
     def tracked(self) -> dict[str, tuple[int, str]]:
-        """By path, mode and object id in the index."""
+        """Return {path: (mode, object id)} of the index."""
         found = (record.partition("\t") for record in split(self.run("ls-files", "-z", "--stage")))
         return {path: (int(about.split(" ")[0], 8), about.split(" ")[1]) for about, _, path in found}
 
     def tree_of(self, commit: str) -> str:
-        """The tree of a commit; the empty tree of "". GitError."""
+        """Return the tree of a commit; "" has the empty tree. Raises GitError."""
         if not commit:
             return self.run("hash-object", "-w", "-t", "tree", "--stdin").decode().strip()
         return self.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
 
     def filtered(self, paths: Iterable[str], *options: str) -> list[str]:
-        """The paths that an attribute sends through a program. `--cached`: an attribute of the private index."""
+        """Return the paths with a `filter` attribute. `--cached` reads the attributes from the private index."""
         data = joined(map(os.fsencode, paths))
         words = iter(split(self.run("check-attr", *options, "-z", "--stdin", "filter", data=data)))
         found = zip(words, words, words, strict=True)
@@ -195,18 +195,18 @@ class Checkout:
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """A change of index or HEAD, entered in the journal; the token that names its temporary files."""
+        """Record a change of index or HEAD in the journal. Yield the token in the names of its temporary files."""
         try:
             yield self.journal.begin(self.source, self.repository.common_dir, ())
         finally:
             self.journal.end()
 
     def new_objects(self) -> list[Path]:
-        """The files and directories of new objects, relative to the object directory."""
+        """Return the new loose objects, relative to the object directory."""
         return [place.relative_to(self.objects) for place in self.objects.glob("??/*")]
 
     def give_back(self, branch: str, objects: Iterable[Path] = ()) -> None:
-        """As root: give what was written for a branch to the owner of the repository."""
+        """If we are root, chown the files that were written for a branch to the owner of the repository."""
         common = self.repository.common_dir
         owner = os.stat(common)
         made = {common / "objects" / above for place in objects for above in (place, place.parent)}
@@ -221,7 +221,7 @@ class Checkout:
 
 @contextmanager
 def opened(root: Path, home: Path) -> Iterator[Checkout]:
-    """The checkout at `root`, for one operation."""
+    """Open the checkout at `root` for one operation. Raises GitError."""
     checkout = Checkout(root, home)
     try:
         yield checkout
@@ -230,7 +230,7 @@ def opened(root: Path, home: Path) -> Iterator[Checkout]:
 
 
 def status_of(root: Path, home: Path) -> GitStatus:
-    """What is staged, modified and untracked in the work tree at `root`. GitError."""
+    """Return the staged, modified and untracked files of the work tree at `root`. Raises GitError."""
     check_rules(root)
     with opened(root, home) as checkout:
         found = list(checkout.status())
@@ -242,9 +242,9 @@ def status_of(root: Path, home: Path) -> GitStatus:
 
 
 def diff_of(root: Path, home: Path, path: str | None) -> str:
-    """The changes of tracked files since HEAD, as a patch; of all, or of a file or directory. GitError.
+    """Return the changes of tracked files since HEAD as a patch. `path` selects a file or directory. Raises GitError.
 
-    Bytes that are not UTF-8 are carried by surrogateescape.
+    Bytes that are not UTF-8 are decoded with surrogateescape.
     """
     words = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--ignore-submodules=dirty"]
     with opened(root, home) as checkout:
@@ -253,7 +253,7 @@ def diff_of(root: Path, home: Path, path: str | None) -> str:
 
 
 def tracked_paths(root: Path, home: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """The wanted paths that the index or HEAD of the work tree `root` has. A submodule's ends in a slash. GitError."""
+    """Return the `wanted` paths in index or HEAD of the work tree. A submodule's path ends in "/". Raises GitError."""
     with opened(root, home) as checkout:
         found = split(checkout.run("ls-files", "-z", "--stage"))
         if checkout.head.commit:
@@ -263,7 +263,7 @@ def tracked_paths(root: Path, home: Path, wanted: Callable[[str], bool]) -> set[
 
 
 def check_rules(top: Path) -> None:
-    """GitError: a .gitignore or .gitattributes is no regular file. git waits for ever to read from a FIFO."""
+    """Raise GitError if a .gitignore or .gitattributes is not a regular file. git would block on a FIFO."""
     for directory, names, files in os.walk(top):
         if ".git" in names:
             names.remove(".git")
@@ -275,11 +275,11 @@ def check_rules(top: Path) -> None:
 
 
 def _make_room(directory: Path) -> tuple[Path, Journal]:
-    """A private directory with a journal. What killed operations left is removed first."""
+    """Make a private directory with a journal. Recover and remove the directories of killed operations first."""
     directory.mkdir(mode=0o700, exist_ok=True)
     with locked(directory / "lock"):
         for left in directory.glob("guard-*"):
-            with suppress(OSError):  # its operation goes on, or its repository is gone
+            with suppress(OSError):  # its operation still runs, or its repository is gone
                 recover(left / JOURNAL)
                 shutil.rmtree(left)
         room = Path(tempfile.mkdtemp(prefix="guard-", dir=directory))
@@ -287,18 +287,18 @@ def _make_room(directory: Path) -> tuple[Path, Journal]:
 
 
 def give(place: Path, owner: os.stat_result) -> None:
-    """As root: give a file to the owner of the repository, who otherwise could not change it."""
+    """If we are root, chown a file to the owner of the repository."""
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def split(output: bytes) -> list[str]:
-    """The records of an output of git, each of which ends in NUL."""
+    """Split NUL-terminated output of git into records."""
     return [os.fsdecode(record) for record in output.split(b"\0")[:-1]]
 
 
 def joined(records: Iterable[bytes]) -> bytes:
-    """Records for the input of git, each with a NUL after it."""
+    """Join records into NUL-terminated input for git."""
     return b"".join(record + b"\0" for record in records)
 
 
@@ -306,17 +306,17 @@ _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 
 
 class IndexUpdate:
-    """The change of the index alone: its files are as they are committed."""
+    """Update of the index only. The files in the work tree already have the committed content."""
 
     def __init__(self, checkout: Checkout, old: str, new: str) -> None:
-        """From one commit to another, whatever is staged of these paths."""
+        """Update from commit `old` to commit `new`. Staged content of the changed paths is replaced."""
         staged = checkout.tracked()
         found = ((one, staged.get(os.fsdecode(one.path))) for one in checkout.repository.differences(old, new))
         self.differences: Final = [one._replace(old=None if was is None else Entry(*was)) for one, was in found]
         self._checkout: Final = checkout
 
     def apply(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Change the index. GitError: another process has it."""
+        """Change the index. Raises GitError if another process holds its lock."""
         checkout = self._checkout
         with (
             checkout.entered() as token,
@@ -326,10 +326,10 @@ class IndexUpdate:
 
 
 class TreeUpdate:
-    """The change of files and index from one commit to another. The checkout is clean."""
+    """Update of files and index from one commit to another. The checkout must be clean."""
 
     def __init__(self, checkout: Checkout, workspace: Workspace, old: str, new: str) -> None:
-        """GitError: git cannot do it here, or (`untracked`) untracked files are in the way. Nothing was changed."""
+        """Check and export the update. Raises GitError, of kind `untracked` if an untracked file is in the way."""
         self._checkout: Final = checkout
         self._workspace: Final = workspace
         self._owner: Final = os.fstat(workspace.descriptor)
@@ -350,19 +350,19 @@ class TreeUpdate:
         self._export.mkdir()
         if any(record.startswith("S ") for record in split(checkout.run("ls-files", "-t", "-z"))):
             raise GitError("GitGuard does not switch a sparse checkout; use git in a mount", kind="unsupported")
-        # What a submodule has checked out stays, as with git.
+        # git leaves the checkout of a submodule as it is, and so do we.
         self._steps: Final = [one for one in self.differences if not _is_submodule(one)]
         paths = joined(one.path for one in self._steps if one.new is not None)
         checkout.run("checkout-index", "-z", "--stdin", f"--prefix={self._export}/", data=paths)
 
     def apply(self, permit: Permit) -> None:
-        """Change files, then the index. GitError: a file was changed meanwhile, or another process has the index."""
+        """Change files, then the index. Raises GitError if a file was changed meanwhile or the index is locked."""
         checkout = self._checkout
         with (
             checkout.entered() as token,
             prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
         ):
-            # Deletions make room: a file may become a directory.
+            # Deletions first: a file may become a directory.
             for one in sorted(self._steps, key=lambda one: (one.new is not None, one.path)):
                 path = os.fsdecode(one.path)
                 if self._look(one.path) != self._known[one.path]:
@@ -371,12 +371,12 @@ class TreeUpdate:
             index.replace()
 
     def _look(self, path: bytes) -> tuple[int, ...] | None:
-        """The fingerprint of what the work tree has there; None: nothing, or a directory."""
+        """Return the fingerprint (inode, size, mtime) of a work tree file, or None if it is missing or a directory."""
         above, _, name = os.fsdecode(path).rpartition("/")
         try:
             directory = self._workspace.open_directory(above)
         except OSError:
-            return None  # a file or a symlink stands where the directory would be
+            return None  # a parent is a file or a symlink
         try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -386,7 +386,7 @@ class TreeUpdate:
         return None if stat.S_ISDIR(found.st_mode) else (found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _is_in_the_way(self, path: bytes, leaving: set[bytes]) -> bool:
-        """Whether a file stands there, or a directory with other files than those that leave. Ignored files count."""
+        """True if `path` is a file, or a directory with files not in `leaving`. Ignored files count."""
         root = os.fsencode(self._checkout.root)
         if self._known[path] is not None:
             return True
@@ -394,7 +394,7 @@ class TreeUpdate:
         return any(os.path.relpath(name, root) not in leaving for name in below)
 
     def _put(self, path: str, source: Path | None, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Give a path an exported file, or with None remove it and the directories that are empty without it."""
+        """Replace a path by an exported file. With None, remove the path and the parents that become empty."""
         above, _, name = path.rpartition("/")
         with suppress(FileNotFoundError):
             directory = self._directory(above, make=source is not None)
@@ -416,7 +416,7 @@ class TreeUpdate:
                 return
 
     def _directory(self, path: str, *, make: bool) -> int:
-        """The directory, for the caller to close."""
+        """Open a directory, optionally making it and its parents. The caller closes the descriptor."""
         try:
             return self._workspace.open_directory(path)
         except FileNotFoundError:

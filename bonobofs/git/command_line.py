@@ -1,4 +1,4 @@
-"""Command lines of git: which subcommand git would run, whether it only reads, and whether it contacts a remote."""
+"""Parse git command lines: the subcommand, whether it is read-only, and whether it contacts a remote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READING: Final = frozenset(
     verify-commit verify-pack verify-tag version whatchanged
     """.split()  # noqa: SIM905 - a list of words is read as such
 )
-"""Subcommands that every role has. They write no file of the work tree but one that an option names."""
+"""Subcommands that every role may run. They write a file of the work tree only if an option names it."""
 _VERBS: Final = {
     "bisect": ("log", "view", "visualize", "terms"),
     "bundle": ("verify", "list-heads", "create"),
@@ -35,7 +35,7 @@ _VERBS: Final = {
     "submodule": ("", "status", "summary"),
     "worktree": ("list",),
 }
-"""Subcommands that only read if this is their first word."""
+"""Subcommands that are read-only with one of these first words; "" is none."""
 _LISTING: Final = (
     "-l",
     "-a",
@@ -52,55 +52,55 @@ _LISTING: Final = (
 _LISTING_ALONE: Final = (*_LISTING, "--show-current", "--points-at", "--column", "--all", "--remotes", "--verbose")
 _ASKING: Final = ("--get", "--get-all", "--get-regexp", "--get-urlmatch", "--get-color", "--list", "-l", "get", "list")
 _VALUED: Final = ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--super-prefix", "--config-env")
-"""Options of git itself whose value may be the next word."""
+"""Options of git itself that may take the next word as their value."""
 _TELLING: Final = ("-v", "--version", "-h", "--help", "--html-path", "--man-path", "--info-path")
 _REMOTE: Final = ("push", "fetch", "pull", "ls-remote")
 _MOST_ALIASES: Final = 20
 SOURCE: Final = "source"
-"""The remote of a session that is its own source."""
+"""Name of the remote of a session that is its source."""
 
 
 class Line(NamedTuple):
     """A command line of git."""
 
     options: Arguments
-    """What stands before the subcommand."""
+    """Words before the subcommand."""
     name: str
-    """The subcommand that git would run; "!" for an alias that names a program, "" where there is none."""
+    """Subcommand that git would run. "!" is an alias for a program, "" means no subcommand."""
     arguments: Arguments
 
 
 class Git:
-    """The real git, with options before the subcommand, in the working directory."""
+    """Run the real git in the working directory, with the options before the subcommand."""
 
     def __init__(self, program: str, options: Arguments) -> None:
         self._command: Final = (program, *options)
 
     def run(self, *words: str) -> tuple[int, str]:
-        """The exit status, and what git prints."""
+        """Return exit status and standard output."""
         ran = subprocess.run([*self._command, *words], capture_output=True, stdin=subprocess.DEVNULL, check=False)
         return ran.returncode, os.fsdecode(ran.stdout)
 
     def output(self, *words: str, data: bytes) -> bytes:
-        """What git prints for this input."""
+        """Return standard output for the standard input `data`. The exit status is ignored."""
         return subprocess.run([*self._command, *words], input=data, capture_output=True, check=False).stdout
 
     def lines(self, *words: str, end: str = "\n") -> list[str]:
-        """What git prints; [] where it fails."""
+        """Return the output split at `end`, or [] if git fails."""
         status, text = self.run(*words)
         return text.split(end)[:-1] if status == 0 else []
 
     def line(self, *words: str) -> str:
-        """The first line that git prints."""
+        """Return the first line of the output, or ""."""
         return next(iter(self.lines(*words)), "")
 
     def commit(self, name: str) -> str:
-        """The id of the commit that a word names; "" for none."""
+        """Return the id of the commit that `name` resolves to, or ""."""
         return self.line("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") if name[:1] not in ("", "-") else ""
 
 
 def split(words: Sequence[str]) -> Line:
-    """The command line after the word `git`."""
+    """Parse the words after `git`."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in _TELLING:
         at += 2 if words[at] in _VALUED else 1
@@ -110,7 +110,7 @@ def split(words: Sequence[str]) -> Line:
 
 
 def resolve(program: str, line: Line) -> Line:
-    """The line with what its aliases stand for."""
+    """Expand the aliases of a command line."""
     for _ in range(_MOST_ALIASES):
         if line.name in READING or line.name in FAMILIES["git"]:
             break
@@ -129,7 +129,7 @@ def resolve(program: str, line: Line) -> Line:
 
 
 def named(arguments: Sequence[str], valued: Collection[str] = ()) -> list[str]:
-    """The words before `--` that are no options, nor values of the options `valued`."""
+    """Return the positional words before `--`. The options `valued` take the next word as their value."""
     found, skip = [], False
     for word in arguments:
         if word == "--":
@@ -144,7 +144,7 @@ def named(arguments: Sequence[str], valued: Collection[str] = ()) -> list[str]:
 
 
 def only_reads(line: Line) -> bool:
-    """Whether the command changes neither the repository nor the work tree."""
+    """True if the command is read-only for the repository and the work tree."""
     name, arguments = line.name, line.arguments
     if not name or name in READING or arguments[:1] == ("--help",) or arguments == ("-h",):
         return True
@@ -163,7 +163,7 @@ def only_reads(line: Line) -> bool:
 
 
 def contacts_remote(line: Line) -> bool:
-    """Whether the command contacts another repository than the source."""
+    """True if the command contacts a repository other than the source."""
     words = named(line.arguments)
     if line.name in _REMOTE:
         return words[:1] != [SOURCE]

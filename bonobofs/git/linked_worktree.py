@@ -1,4 +1,4 @@
-"""Linked worktrees: make one, find what is in no commit, remove one. Nothing that the repository names is executed."""
+"""Linked worktrees: make one, find its uncommitted content, remove it. Runs no program that the repository names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTED: Final = 10
 
 
 class RepositoryLocation(NamedTuple):
-    """A repository of which worktrees can be made."""
+    """A repository with a work tree."""
 
     top: Path
     """The top of its work tree."""
@@ -26,20 +26,20 @@ class RepositoryLocation(NamedTuple):
 
 
 class Unsaved(NamedTuple):
-    """What of a worktree is in no commit."""
+    """Content of a worktree that is in no commit."""
 
     files: tuple[str, ...]
-    """Files that are changed, untracked or ignored. A directory that is a repository of its own ends in a slash."""
+    """Changed, untracked and ignored files. A directory that is a repository of its own ends in "/"."""
     staged: dict[str, bytes]
-    """The staged content that the file of that name does not have."""
+    """Staged content that differs from the file in the work tree, by path."""
     deleted: tuple[str, ...]
-    """Files that the commit has and the work tree lacks."""
+    """Files that are in the commit and missing in the work tree."""
     tracked: tuple[str, ...]
-    """The files that the index lists."""
+    """Files in the index."""
 
 
 def find(directory: Path) -> RepositoryLocation:
-    """The repository that a directory lies in. GitError."""
+    """Return the repository that contains a directory. Raises GitError if there is none."""
     for top in (directory, *directory.parents):
         git_dir = find_git_dir(top)
         if git_dir is not None and git_dir.is_dir():
@@ -48,7 +48,7 @@ def find(directory: Path) -> RepositoryLocation:
 
 
 def base_of(common: Path, name: str | None) -> str:
-    """The commit at which a new branch begins: `name`, or else main, master or HEAD. GitError."""
+    """Return the start commit of a new branch: `name`, or the first of main, master and HEAD. Raises GitError."""
     repository = Repository(common).raw
     for each in (name,) if name else ("refs/heads/main", "refs/heads/master", "HEAD"):
         try:
@@ -60,18 +60,18 @@ def base_of(common: Path, name: str | None) -> str:
 
 
 def tip_of(common: Path, branch: str) -> str | None:
-    """The commit of a branch; None if there is no such branch."""
+    """Return the commit of a branch, or None if there is no such branch."""
     return Repository(common).target(BRANCHES + branch) or None
 
 
 def holds(common: Path, commit: str, older: str) -> bool:
-    """Whether a commit is `older` or comes after it."""
+    """True if both commits exist and `commit` is `older` or a descendant of it."""
     repository = Repository(common)
     return all(repository.commit(one) is not None for one in (commit, older)) and repository.reaches(commit, older)
 
 
 def commits_since(common: Path, base: str, tip: str) -> list[str]:
-    """The commits that `tip` has and `base` lacks, newest first, each as `ID SUBJECT`; the first of them."""
+    """Return at most 10 commits that `tip` reaches and `base` does not, newest first, each as `ID SUBJECT`."""
     repository = Repository(common)
     found = repository.new_commits(tip, [base], _LISTED)[-_LISTED:]
     commits = (repository.commit(one) for one in reversed(found))
@@ -79,9 +79,9 @@ def commits_since(common: Path, base: str, tip: str) -> list[str]:
 
 
 def make(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
-    """Make a worktree, and its branch unless that exists. It is locked, so that git does not prune it.
+    """Make a worktree, and its branch if it does not exist. Lock the worktree, so that git does not prune it.
 
-    GitError: the branch is checked out elsewhere, or cannot have this name.
+    Raises GitError if the branch is checked out elsewhere or its name is invalid.
     """
     repository = Repository(common).raw
     try:
@@ -96,7 +96,7 @@ def make(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
 
 
 def unsaved(tree: Path, home: Path) -> Unsaved:
-    """What of the worktree at `tree` is in no commit. GitError."""
+    """Return the content of the worktree at `tree` that is in no commit. Raises GitError."""
     check_rules(tree)
     with opened(tree, home) as checkout:
         status = list(checkout.status(ignored=True))
@@ -108,10 +108,10 @@ def unsaved(tree: Path, home: Path) -> Unsaved:
 
 
 def _staged_apart(status: list[tuple[str, str]]) -> Iterator[str]:
-    """The paths of which other content is staged than HEAD and the file have."""
+    """Return the paths whose staged content differs from both HEAD and the file."""
     return (path for code, path in status if code[0] in "AMT" and code[1] != " ")
 
 
 def forget(common: Path, name: str) -> None:
-    """Remove a worktree from its repository, if that knows it. Its branch stays."""
+    """Remove a worktree's entry from its repository, if there is one. The branch stays."""
     shutil.rmtree(common / "worktrees" / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which agent published which branch: `published.json` in the state directory, for all sessions of all sources."""
+"""Publishers of branches: `published.json` in the state directory, shared by all sessions of all sources."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bonobofs.system.locks import locked
 
 
 class Branches(Protocol):
-    """Which agent published which branch of one repository."""
+    """Publishing agent and tip of each branch of one repository."""
 
     def find(self, ref: str) -> tuple[str, str]:
-        """UUID of the agent, and the tip that it published; "" and "" where no agent published the branch."""
+        """Return the UUID of the publishing agent and the tip that it published, or ("", "")."""
 
     def note(self, ref: str, tip: str) -> None:
-        """Enter that the agent of the session published this tip; "": it deleted the branch."""
+        """Store `tip` as published by the session's agent. "" means that the agent deleted the branch."""
 
 
 class PublishedBranches:
@@ -29,12 +29,12 @@ class PublishedBranches:
         self._agent_id: Final = agent_id
 
     def find(self, ref: str) -> tuple[str, str]:
-        """As `Branches.find`. StateError: the file is damaged."""
+        """As `Branches.find`. Raises StateError if the file is damaged."""
         agent, tip = self._read().get(f"{self._common_dir} {ref}", ("", ""))
         return agent, tip
 
     def note(self, ref: str, tip: str) -> None:
-        """As `Branches.note`. Also for a branch that the service prepared for the agent."""
+        """As `Branches.note`. Also called for a branch that bonobofs made for the agent."""
         with locked(self._file.with_suffix(".lock")):
             known = self._read()
             key = f"{self._common_dir} {ref}"
