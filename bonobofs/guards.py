@@ -24,7 +24,7 @@ _LAZY: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a guard that needs libgit2 or the database at its first use."""
+    """Import a guard that needs libgit2 or the database when it is first used."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(name)

@@ -1,10 +1,10 @@
 """Replace whole files atomically: readers, and sessions after a crash, see the old content or the new content.
 
-New content is written to an unnamed file (O_TMPFILE) and synced before the file gets a name. A new name is created by
-one link(2), which fails if the name exists. An existing file is replaced by rename(2). The rename needs a source name:
-a hidden one of 32 random digits, which the audit log records first. If the process is killed between link and rename,
-the next session removes that name. On a file system without O_TMPFILE (NFS, FUSE), the content is written to the
-hidden name directly.
+New content is written to an unnamed file (O_TMPFILE) and synced before the file gets a name. Without `overwrite`, one
+link(2) creates the name, and fails if the name exists. With `overwrite`, rename(2) creates or replaces it. The rename
+needs a source name: a hidden one of 32 random digits, which the audit log records first. If the process is killed
+between link and rename, the next session removes that name. On a file system without O_TMPFILE (NFS, FUSE), the
+content is written to the hidden name directly.
 
 Other hard links of the old file keep the old content.
 """
@@ -22,23 +22,23 @@ from bonobofs.files.workspace import MAKER, Place
 from bonobofs.policy.decision import Permit
 
 MODE: Final = 0o644
-"""Of new files, less the umask."""
+"""Mode of new files, before the umask applies."""
 
 _ACL: Final = "system.posix_acl_access"
 _OF_THE_CONTENT: Final = frozenset({"security.capability", "security.ima", "security.evm"})
-"""Attributes that are granted to a content or seal it; the kernel takes them away too when a file is written."""
+"""Attributes that belong to the old content. They are not copied, as the kernel drops them when a file is written."""
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 def put(
     place: Place, data: bytes, temporary: str, *, overwrite: bool, ready: Callable[[], None], permit: Permit
 ) -> None:
-    """Give the name to a new file that holds `data`, and bring both to the disk.
+    """Create or replace the file of `place` with `data`, and sync the file and its directory.
 
-    `ready` is called when nothing but the name is left to be changed. A file that was there keeps its mode and, as far
-    as this user may give them, its owner, ACL and attributes; set-id bits go, as with any write. FileExistsError: what
-    is there is no regular file, or must not be overwritten. On any error what was there still is; only where bringing
-    the directory to the disk failed it may be the old or the new.
+    `ready` is called after the data is synced and before the name changes. A replaced file keeps its mode and ACL and,
+    as far as this user may set them, its owner and attributes. Set-id bits are cleared, as by any write. Raises
+    FileExistsError if the name exists and `overwrite` is false or it is no regular file, IsADirectoryError, OSError.
+    After an error the old file is in place, unless only the sync of the directory failed.
     """
     if place.found is not None:
         _check_replaceable(place, place.found, overwrite=overwrite)
@@ -63,7 +63,7 @@ def put(
         try:
             _take_away(directory, temporary)
         except BaseException:
-            _take_away(directory, temporary)  # an interrupt came just here
+            _take_away(directory, temporary)  # an interrupt can stop the first removal
             raise
         finally:
             if descriptor >= 0:
@@ -72,13 +72,13 @@ def put(
 
 
 def _take_away(directory: int, temporary: str) -> None:
-    """Remove the name, made or not: an interrupt may come between a call and any note that it was done."""
+    """Remove the name if it exists. An interrupt can prevent the caller from knowing whether it was created."""
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)
 
 
-def _fresh(directory: int, temporary: str, permit: Permit) -> tuple[int, str]:  # noqa: ARG001 - no change without one
-    """A new file, open for writing, and the name by which it can be linked."""
+def _fresh(directory: int, temporary: str, permit: Permit) -> tuple[int, str]:  # noqa: ARG001 - a change requires one
+    """Create a file. Return its descriptor, open for writing, and the path to link it from."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         descriptor = os.open(".", flags | os.O_TMPFILE, MODE, dir_fd=directory)
@@ -103,13 +103,13 @@ def _check_replaceable(place: Place, status: os.stat_result, *, overwrite: bool)
 
 
 def _dress(descriptor: int, place: Place) -> None:
-    """Make the new file like the old one."""
+    """Copy owner, attributes and mode of the old file to the new file."""
     old = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory)
     try:
         status = os.fstat(old)
         _check_replaceable(place, status, overwrite=True)
         through = f"/proc/self/fd/{old}"
-        # A rename asks the directory alone; whoever may not write the file must not replace it either.
+        # rename(2) checks the directory only. A user without write permission on the file must not replace it.
         if not os.access(through, os.W_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place.path)
         _keep_owner(descriptor, status)
@@ -134,7 +134,7 @@ def _keep_attributes(descriptor: int, old: str) -> None:
         if error.errno == errno.EOPNOTSUPP:
             return
         raise
-    # The mode of a file with an ACL is its mask: without the ACL it would grant the group what the mask grants.
+    # With an ACL, the group bits of the mode are its mask. Without the ACL, they would grant the mask to the group.
     if _ACL in names:
         os.setxattr(descriptor, _ACL, os.getxattr(old, _ACL))
     elif _ACL in inherited:

@@ -23,11 +23,11 @@ from bonobofs.policy.pattern import Matcher, Names, parse
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 
 SECONDS: Final = 10.0
-"""For one call."""
+"""Time limit of one call."""
 MOST_ENTRIES: Final = 10_000
-"""That are listed."""
+"""Limit of the entries in one list."""
 MOST_SEARCHED: Final = 200_000
-"""Files that are searched."""
+"""Limit of the files in one search."""
 
 _TRIES: Final = 100
 _RESERVED: Final = ".bonobofs"
@@ -40,24 +40,24 @@ class FileText:
 
     path: str
     content: str
-    """Each line with its number before it, as `cat -n` has it; bytes that are not UTF-8 as U+FFFD."""
+    """Numbered lines in the format of `cat -n`. Bytes that are not UTF-8 are U+FFFD."""
     start_line: int
     end_line: int
-    """The last that is given; one less than `start_line` where the file has none there."""
+    """Number of the last line in `content`; `start_line` - 1 if the file has no such lines."""
     total_lines: int | None
-    """None where counting them would have taken too long."""
+    """None if the count reached its time limit."""
     cut: str = ""
-    """What was left out; "" where that is nothing."""
+    """A sentence on what is missing and how to get it; "" if complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileList:
-    """What lies in a directory. The paths of the entries are from there."""
+    """Entries of a directory. Their paths are relative to it."""
 
     path: str
     entries: list[DirectoryEntry]
     cut: str = ""
-    """What was left out; "" where that is nothing."""
+    """A sentence on what is missing and how to get it; "" if complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class FileMatches:
 
     matches: list[Match]
     searched: int
-    """Files that were read; -1 where the search was ended before."""
+    """Number of files that were read; -1 if the search was stopped at a limit."""
     skipped: int
-    """Files that are binary, too large or not to be read."""
+    """Number of files that are binary, too large or unreadable."""
     cut: str = ""
-    """What was left out; "" where that is nothing."""
+    """A sentence on what is missing and how to get it; "" if complete."""
 
 
 _Looked = TypeVar("_Looked")
@@ -78,7 +78,7 @@ _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
 class Read(NamedTuple, Generic[_Result]):
-    """What a call gives, about which path, and how many bytes of files that is."""
+    """The result of a call, the resolved path, and the number of bytes of file content in the result."""
 
     result: _Result
     path: WorkspacePath
@@ -90,15 +90,15 @@ class LedOutError(Exception):
 
 
 class WorkspaceReader:
-    """Reads one workspace. Every call raises LedOutError, UsageError and OSError as they come."""
+    """Reads one workspace. Calls raise LedOutError, UsageError and OSError."""
 
     def __init__(self, workspace: Workspace, policy: Callable[[], Policy]) -> None:
-        """`policy` gives the one in force, which says what is scratch."""
+        """`policy` returns the policy in force, whose scratch directories are not entered."""
         self._workspace: Final = workspace
         self._policy: Final = policy
 
     def text(self, named: WorkspacePath, offset: int, limit: int | None) -> Read[FileText]:
-        """Lines of a text file, from the line `offset` on."""
+        """Read lines of a text file, starting with line `offset`, counted from 1."""
         if offset < 1 or (limit is not None and limit < 1):
             raise UsageError("offset and limit are numbers of lines, from 1 on")
         path, descriptor = _in_rest(lambda: self._opened(named))
@@ -111,7 +111,7 @@ class WorkspaceReader:
         return Read(result, path, sum(len(line) for line in found.lines))
 
     def entries(self, named: WorkspacePath, pattern: str | None, *, recursive: bool) -> Read[FileList]:
-        """What lies in a directory and, where it is recursive, below."""
+        """List the entries of a directory; with `recursive`, of its subdirectories too."""
         wanted = _any if pattern is None else matching(pattern)
         start, kind = _in_rest(lambda: self._found(named))
         if kind is not Kind.DIRECTORY:
@@ -126,7 +126,7 @@ class WorkspaceReader:
         return Read(FileList(start, entries, _left_out(walk)), start, 0)
 
     def matches(self, named: WorkspacePath, query: str, include: str | None, exclude: str | None) -> Read[FileMatches]:
-        """Lines that match, in one file or in all files below a directory."""
+        """Search one file, or all files below a directory, for matching lines."""
         deadline = monotonic() + SECONDS
         included = _any if include is None else matching(include)
         excluded = _none if exclude is None else matching(exclude)
@@ -144,7 +144,7 @@ class WorkspaceReader:
         return Read(FileMatches(done.matches, done.searched, done.skipped, cut), start, size)
 
     def _below(self, start: str, included: Test, excluded: Test) -> tuple[list[str], str]:
-        """The files that are to be searched, and what of them was left out."""
+        """Return the files to search, and a sentence on files that are missing, or ""."""
         walk = self._walk(start, SECONDS / 2, excluded)
         above = f"{start}/" if start else ""
         paths: list[str] = []
@@ -157,7 +157,7 @@ class WorkspaceReader:
         return paths, _left_out(walk)
 
     def _opened(self, named: WorkspacePath) -> tuple[WorkspacePath, int]:
-        """Where a regular file really lies, and the file, for the caller to close."""
+        """Open a regular file. Return its resolved path and its descriptor, which the caller closes."""
         with self._place(named) as place:
             if place.kind is Kind.DIRECTORY:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), named)
@@ -166,16 +166,16 @@ class WorkspaceReader:
             return place.path, place.open_file()
 
     def _found(self, named: WorkspacePath) -> tuple[WorkspacePath, Kind]:
-        """Where a name really leads, and to what."""
+        """Return the resolved path of a name, and its kind."""
         with self._place(named) as place:
             return place.path, place.kind
 
     def _place(self, named: WorkspacePath) -> Place:
-        """What is there, its directory held open."""
+        """Resolve a name, with its directory open. Raises FileNotFoundError, and LedOutError for a link out."""
         place = self._workspace.locate(named, follow=True)
         if place is None:
             raise LedOutError
-        # What a source has under this name cannot be reached in a mount either.
+        # A mount hides a source entry of this name too.
         is_there = place.found is not None and place.kind is not Kind.SYMLINK
         if not is_there or place.path.partition("/")[0] == _RESERVED:
             with place:
@@ -198,7 +198,7 @@ class WorkspaceReader:
 
 
 def _in_rest(look: Callable[[], _Looked]) -> _Looked:
-    """What is seen once nobody moves the way there or puts another file in its place while it is looked at."""
+    """Call `look`, and retry while it raises ESTALE because the path changed during the look-up."""
     for _ in range(_TRIES):
         try:
             return look()
@@ -221,10 +221,10 @@ def _none(_: str) -> bool:
 
 
 MOST_BYTES: Final = 1_000_000
-"""Of the lines that are given at once, newlines too."""
+"""Limit in bytes of the lines that one call returns, with their newlines."""
 _CHUNK: Final = 1 << 20
 _HEAD: Final = 8192
-"""Bytes in which a NUL makes a file binary."""
+"""A file with a NUL in this many first bytes is binary."""
 _SECONDS_TO_COUNT: Final = 1.0
 
 
@@ -233,15 +233,15 @@ class Lines(NamedTuple):
 
     lines: list[bytes]
     total: int | None
-    """How many lines the whole file has; None where counting them would have taken too long."""
+    """Number of lines of the whole file; None if the count reached its time limit."""
     whole: bool
-    """These are all that was asked for. Else there are more; one that stands alone may be a part of its line."""
+    """True if all requested lines are here. If false and there is only one line, it may be cut."""
 
 
 def lines_of(file: BinaryIO, first: int, limit: int | None, deadline: float) -> Lines:
-    """Read `limit` lines, or all, from the line `first` on. A newline ends a line; the last one may have none.
+    """Read `limit` lines, or all, starting with line `first`. A newline ends a line; the last one may have none.
 
-    `deadline` is of the monotonic clock. UsageError: a binary file. TimeoutError: `first` was not reached.
+    `deadline` is on the monotonic clock. Raises UsageError for a binary file, TimeoutError if `first` is not reached.
     """
     reading = _LineReader(file)
     held = bytearray(reading.skip_to(first, deadline))
@@ -271,26 +271,26 @@ def _that_fit(asked: list[bytes]) -> list[bytes]:
 
 
 class _LineReader:
-    """A file that is read on, and how many lines that was."""
+    """Reads a file sequentially and counts its lines."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file: Final = file
         self._ended = 0
-        """Newlines in what was read."""
+        """Number of newlines read so far."""
         self._last = b"\n"
         self._head = file.read(_HEAD)
         if b"\0" in self._head:
             raise UsageError("this is a binary file; read_file gives lines of text")
 
     def more(self) -> bytes:
-        """The next of the file; empty at its end."""
+        """Return the next chunk; empty at the end of the file."""
         chunk, self._head = self._head or self._file.read(_CHUNK), b""
         self._ended += chunk.count(b"\n")
         self._last = chunk[-1:] or self._last
         return chunk
 
     def skip_to(self, first: int, deadline: float) -> bytes:
-        """The beginning of what follows where a line begins; empty where there is none."""
+        """Read up to line `first`. Return the rest of its chunk from there; empty if the file has fewer lines."""
         before = 0
         while chunk := self.more():
             if self._ended >= first - 1:
@@ -304,7 +304,7 @@ class _LineReader:
         return b""
 
     def count(self, deadline: float) -> int | None:
-        """How many lines the file has."""
+        """Read to the end and return the number of lines; None at the deadline."""
         while self.more():
             if monotonic() > deadline:
                 return None
@@ -312,38 +312,38 @@ class _LineReader:
 
 
 MOST_NAMES: Final = 200_000
-"""Names of one directory that are looked at."""
+"""Limit of the names that are read of one directory."""
 
 _MOST_BYTES: Final = 16 << 20
-"""Of the paths in one directory: below long ones fewer names are looked at."""
+"""Limit in bytes of the path prefixes of one directory's names: a long path reduces the number of names."""
 _LONGEST_PATTERN: Final = 1000
 _MOST_PATTERNS: Final = 64
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 Test = Callable[[str], object]
-"""A test for a path that is relative to where the walk began."""
+"""A predicate for a path relative to the start of the walk."""
 
 
 class DirectoryEntry(NamedTuple):
-    """Something below a directory."""
+    """A file or directory below the start of a walk."""
 
     path: str
-    """From where the walk began."""
+    """Relative to the start of the walk."""
     kind: Kind
     size: int
-    """In bytes, of a regular file; else -1."""
+    """Size of a regular file in bytes; -1 for other kinds and if unknown."""
 
 
 class Walk:
-    """One walk, which ends when its time is over, and then says so."""
+    """One walk of a directory tree, until its deadline."""
 
     def __init__(self, workspace: Workspace, start: str, deadline: float, *, shows: Test, enters: Test) -> None:
-        """`start` is a directory from the workspace's root, `deadline` of the monotonic clock.
+        """`start` is a directory relative to the workspace's root; `deadline` is on the monotonic clock.
 
-        `shows` says what is there at all, `enters` which directories are entered; both of paths from `start`.
+        `shows` is false for paths to hide, `enters` is true for directories to enter. Their paths are from `start`.
         """
         self.is_whole = True
-        """Whether everything was looked at, so far."""
+        """False once a name was left out because of a limit."""
         self._workspace: Final = workspace
         self._start: Final = start
         self._deadline: Final = deadline
@@ -351,9 +351,9 @@ class Walk:
         self._enters: Final = enters
 
     def found(self, *, recursive: bool, wanted: Test) -> Iterator[DirectoryEntry]:
-        """What is wanted, in the order of the names; what a directory holds follows it.
+        """Yield the entries for which `wanted` is true, sorted by name; the content of a directory follows it.
 
-        Directories that cannot be read are empty. OSError: where it begins cannot be read.
+        Unreadable subdirectories count as empty. Raises OSError if `start` cannot be read.
         """
         waiting = self._names("", wanted)
         while waiting:
@@ -368,7 +368,7 @@ class Walk:
                     waiting += self._names(each.path, wanted)
 
     def _names(self, path: str, wanted: Test) -> list[tuple[DirectoryEntry, bool]]:
-        """What a directory holds, the last name first, and whether it is wanted."""
+        """Return the entries of a directory, sorted by name in reverse, each with the result of `wanted`."""
         above = f"{path}/" if path else ""
         directory = self._workspace.open_directory("/".join(filter(None, (self._start, path))))
         try:
@@ -391,9 +391,9 @@ class Walk:
 
 
 def matching(text: str) -> Test:
-    """A test for a glob: without a slash for the last name at any depth, else for the whole path. UsageError.
+    """Compile a glob to a predicate. A glob without a slash matches the last name, another one the whole path.
 
-    `*.{md,py}` is either.
+    `*.{md,py}` matches both suffixes. Raises UsageError for an invalid glob.
     """
     if len(text) > _LONGEST_PATTERN:
         raise UsageError(f"a pattern has at most {_LONGEST_PATTERN} characters")

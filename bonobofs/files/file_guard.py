@@ -1,16 +1,16 @@
-r"""Writing and deleting files for Python callers, through the same door as the mount.
+r"""Write and delete files from Python, under the same policy and in the same audit log as the mount.
 
     with open_session("project", agent="alice") as session:
         guard = FileGuard(session)
         written = guard.write_file("aidlc-docs/plan.md", "# The plan\n", agent="alice")
 
-Which path is judged: a caller's path is followed through the symlinks that stay in the workspace, as the kernel follows
-them in a mount, and judged where it really lies. A symlink that leads out is refused as OUTSIDE, like `..` and NUL,
-with an alert. `delete_file` removes a symlink itself.
+Paths: the guard follows symlinks that stay in the workspace, as the kernel does in a mount, and the policy judges the
+resolved path. A symlink that leads out is refused as OUTSIDE with an alert, as `..` and NUL are. `delete_file` removes
+a symlink itself.
 
-How a denial is told: `write_file` and `delete_file` give a `ValidationResult` that is false, `guarded_write_file` and
-`guarded_delete_file` raise `Refused`, a PermissionError. Errors that are no denial (FileExistsError, a full disk) are
-entered with result `error` and raised by both.
+Denials: `write_file` and `delete_file` return a false `ValidationResult`; `guarded_write_file` and
+`guarded_delete_file` raise `Refused`, a PermissionError. Both forms raise other errors (FileExistsError, a full disk),
+which the trail records with result `error`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OF_A_NAME: Final = frozenset(
         Operation.MKNOD,
     }
 )
-"""Operations for which a symlink is the thing itself; the others follow it."""
+"""Operations that act on a symlink itself. The others follow it."""
 _OF_CONTENT: Final = frozenset({Operation.WRITE_FILE, Operation.CREATE_FILE})
 _MADE: Final = {
     Operation.WRITE_FILE: Kind.FILE,
@@ -78,26 +78,26 @@ class FileGuard(Closing):
     """The guarded files of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession, *, tool: bool = False) -> None:
-        """Stand on an open session. `tool`: the role must have the tools by which it is asked, too."""
+        """Guard an open session. `tool`: the role must also have the tool of the operation's name."""
         self._plain: Final = Context(tool=tool)
         self._session: Final = session
         self.audit: Final = session.log
         self._guard: Final[Authorizer] = session.guard
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
-        # Order in the record is order in the workspace: one change at a time, from its intent to its outcome. It is the
-        # session's, so that whoever holds it knows that no change is under way.
+        # One change at a time, from intent to outcome: the trail has the order of the changes. All guards of a session
+        # share this lock, so its holder knows that no other change is in progress.
         self._turn: Final = session.change_lock
 
     def close(self) -> None:
-        """Let go of the workspace's directory, which else is held as long as this guard; the session goes on."""
+        """Close the workspace's directory, which this guard otherwise holds open. The session stays open."""
         with self._turn:
             self._workspace.close()
 
     def validate_path(self, path: PathLike, operation: str = Operation.WRITE_FILE) -> ValidationResult:
-        """Whether the agent may change this path so, as far as it can be told without the content.
+        """Return whether the agent may make this change, as far as the policy can decide without the content.
 
-        `operation` is a word of `Operation`, such as write_file or delete_file; UsageError for another. A denial is
-        entered in the record, as that of the change would be. Nothing is changed.
+        `operation` is a value of `Operation`, such as write_file or delete_file. A denial is recorded, like the denial
+        of the change itself. Nothing is changed. Raises UsageError for an unknown operation.
         """
         asked = operation_of(operation)
         caller = Caller("validate_path")
@@ -115,11 +115,11 @@ class FileGuard(Closing):
                 return self._answer(caller, [_question(asked, place), *directories])
 
     def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
-        """Write a whole file, UTF-8, and give its absolute path.
+        """Write a whole file in UTF-8, and return its absolute path.
 
-        The file appears or changes at once, and is on the disk when this returns. Directories above it are made as
-        needed. `path` is relative to the workspace or absolute in it; `agent` is the session's agent, by label or
-        UUID. FileExistsError: it is there and `overwrite` is false. OSError, UnicodeEncodeError: nothing was changed.
+        The write is atomic, synced when this returns, and creates missing directories. `path` is relative to the
+        workspace or absolute in it; `agent` is the session's agent, by label or UUID. Raises FileExistsError if the
+        file exists and `overwrite` is false, UnicodeEncodeError, OSError; new directories may then remain.
         """
         caller = Caller("write_file", {"overwrite": overwrite})
         with self._turn:
@@ -131,7 +131,7 @@ class FileGuard(Closing):
                 place = self._locate(request, self._plain, caller)
             except Refused:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is entered and raised
+            except Exception as error:  # noqa: BLE001 - `_fail` records and raises it
                 self._fail(request, self._plain, caller, error)
             with place:
                 self._write(place, data, caller, overwrite=overwrite)
@@ -142,7 +142,7 @@ class FileGuard(Closing):
     def guarded_delete_file(self, path: PathLike, agent: str) -> None:
         """Remove a file, or a symlink itself.
 
-        `path` and `agent` as for `write_file`. FileNotFoundError, IsADirectoryError, OSError: nothing was removed.
+        `path` and `agent` as for `write_file`. Raises FileNotFoundError, IsADirectoryError, OSError.
         """
         caller = Caller("delete_file")
         with self._turn:
@@ -152,7 +152,7 @@ class FileGuard(Closing):
                 place = self._locate(request, _LEAVES, caller)
             except Refused:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is entered and raised
+            except Exception as error:  # noqa: BLE001 - `_fail` records and raises it
                 self._fail(request, _LEAVES, caller, error)
             with place:
                 request = Request(Operation.DELETE_FILE, place.path, place.kind)
@@ -162,21 +162,21 @@ class FileGuard(Closing):
     delete_file = as_result(guarded_delete_file)
 
     def list_allowed_directories(self) -> list[str]:
-        """Where the agent may write, and what: strings like `aidlc-docs/ (.md, 1 MB)`."""
+        """Return the directories that the agent may write, with their limits, as `aidlc-docs/ (.md, 1 MB)`."""
         return allowed_directories(self._guard.policy, self._guard.agent.role)
 
     def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
-        """The path as it was named, if the agent is who it says it is."""
+        """Return the path below the root, unresolved. Raises Refused if `agent` is not the session's agent."""
         named = self._workspace.named(path)
         if not is_session_agent(agent, self._guard.agent):
             raise self._guard.deny(wrong_agent(named, operation), with_claimed_agent(caller, agent))
         return named
 
     def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
-        """Where the named path really lies. Refused, once entered, when that is outside; OSError is not entered."""
+        """Resolve the path. Raises Refused (recorded) if it leads outside, OSError (not recorded)."""
         decision = self._guard.decide(request, context)
         if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
-            # No path at all: nothing is looked up under it.
+            # The path itself is invalid or outside: do not look it up.
             raise self._guard.deny(decision, caller)
         place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
         if place is not None:
@@ -184,7 +184,7 @@ class FileGuard(Closing):
         raise self._guard.deny(leads_outside(request.path, request.operation), caller)
 
     def _fail(self, request: Request, context: Context, caller: Caller, error: Exception) -> NoReturn:
-        """Enter that the change of a named path failed before it was found where that lies, and raise the error."""
+        """Record that a change failed before its path was resolved, and raise `error`."""
         admission = self._guard.authorize(request, context, caller=caller)
         with admission:
             if not isinstance(error, OSError):
@@ -200,7 +200,7 @@ class FileGuard(Closing):
             head=data[:HEAD_BYTES],
         )
         directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
-        # All is judged before anything is made: no directory is left by a file that is then refused.
+        # Judge everything before the first change: a refused file must not leave new directories.
         for asked, known in [(request, context), *((each, NO_FACTS) for each in directories)]:
             decision = self._guard.decide(asked, known)
             if isinstance(decision, Denied):
@@ -223,14 +223,14 @@ class FileGuard(Closing):
             admission.details = {"size": len(data)}
 
     def _sync(self, request: Request, caller: Caller) -> None:
-        """Bring the record to the disk before what it tells of."""
+        """Sync the trail before the change that it records. Raises Refused if that fails."""
         try:
             self._guard.sync()
         except TrailError as error:
             raise self._guard.deny(unrecorded(request), caller) from error
 
     def _answer(self, caller: Caller, questions: list[tuple[Request, Context]]) -> ValidationResult:
-        """What is said of the first that is denied, which is entered, else of the first."""
+        """Return the first denial, which is recorded, or the decision on the first question."""
         decisions = [self._guard.decide(request, context) for request, context in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
@@ -239,7 +239,7 @@ class FileGuard(Closing):
 
 
 def operation_of(word: str) -> Operation:
-    """The operation that a word names. UsageError."""
+    """Parse the name of an operation. Raises UsageError."""
     try:
         return Operation(word)
     except ValueError:
@@ -248,13 +248,13 @@ def operation_of(word: str) -> Operation:
 
 
 def _question(operation: Operation, place: Place) -> tuple[Request, Context]:
-    """What would be asked of the door, the content aside."""
+    """Return the request and the context of a change of `place`, without its content."""
     kind = _MADE.get(operation, place.kind)
     found = place.found
     context = Context(
         mode=MODE if operation in _OF_CONTENT and found is None else -1,
         leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and found is not None),
-        # Writing gives the name to a new file; every other change of what a file is shows under all its names.
+        # A write replaces the file under this name only. Other changes of a file are visible under all its names.
         foreign_names=found.st_nlink - 1 if found is not None and operation not in _OF_CONTENT else 0,
         privileged=os.geteuid() == 0,
     )

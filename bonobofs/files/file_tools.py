@@ -1,21 +1,20 @@
-"""The four tools that an agent is given beside the mount: read_file, write_file, list_files and search_files.
+"""The four file tools of an agent outside the mount: read_file, write_file, list_files and search_files.
 
     with open_session("project", agent="alice", role="impl") as session:
         tools = FileTools(session)
         print(tools.guarded_read_file("aidlc-docs/plan.md", offset=10, limit=20).content)
 
-Which of them a role has is said by `[role.NAME] tools`. A path is relative to the workspace or absolute in it, and is
-followed through the symlinks that stay in the workspace; one that leads out is refused as OUTSIDE, with an alert. What
-may be read in a mount may be read here, `.git` and `.beads` too. They see the workspace itself, and so nothing of what
-a mount keeps apart.
+`[role.NAME] tools` lists the tools of a role. A path is relative to the workspace or absolute in it. The tools follow
+symlinks that stay in the workspace, and refuse one that leads out as OUTSIDE, with an alert. The paths that can be read
+in a mount can be read here, also `.git` and `.beads`. The tools see the source only: scratch and staged files of a
+mount are not visible.
 
-Every call is in the record, also one that reads: the tool, the bytes that it gave, what the policy said, and whose
-lease it met. Nothing is given that could not be entered. A denial is told as by `FileGuard`: the plain functions give a
-`ValidationResult` that is false, the `guarded_` ones raise `Refused`. UsageError (an argument that cannot be meant, a
-binary file) and OSError are entered with result `error` and raised by both.
+The trail records every call, also reads: the tool, the number of bytes returned, the decision, and the lease that was
+met. A call that cannot be recorded returns nothing. Denials are as in `FileGuard`: the plain methods return a false
+`ValidationResult`, the `guarded_` methods raise `Refused`. Both raise UsageError (an invalid argument, a binary file)
+and OSError, which the trail records with result `error`.
 
-No file, no tree and no expression holds up the caller for long: what is given is bounded in number, size and time, and
-`cut` says so where something was left out.
+Results are limited in number, size and time for every file, tree and expression. `cut` says if something is missing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 _LONGEST_NOTED: Final = 200
-"""Characters of an argument that are entered."""
+"""Characters of an argument that the trail keeps."""
 
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
@@ -56,7 +55,7 @@ class FileTools(Closing):
     """The tools of one workspace, for the agent of one session. May be used by several threads."""
 
     def __init__(self, session: GuardedSession) -> None:
-        """Stand on an open session."""
+        """Make the tools of an open session."""
         self._session: Final = session
         self._authorizer: Final[Authorizer] = session.guard
         self._turn: Final = session.change_lock
@@ -65,12 +64,12 @@ class FileTools(Closing):
         self._files: Final = FileGuard(session, tool=True)
 
     def close(self) -> None:
-        """Let go of the workspace's directory; the session goes on."""
+        """Close the workspace's directory. The session stays open."""
         self._files.close()
         self._workspace.close()
 
     def guarded_read_file(self, path: PathLike, offset: int = 1, limit: int | None = None) -> FileText:
-        """Lines of a text file from the line `offset` on, counted from 1: `limit` of them, or all."""
+        """Read `limit` lines of a text file, or all, starting with line `offset`, counted from 1."""
         return self._answer(
             Operation.READ_FILE,
             path,
@@ -84,21 +83,21 @@ class FileTools(Closing):
         self,
         path: PathLike,
         content: str,
-        createOnly: bool = False,  # noqa: N803 - the name that callers of the tool know
+        createOnly: bool = False,  # noqa: N803 - the published name of the argument
     ) -> Path:
-        """Write a whole file, UTF-8, make the directories above it, and give its absolute path.
+        """Write a whole file in UTF-8, create missing directories, and return the absolute path.
 
-        FileExistsError: it is there and `createOnly` is true.
+        Raises FileExistsError if the file exists and `createOnly` is true.
         """
         return self._files.guarded_write_file(path, content, self._authorizer.agent.id, overwrite=not createOnly)
 
     write_file = as_result(guarded_write_file)
 
     def guarded_list_files(self, path: PathLike = "", pattern: str | None = None, recursive: bool = False) -> FileList:
-        """What lies in a directory, in the order of the names; `recursive`: and below it.
+        """List the entries of a directory, sorted by name; with `recursive`, of its subdirectories too.
 
-        A pattern without a slash is for the last name, one with a slash for the path from that directory. Directories
-        `.git` and `.beads`, and what the policy calls scratch, are listed and not entered.
+        A pattern without a slash matches the last name, one with a slash the path from that directory. `.git`, `.beads`
+        and scratch directories are listed, but not entered.
         """
         return self._answer(
             Operation.LIST_FILES,
@@ -112,10 +111,10 @@ class FileTools(Closing):
     def guarded_search_files(
         self, query: str, path: PathLike = "", include: str | None = None, exclude: str | None = None
     ) -> FileMatches:
-        """Lines of text files that match an expression of Python's `re`, in one file or in all files below a directory.
+        """Search one file, or all files below a directory, for lines that match an expression of Python's `re`.
 
-        `include` and `exclude` are patterns as for `list_files`; what is excluded is not entered either. Symlinks are
-        not followed.
+        `include` and `exclude` are patterns as for `list_files`. Excluded directories are not entered. The search
+        follows no symlinks below the directory.
         """
         return self._answer(
             Operation.SEARCH_FILES,
@@ -133,14 +132,14 @@ class FileTools(Closing):
         asked: dict[str, Any],
         read: Callable[[WorkspacePath], Read[_Result]],
     ) -> _Result:
-        """The result of a call that reads, once it is entered. Refused, once that is entered."""
+        """Make a call that reads, record it, and return its result. Raises Refused for a recorded denial."""
         request = Request(operation, self._workspace.named(path))
         caller = Caller(operation.value, {name: _short(value) for name, value in asked.items() if value is not None})
         with self._turn:
             decision = self._authorizer.decide(request)
             if isinstance(decision, Denied):
                 raise self._authorizer.deny(decision, caller)
-        # No turn is held meanwhile: whoever reads for long keeps nobody from changing, and no lease from binding.
+        # The change lock is free here: a long read must not delay changes, or leases that take effect.
         try:
             found = read(request.path)
         except LedOutError:

@@ -23,18 +23,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """What the policy says of one change. It is true where the change is allowed."""
+    """The policy's decision on one change. It is true if the change is allowed."""
 
     allowed: bool
     reason: str = ""
-    """One sentence, constant for its rule; "" where it is allowed."""
+    """One sentence, constant for each rule; "" if the change is allowed."""
     code: Code | None = None
     rule: str = ""
-    """Name of the rule that decided."""
+    """Name of the rule that made the decision."""
     instead: str = ""
-    """What to do instead."""
+    """Advice: what the agent can do instead."""
     about: str = ""
-    """The particulars, for people."""
+    """Details for people, such as the holder of the lease."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -46,14 +46,14 @@ class _Recorded(Protocol):
 
 
 class Log(Protocol):
-    """What a guard's caller reads of the session's record."""
+    """The queries of the session's trail that `FileGuard.audit` offers."""
 
     def recent(self, limit: int = 50) -> list[AuditEntry]: ...
     def filter_by_agent(self, agent: str) -> list[AuditEntry]: ...
 
 
 class GuardedSession(Protocol):
-    """What a guard needs of a session; `bonobofs.session.python_session` gives one."""
+    """The parts of a session that a guard needs. `bonobofs.session.python_session` opens one."""
 
     @property
     def session(self) -> _Recorded: ...
@@ -67,7 +67,7 @@ class GuardedSession(Protocol):
 
     @property
     def place(self) -> str:
-        """Where the source is opened: its path, or another way to it where that leads elsewhere by now."""
+        """Path by which to open the source: its own, or another one if its own leads elsewhere by now."""
 
     @property
     def change_lock(self) -> AbstractContextManager[object]:
@@ -125,12 +125,12 @@ def leads_outside(path: WorkspacePath, operation: Operation) -> Denied:
 
 
 def with_claimed_agent(caller: Caller, agent: str) -> Caller:
-    """The caller, with the name that was claimed beside what was asked."""
+    """Return the caller with the claimed agent added to its details."""
     return caller._replace(details={**caller.details, "claimed": str(agent)})
 
 
 class Closing(abc.ABC):
-    """A guard, as a context manager."""
+    """A context manager that calls `close` at its end."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +140,7 @@ class Closing(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Close the descriptors of this object."""
 
 
 NOWHERE: Final = WorkspacePath("")
@@ -157,9 +157,9 @@ def enter_failure(
     guard: str = "file",
     details: dict[str, Any] | None = None,
 ) -> None:
-    """Enter that a call failed before its change was admitted, unless an entry tells of this error already.
+    """Record that a call failed before its change was authorized, unless the error is already recorded.
 
-    The caller is to see the error, not that the record cannot be written: that is refused with the next change.
+    An error of the trail is suppressed, so that the caller gets the original error. The next change is then refused.
     """
     if isinstance(error, Refused) or is_recorded(error):
         return
@@ -173,9 +173,9 @@ def enter_failure(
 
 
 def recorded(guard: str, **operations: Operation) -> Callable[[type[_Guard]], type[_Guard]]:
-    """Class decorator: enter the unexpected exceptions of these methods and of their `guarded_` twins.
+    """Class decorator: record the exceptions of these methods and of their `guarded_` twins.
 
-    The class keeps its session as `_session`.
+    The class must have its session as `_session`.
     """
 
     def decorate(of: type[_Guard]) -> type[_Guard]:

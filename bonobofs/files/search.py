@@ -19,47 +19,47 @@ from bonobofs.errors import UsageError
 from bonobofs.files import search_child
 
 MOST: Final = 1000
-"""Matches that are given."""
+"""Limit of the matches of one search."""
 LONGEST_FILE: Final = 10_000_000
-"""Bytes; a larger file is not searched."""
+"""Limit in bytes: larger files are skipped."""
 LONGEST_LINE: Final = 500
-"""Characters of a line that are given."""
+"""Characters that a match keeps of its line."""
 LONGEST_QUERY: Final = 1000
 _MEMORY: Final = 1 << 30
 
-# Read once, while nobody else works here: it is not loaded again from where it may have been changed by then.
+# Read at import: if an agent changes the file later, the child still runs this text.
 _PROGRAM: Final = Path(search_child.__file__).read_text(encoding="utf-8")
 
 
 class Match(NamedTuple):
-    """One line that matches."""
+    """One matching line."""
 
     path: str
-    """From the workspace's root."""
+    """Relative to the workspace's root."""
     line: int
     """Counted from 1."""
     text: str
-    """The line; of a long one the part in which the match begins."""
+    """The line. Of a long line, the part in which the match begins."""
 
 
 class Searched(NamedTuple):
-    """What was found in files."""
+    """The result of a search."""
 
     matches: list[Match]
     searched: int
-    """Files that were read; -1 where the search was ended before."""
+    """Number of files that were read; -1 if the search was stopped at a limit."""
     skipped: int
-    """Files that are binary, too large, or could not be read."""
+    """Number of files that are binary, too large or unreadable."""
     more: bool
-    """There are more matches than are given."""
+    """True if there are more than `MOST` matches."""
     in_time: bool
-    """Everything was searched. Else it was ended: it took too long, or too much memory."""
+    """False if the search was stopped at its limit of time or memory."""
 
 
 def search(root: int, query: str, paths: Sequence[str], deadline: float) -> Searched:
-    """Search regular files below the directory `root` line by line, until `deadline` (of the monotonic clock).
+    """Search regular files below the directory `root` line by line, until `deadline` (on the monotonic clock).
 
-    UsageError: the query is no expression of Python's `re`.
+    Raises UsageError if the query is not a valid expression of Python's `re`.
     """
     if not query or len(query) > LONGEST_QUERY or "\n" in query:
         raise UsageError(f"a query is one line of 1 to {LONGEST_QUERY} characters")

@@ -19,13 +19,13 @@ import sys
 from typing import Any, Final
 
 _HEAD: Final = 8192
-"""Bytes in which a NUL makes a file binary."""
+"""A file with a NUL in this many first bytes is binary."""
 _BEFORE: Final = 100
-"""Characters before a match that are kept of a long line."""
+"""Characters of a long line that are kept before the match."""
 
 
 class _Files:
-    """Files by their path; the directory of the last one is held, because the next is likely to lie there too."""
+    """Opens files by path. It keeps the last directory open, because the next file is often in the same one."""
 
     def __init__(self, root: int) -> None:
         self._root: Final = root
@@ -34,7 +34,7 @@ class _Files:
         self._at = ""
 
     def read(self, path: str, most: int) -> bytes | None:
-        """The content; None where it is no text, too large, or no regular file. OSError."""
+        """Return the content; None if the file is binary, too large or not regular. Raises OSError."""
         directory, _, name = path.rpartition("/")
         self._enter(directory)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def _cut(line: str, at: int, longest: int) -> str:
-    """The line, or the part of a long one that the match begins in."""
+    """Return the line, or the part of a long line in which the match begins."""
     begin = max(0, min(at - _BEFORE, len(line) - longest))
     return line[begin : begin + longest] if len(line) > longest else line
 

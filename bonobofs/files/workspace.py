@@ -25,11 +25,11 @@ from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 from bonobofs.system.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 MAKER: Final[ContextVar[Callable[[], AbstractContextManager[object]]]] = ContextVar("MAKER", default=nullcontext)
-"""Entered while a file or directory is made: it lets the thread act as the user to whom that belongs."""
+"""Context manager to enter while creating a file or directory: the thread acts as the user that is to own it."""
 
 _EXACTLY: Final = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _TRIES: Final = 128
-"""How often the kernel is asked again where it could not tell whether a `..` led out, as something was renamed."""
+"""Number of tries of openat2, which fails with EAGAIN if a rename happens while it resolves a `..`."""
 
 
 def _open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
@@ -45,27 +45,27 @@ def _open_beneath(directory: int, path: str, flags: int, resolve: int) -> int:
 
 
 def _moved(path: str) -> OSError:
-    """Somebody changed the way to `path` while it was looked at."""
+    """Return the ESTALE error for a path that another process changed during the look-up."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
 
 class Workspace:
-    """A directory by its descriptor, which is closed with the last reference to this, if not before."""
+    """An open directory. `close` closes the descriptor, or else the last reference to this object does."""
 
     def __init__(self, root: Path, place: str = "") -> None:
-        """Open the directory; `root` is absolute and without symlinks. `place` is where it lies, if not there."""
+        """Open the directory. `root` is absolute and without symlinks; `place` is the path to open, if another one."""
         self.root: Final = root
         self._boundary: Final = boundary_of(str(root))
         self.descriptor = os.open(place or root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._close: Final = weakref.finalize(self, os.close, self.descriptor)
 
     def close(self) -> None:
-        """Let go of the directory; whatever is asked afterwards is EBADF."""
-        self.descriptor = -1  # the number may soon be another file's
+        """Close the directory. Later calls fail with EBADF."""
+        self.descriptor = -1  # the kernel may reuse the number for another file
         self._close()
 
     def named(self, path: str | os.PathLike[str]) -> WorkspacePath:
-        """The path below the root, as it was named; one that is absolute and elsewhere keeps its leading slash."""
+        """Return the path relative to the root, unresolved. An absolute path outside keeps its leading slash."""
         pure = PurePosixPath(path)
         if not pure.is_absolute():
             return WorkspacePath(_text(pure))
@@ -77,9 +77,9 @@ class Workspace:
         return WorkspacePath(str(pure))
 
     def locate(self, path: WorkspacePath, *, follow: bool) -> Place | None:
-        """Where a name really lies, its directory held open; None where a symlink leads out of the workspace.
+        """Resolve a path and open its directory. Returns None if a symlink leads out of the workspace.
 
-        `follow` says whether a symlink that is the last component is followed. OSError, as the way there has it.
+        `follow`: also follow a symlink in the last component. Raises OSError, ESTALE if the path changes meanwhile.
         """
         try:
             real = self._real(path, follow=follow)
@@ -94,7 +94,7 @@ class Workspace:
             missing = ()
         directory = self.open_directory(parent)
         try:
-            # The text of a descriptor's path is what it was when read: see that it still leads to the same.
+            # The path of a descriptor in /proc can be out of date: check that it still leads to the same inode.
             known = os.fstat(directory) if real.rest else _lstat(directory, name or ".")
             if known is None or not os.path.samestat(known, real.status):
                 raise _moved(path)
@@ -127,12 +127,12 @@ class Workspace:
         return there[len(root) + 1 :]
 
     def open_directory(self, path: str) -> int:
-        """A directory at exactly this path, no symlink on the way and no other file system, for its caller to close."""
+        """Open a directory without following symlinks or entering other file systems. The caller closes it."""
         return _open_beneath(self.descriptor, path, os.O_RDONLY | os.O_DIRECTORY, _EXACTLY)
 
 
 class _Real(NamedTuple):
-    """What of a path is there, without symlinks, what it is, and the components that are not there."""
+    """The existing part of a path, resolved; its status; and the components that do not exist."""
 
     path: str
     status: os.stat_result
@@ -140,7 +140,7 @@ class _Real(NamedTuple):
 
 
 class Place:
-    """A name in a directory that is held open until the end of a `with` block."""
+    """A name in a directory. The directory stays open until the end of a `with` block."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Place:
         self.directory = directory
         self.name: Final = name
         self.found: Final = found
-        """What the name was when it was located; None: nothing was there."""
+        """Status of the name when it was located; None if it did not exist."""
         self._workspace: Final = workspace
         self._parent = parent
         self._missing = missing
@@ -173,17 +173,17 @@ class Place:
 
     @property
     def kind(self) -> Kind:
-        """What the name leads to; a regular file where nothing is there."""
+        """Kind of the name; FILE if it does not exist."""
         return Kind.FILE if self.found is None else kind_of(self.found.st_mode)
 
     @property
     def missing(self) -> list[WorkspacePath]:
-        """The directories above that are not there, the uppermost first."""
+        """The missing parent directories, uppermost first."""
         ends = range(1, len(self._missing) + 1)
         return [WorkspacePath("/".join(filter(None, (self._parent, *self._missing[:end])))) for end in ends]
 
     def open_file(self) -> int:
-        """The file, open for reading, for its caller to close; ESTALE where it is another by now, or no regular one."""
+        """Open the file for reading; the caller closes it. ESTALE if it was replaced or is not a regular file."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = _open_beneath(self.directory, self.name, flags, _EXACTLY)
         now = os.fstat(descriptor)
@@ -192,8 +192,8 @@ class Place:
             raise _moved(self.path)
         return descriptor
 
-    def make_directory(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Make the uppermost missing directory and hold it instead. One that is there by now serves too."""
+    def make_directory(self, permit: Permit) -> None:  # noqa: ARG002 - a change requires one
+        """Create the uppermost missing directory, or accept it if it exists by now, and hold it instead."""
         name, *rest = self._missing
         self.check()
         made = True
@@ -211,15 +211,15 @@ class Place:
         finally:
             os.close(above)
 
-    def unlink(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Remove the name, which is no directory's."""
+    def unlink(self, permit: Permit) -> None:  # noqa: ARG002 - a change requires one
+        """Remove a file or symlink. Raises FileNotFoundError, OSError."""
         if self.found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         self.check()
         os.unlink(self.name, dir_fd=self.directory)
 
     def check(self) -> None:
-        """See that the held directory still is where its path says; OSError when it was moved."""
+        """Check that the path still leads to the open directory. Raises OSError if the directory was moved."""
         descriptor = self._workspace.open_directory(self._parent)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self.directory)):
@@ -233,12 +233,12 @@ def _text(pure: PurePosixPath) -> str:
 
 
 def _without_symlinks(pure: PurePosixPath) -> PurePosixPath:
-    """The same name by the real path of its directory, for callers who know the workspace by a symlink."""
+    """Resolve the directory of a path, for callers that name the workspace through a symlink."""
     try:
-        # By its words `..` is judged, and refused; looking would take it for what the symlinks make of it.
+        # The policy refuses a literal `..`. realpath would resolve it through the symlinks.
         return pure if ".." in pure.parts else PurePosixPath(os.path.realpath(pure.parent), pure.name)
     except ValueError:
-        return pure  # NUL, or no name that could be: for the policy to refuse
+        return pure  # NUL or an invalid name: the policy refuses it
 
 
 def _lstat(directory: int, name: str) -> os.stat_result | None:
