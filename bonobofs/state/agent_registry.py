@@ -1,8 +1,7 @@
-"""Who there is: teams and agents, each a UUID under a label.
+"""The register of teams and agents. Each has a UUID and a label.
 
-The label is for people and may one day name somebody else: what is removed keeps its row, so that records can still be
-read, and a later one of the same name is another, which inherits nothing. Everything that refers to an agent or a team
-refers to the UUID.
+Every reference to an agent or a team is its UUID. The label is for people and can be reused: a removed agent keeps its
+row, so that old records stay readable. A later agent with the same label has a new UUID and inherits nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LONGEST_LABEL: Final = 64
 
 
 class MountingAgent(NamedTuple):
-    """An agent as it mounts. `role` is None where nobody has given it one of its own."""
+    """An agent as a mount uses it. `role` is its default role, or None."""
 
     label: str
     id: str
@@ -31,11 +30,11 @@ class MountingAgent(NamedTuple):
     team: str | None
     """Label of its team."""
     new: bool
-    """It was entered by this call."""
+    """True if this call registered it."""
 
 
 class Team(NamedTuple):
-    """One team. `removed` is None while it lives."""
+    """One team. `removed` is None until it is removed."""
 
     id: str
     label: str
@@ -44,7 +43,7 @@ class Team(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """One agent. `role` is what it mounts with by itself; an agent without `roles` may use every role."""
+    """One agent. `role` is its default role. An agent without `roles` may use every role."""
 
     id: str
     label: str
@@ -57,7 +56,7 @@ class Agent(NamedTuple):
 
 
 def check_label(label: str, what: str = "an agent") -> str:
-    """A label that is safe in a line of a log, a terminal and a file name, and is no UUID; else UsageError."""
+    """Return the label if it is safe in log lines, terminals and file names and is not a UUID; else UsageError."""
     if not label or len(label) > _LONGEST_LABEL or not label.isprintable() or "/" in label or label != label.strip():
         raise UsageError(
             f"{label!r} cannot name {what}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
@@ -68,9 +67,10 @@ def check_label(label: str, what: str = "an agent") -> str:
 
 
 def register(database: Database, label: str, role: str | None = None) -> MountingAgent:
-    """The living agent of that label or UUID, entered with the role as its own if it is a label that is new.
+    """Return the agent of that label or UUID. Register a new label, with `role` as its default role.
 
-    A known agent's own role stays. ForbiddenError where the agent may not mount with the role that is named.
+    A known agent keeps its default role. ForbiddenError: the agent may not mount with `role`. UsageError: bad label, or
+    unknown UUID.
     """
     with database.change() as connection:
         known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
@@ -86,9 +86,9 @@ def register(database: Database, label: str, role: str | None = None) -> Mountin
 
 
 def add(database: Database, label: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
-    """Enter an agent. Of the roles that it may mount with the first is its own; without any it may use every role.
+    """Register an agent that may mount with `roles`; the first is its default. Without roles it may use every role.
 
-    UsageError for a label that lives already or a team that does not.
+    UsageError: the label is in use or invalid, or the team does not exist.
     """
     check_label(label)
     wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
@@ -104,9 +104,9 @@ def add(database: Database, label: str, *, team: str | None = None, roles: Itera
 
 
 def change(database: Database, agent: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
-    """Replace the team or the roles of an agent, by label or UUID. What is not named stays. UsageError as from `add`.
+    """Replace the team or the roles of an agent, given by label or UUID. None or no roles leaves them unchanged.
 
-    Live sessions keep their role.
+    Live sessions keep their role. UsageError: the agent or the team does not exist, or a role's label is invalid.
     """
     wanted = tuple(dict.fromkeys(check_label(role, "a role") for role in roles))
     with database.change() as connection:
@@ -123,9 +123,9 @@ def change(database: Database, agent: str, *, team: str | None = None, roles: It
 
 
 def remove(database: Database, agent: str) -> Agent:
-    """Remove an agent, by label or UUID, with the leases that it holds itself. Its label is free again.
+    """Remove an agent, given by label or UUID, and its own leases; leases of its chains stay. Its label becomes free.
 
-    StateError while a session of it is live.
+    StateError: it has a live session. UsageError: it does not exist.
     """
     with database.change() as connection:
         found = _living_agent(connection, agent)
@@ -138,25 +138,25 @@ def remove(database: Database, agent: str) -> Agent:
 
 
 def list_agents(database: Database, *, removed: bool = False) -> list[Agent]:
-    """The living agents by label; with `removed`, those that once were too."""
+    """Return the agents, sorted by label; with `removed`, include the removed ones."""
     with database.read() as connection:
         return _agents(connection, *(() if removed else (agents.c.removed.is_(None),)))
 
 
 def find(database: Database, agent: str) -> Agent | None:
-    """The living agent of that label or UUID; None where there is none."""
+    """Return the agent of that label or UUID; None if there is none or it was removed."""
     with database.read() as connection:
         return _agent(connection, agent)
 
 
 def identity_of(database: Database, label: str) -> str | None:
-    """The UUID of the living agent of that label; None where there is none."""
+    """Return the UUID of the agent of that label; None if there is none or it was removed."""
     found = find(database, label)
     return None if found is None else found.id
 
 
 def add_team(database: Database, label: str) -> Team:
-    """Enter a team. UsageError for a label that lives already."""
+    """Register a team. UsageError: the label is in use or invalid."""
     check_label(label, "a team")
     with database.change() as connection:
         if _teams(connection, teams.c.name == label, teams.c.removed.is_(None)):
@@ -166,7 +166,7 @@ def add_team(database: Database, label: str) -> Team:
 
 
 def remove_team(database: Database, team: str) -> Team:
-    """Remove a team, by label or UUID. StateError while agents belong to it."""
+    """Remove a team, given by label or UUID. StateError: it has agents. UsageError: it does not exist."""
     with database.change() as connection:
         identity = _living_team(connection, team)
         members = _agents(connection, agents.c.team == identity, agents.c.removed.is_(None))
@@ -177,7 +177,7 @@ def remove_team(database: Database, team: str) -> Team:
 
 
 def list_teams(database: Database, *, removed: bool = False) -> list[Team]:
-    """The living teams by label; with `removed`, those that once were too."""
+    """Return the teams, sorted by label; with `removed`, include the removed ones."""
     with database.read() as connection:
         return _teams(connection, *(() if removed else (teams.c.removed.is_(None),)))
 

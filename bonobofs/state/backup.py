@@ -1,4 +1,4 @@
-"""Copies of the database: an SQLite file by SQLite itself, PostgreSQL by pg_dump. One is there whole or not at all."""
+"""Atomic backups of the database: SQLite with its backup API, PostgreSQL with pg_dump."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bonobofs.errors import StateError
 from bonobofs.state.database import SECRETS, Database
 
 INDEX: Final = "index_"
-"""With this begin the tables of the index, which are derived, and no part of a backup."""
+"""Name prefix of the index tables. They are derived from the trails, so backups exclude them on PostgreSQL."""
 _SUFFIXES: Final = (".db", ".dump")
 
 
 def list_backups(home: Path) -> list[Path]:
-    """The oldest first."""
+    """Return the paths of the backups, oldest first."""
     return [path for path in sorted((home / "backups").glob("*-*.d*")) if path.suffix in _SUFFIXES]
 
 
 def create_backup(database: Database, revision: str | None = None) -> Path:
-    """A copy of the database, dated and named by its schema, in `backups/` of the state directory; 0600.
+    """Back up the database to `backups/DATE-REVISION.db` or `.dump` in the state directory, mode 0600; return the path.
 
-    StateError when it cannot be made: for PostgreSQL that takes pg_dump of at least the server's version.
+    StateError: there are no tables, or the backup failed. PostgreSQL needs a pg_dump of at least the server's version.
     """
     at = revision or database.revision()
     if at is None:
@@ -42,7 +42,7 @@ def create_backup(database: Database, revision: str | None = None) -> Path:
 
 
 def _write(database: Database, path: Path) -> None:
-    # It gets its name when it is whole: what bears the name of a backup is one.
+    # The final name appears only for a complete file.
     unfinished = path.with_suffix(f"{path.suffix}.unfinished")
     handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -60,7 +60,7 @@ def _write(database: Database, path: Path) -> None:
 
 
 def restore(database: Database, backup: Path) -> None:
-    """Put the database back to what a backup holds."""
+    """Restore the database from a backup. StateError."""
     if database.is_sqlite:
         _copy_sqlite(str(backup), database.url.database or "")
     else:
@@ -70,7 +70,7 @@ def restore(database: Database, backup: Path) -> None:
 
 
 def tables_in(backup: Path) -> set[str]:
-    """The names of the tables that a dump holds, from lines such as `215; 1259 16386 TABLE public agents OWNER`."""
+    """Return the table names of a dump, from lines such as `215; 1259 16386 TABLE public agents OWNER`. StateError."""
     lines = [line.split() for line in _run("pg_restore", "--list", str(backup)).splitlines()]
     return {line[5] for line in lines if line[3:4] == ["TABLE"]}
 
@@ -87,9 +87,9 @@ def _copy_sqlite(source: str, target: str) -> None:
 
 
 def _of(database: Database) -> tuple[str, dict[str, str]]:
-    """How a program of PostgreSQL is told which database it is: an argument, and what goes into its environment.
+    """Return the --dbname argument for a PostgreSQL program, and its extra environment variables.
 
-    Everybody can read arguments: what is secret is not among them.
+    Other users can read arguments, so the password is in the environment and the other secrets are dropped.
     """
     said = {name: ",".join((value,) if isinstance(value, str) else value) for name, value in database.url.query.items()}
     said |= {
@@ -102,7 +102,7 @@ def _of(database: Database) -> tuple[str, dict[str, str]]:
 
 
 def _run(program: str, *arguments: str, more: dict[str, str] | None = None) -> str:
-    """Run a program of PostgreSQL, with `more` in its environment, and give what it printed. StateError."""
+    """Run a PostgreSQL program with `more` added to its environment; return its output. StateError."""
     try:
         ran = subprocess.run(
             [program, *arguments],

@@ -1,7 +1,7 @@
-"""The policy of each project, by its source: `policies/NAME-HASH.toml` is one that the operator gave it (`init`), and
-`policies/NAME-HASH.json` the preset that its first session took.
+"""The policy of each project, keyed by its source: `policies/NAME-HASH.toml` is the operator's policy (`init`), and
+`policies/NAME-HASH.json` the preset that its first session chose.
 
-The hash is over the source's path without symlinks, since two sources may have the same name.
+HASH is the start of the SHA-256 of the source's path without symlinks, because two sources may have the same name.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from bonobofs.state.home import read_document, write_document
 
 
 class StoredPreset(NamedTuple):
-    """The preset that the first session of a source took."""
+    """The preset that the first session of a source chose."""
 
     preset: str
     chosen: str
-    """When, in ISO 8601."""
+    """Time of the choice, ISO 8601."""
 
 
 def policy_file(home: Path, source: Path) -> Path:
-    """Where the policy of a project lies, if it has one. `source` is without symlinks."""
+    """Return the path of a project's policy; the file may be absent. `source` must be free of symlinks."""
     return home / "policies" / f"{_key(source)}.toml"
 
 
 def exists(file: Path) -> bool:
-    """Whether there is a file, or a symlink, of this name. PolicyError if that cannot be determined."""
+    """Return True if a file or symlink of this name exists. PolicyError: the check failed."""
     try:
         file.lstat()
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def exists(file: Path) -> bool:
 
 
 def stored_preset(home: Path, source: Path) -> StoredPreset | None:
-    """The preset that is stored for a source; None before its first session. PolicyError, StateError."""
+    """Return the stored preset of a source; None before its first session. PolicyError, StateError."""
     file = _choice(home, source)
     if not exists(file):
         return None
@@ -57,13 +57,13 @@ def stored_preset(home: Path, source: Path) -> StoredPreset | None:
 
 
 def store_preset(home: Path, source: Path, preset: str) -> str:
-    """Store the preset of a source unless one is stored already; return the one that is stored then."""
+    """Store the preset of a source unless one is stored; return the stored preset. PolicyError, StateError, OSError."""
     file = _choice(home, source)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     write_document(draft, {"source": str(source), "preset": preset, "chosen": datetime.now(UTC).isoformat()})
     try:
-        # Of two first sessions at once, the one that links first decides.
+        # If two first sessions start at the same time, the first link decides.
         with contextlib.suppress(FileExistsError):
             os.link(draft, file)
     finally:

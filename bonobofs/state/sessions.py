@@ -1,4 +1,4 @@
-"""The register of sessions: one document each, `sessions/UUID/session.json`. What a session did is in its trail."""
+"""The register of sessions: one file `sessions/UUID/session.json` each. The trail records what a session did."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bonobofs.system import processes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyMark:
-    """Which policy a session began with: the file, the digest of its meaning, and the count of changes since."""
+    """Identifies a policy: its file or preset, the digest of its meaning, and its generation."""
 
     origin: str
     digest: str
@@ -35,53 +35,53 @@ class Session:
     chain: str | None
     source: str
     mountpoint: str | None
-    """None: a session of a Python caller, without a mount."""
+    """None for a session of the Python API, which has no mount."""
     pid: int | None
-    """The process that serves it; with `starttime`, as numbers are used again."""
+    """The serving process. Compared together with `starttime`, because the kernel reuses numbers."""
     starttime: int | None
-    """Clock ticks since the boot, as in /proc/PID/stat."""
+    """Start of that process in clock ticks since boot, as in /proc/PID/stat."""
     transport: str
     policy: PolicyMark
     boot_id: str
-    """Another one than now: the machine went down since, and the trail's last second may be missing."""
+    """The kernel's boot ID. If it differs now, the machine rebooted and may have lost the trail's last second."""
     started: str
     """UTC, ISO 8601."""
     ended: str | None
-    """When its end was noted; null while it lives, and after a crash until the next mount or umount there."""
+    """Time at which the end was recorded; None while live, and after a crash until the next mount or umount there."""
     issue: str | None = None
-    """The issue that it is for: a worktree's. The gates' commits name it."""
+    """The issue of a worktree's session. Commits of the git and Beads gates name it."""
     source_inode: int | None = None
-    """Inode number of the source at the start; None in records of older versions."""
+    """Inode number of the source at the start; None in files of older versions."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Live:
-    """What changes while a mount is served; kept by its server, in `live.json` beside session.json."""
+    """Variable state of a mounted session. The server writes it to `live.json` next to session.json."""
 
     watch: str
-    """`watching`, or why changes behind the mount are looked for once a second only."""
+    """`watching`; PARTLY and a reason; or why the watcher is off and the server polls the source once a second."""
     policy: PolicyMark
     """The policy in force."""
     policy_error: str | None
-    """Why the policy file that is there now is not in force; null where it is."""
+    """Why the current policy file is not in force; None if it is."""
     leases: str | None = None
-    """Why it is not known what is leased, so that every change is refused; null where it is."""
+    """Why the leases are unknown, so that every change is refused; None if they are known."""
     caches: str | None = None
-    """Why the kernel caches nothing and what it has cached may be stale; null where it is not."""
+    """Why the kernel cache is off and may hold stale data; None if it is on."""
 
 
 WATCHING = "watching"
 PARTLY = "in part: "
-"""Begins `Live.watch` where a part of the source is not watched."""
+"""Prefix of `Live.watch` if a part of the source is not watched."""
 
 
 def write_live(directory: Path, live: Live) -> None:
-    """Keep it in a session's directory."""
+    """Write `live.json` to a session's directory."""
     write_document(directory / "live.json", dataclasses.asdict(live))
 
 
 def read_live(directory: Path) -> Live | None:
-    """What is kept there; None where nothing was served, or by an older version. OSError, StateError."""
+    """Read `live.json`; None if it is absent or from an incompatible version. OSError, StateError."""
     try:
         document = read_document(directory / "live.json")
         return Live(**{**document, "policy": PolicyMark(**document["policy"])})
@@ -90,7 +90,7 @@ def read_live(directory: Path) -> Live | None:
 
 
 def lives(session: Session) -> bool:
-    """Whether the very process that serves it still runs: the same number, the same start, in the same boot."""
+    """Return True if the serving process still runs: same number, same start time, same boot."""
     if session.ended is not None or session.boot_id != processes.boot_id():
         return False
     return processes.is_alive(session.pid, session.starttime)
@@ -101,14 +101,14 @@ def save(home: Path, session: Session) -> None:
 
 
 def note_ends(home: Path, names: Iterable[str]) -> None:
-    """Enter that these sessions have ended, by now at the latest."""
+    """Record now as the end of these sessions. OSError, StateError."""
     for name in names:
         session = _session(read_document(_record(home, name)))
         save(home, dataclasses.replace(session, ended=datetime.now(UTC).isoformat()))
 
 
 def load(home: Path, name: str) -> Session | None:
-    """The session of that UUID; None where there is none that this version can read."""
+    """Return the session of that UUID; None if it is absent or unreadable."""
     try:
         return _session(read_document(_record(home, name)))
     except (OSError, StateError, TypeError, KeyError):
@@ -118,7 +118,7 @@ def load(home: Path, name: str) -> Session | None:
 def read_all(home: Path) -> tuple[list[Session], dict[str, StateError]]:
     """Return the registered sessions, oldest first, and by UUID the error of each that cannot be read.
 
-    A directory without a record is a session that is being made.
+    A directory without session.json belongs to a session that is being created.
     """
     found, unreadable = [], {}
     for directory in (home / "sessions").iterdir():
@@ -139,7 +139,7 @@ def read_all(home: Path) -> tuple[list[Session], dict[str, StateError]]:
 
 
 def load_all(home: Path) -> list[Session]:
-    """Return every registered session, oldest first. StateError: one of them cannot be read."""
+    """Return all registered sessions, oldest first. StateError: one of them cannot be read."""
     found, unreadable = read_all(home)
     for error in unreadable.values():
         raise error
@@ -147,9 +147,9 @@ def load_all(home: Path) -> list[Session]:
 
 
 def live_at(home: Path, mountpoint: Path) -> Session | None:
-    """Return the session whose process serves this mountpoint now.
+    """Return the live session of this mountpoint, or None.
 
-    StateError: none of the readable ones does, and one that cannot be read might.
+    StateError: no readable session serves it, and at least one session cannot be read.
     """
     found, unreadable = read_all(home)
     for session in found:

@@ -1,7 +1,7 @@
-"""The register of worktrees that agents were given: `worktrees/UUID/worktree.json` each, and where their parts lie.
+"""The register of the agents' worktrees: `worktrees/UUID/worktree.json` each, next to two directories.
 
 tree  the work tree, which is the source of its mount
-work  where it is mounted
+work  the mountpoint
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bonobofs.state.home import read_document, write_document
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Worktree:
-    """One worktree from its beginning to its end. The field names are those of worktree.json."""
+    """One worktree, from creation to removal. The field names are those of worktree.json."""
 
     worktree: str
     """UUID; also the name of its directory."""
@@ -24,30 +24,30 @@ class Worktree:
     branch: str
     agent: str
     repository: str
-    """The top of the work tree of the repository that it belongs to."""
+    """Top directory of the main work tree of its repository."""
     common: str
-    """What that repository shares with its worktrees: its `.git`."""
+    """The repository's common git directory: its `.git`."""
     name: str
-    """What git calls it: the directory in `common`/worktrees."""
+    """Git's name for it: the directory in `common`/worktrees."""
     base: str
-    """The commit that its branch began at."""
+    """Commit at which its branch started."""
     made: str
     """UTC, ISO 8601."""
     ready: bool
-    """False while it is being made; what was left so by a kill is taken away before it is made again."""
+    """False during creation. The next `add` for the issue removes a worktree that a kill left so."""
     removed: str | None
-    """When it was removed."""
+    """Time of removal, or None."""
     tip: str | None
-    """The commit that its branch was at when it was removed."""
+    """Commit of its branch at removal, or None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorktreePaths:
-    """Where the parts of a worktree lie."""
+    """The directories of a worktree."""
 
     top: Path
     kept: Path
-    """What its removal kept."""
+    """Directory of the files that the removal kept."""
 
     @property
     def tree(self) -> Path:
@@ -70,7 +70,7 @@ def save(home: Path, worktree: Worktree) -> None:
 
 
 def load_all(home: Path) -> Iterator[Worktree]:
-    """Every worktree there is or was, the oldest first. StateError: a record is not as this version writes it."""
+    """Yield all worktrees, removed ones too, oldest first. StateError: another version wrote a record."""
     found = []
     for file in (home / "worktrees").glob("*/worktree.json"):
         try:
@@ -83,7 +83,7 @@ def load_all(home: Path) -> Iterator[Worktree]:
 
 
 def repository_of(home: Path, tree: Path) -> Path | None:
-    """The top of the repository that one of our work trees belongs to; None where that is no work tree of ours."""
+    """Return the top of the repository of `tree`; None if `tree` is not a work tree of this state directory."""
     if not _is_ours(home, tree):
         return None
     return Path(Worktree(**read_document(tree.parent / "worktree.json")).repository)
