@@ -1,7 +1,7 @@
-"""The policy as a person writes it: pydantic models of policy.toml, and reading it from a file.
+"""Parse policy.toml into pydantic models.
 
-Nothing is accepted that is not enforced: unknown keys, keys whose effect is not built yet, patterns that could match
-nothing. Every error is one line with the file, the line and the key.
+The parser rejects every text that the engine would not enforce: unknown keys, keys without an implementation, and
+patterns that match no path. Each error is one line with the file, the line and the key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LONGEST_SENTENCE: Final = 200
 
 
 def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
-    """Return an error for pydantic. `place` is the path from the model that raises it to the key."""
+    """Return an error for pydantic. `place` is the path of the key in the model that raises the error."""
     return PydanticCustomError("policy", "{problem}", {"problem": problem, "place": place})
 
 
@@ -238,7 +238,7 @@ class Paths(_Table):
 
 
 class Scratch(_Table):
-    """[[scratch]]: paths that are free to write and never reach the source, with a limit of bytes for all together."""
+    """[[scratch]]: paths in the scratch layer, which the session may write freely. `max_total` limits their bytes."""
 
     paths: list[PathPattern] = Field(min_length=1)
     max_total: Size | None = None
@@ -252,7 +252,7 @@ class Examples(_Table):
 
 
 class Rule(_Table):
-    """[[rule]]: changes of matching paths that it permits, or refuses with a reason. A missing key sets no limit."""
+    """[[rule]]: permits changes of matching paths, or refuses them with a reason. A missing key sets no limit."""
 
     name: RuleName
     paths: list[PathPattern] = Field(min_length=1)
@@ -276,7 +276,7 @@ class Rule(_Table):
 
 
 class Role(_Table):
-    """[role.NAME]: the paths that the role may write, exceptions from them, and the operations of tools and gates."""
+    """[role.NAME]: paths that the role may write, exceptions from them, and operations that it may call."""
 
     write: list[PathPattern] = []
     deny: list[PathPattern] = []
@@ -289,7 +289,7 @@ class Role(_Table):
 class Leases(_Table):
     """[leases]: the longest lease of a session, and the roles that may acquire one.
 
-    `max` is in seconds. `who` None: every role that writes somewhere.
+    `max` is in seconds. If `who` is None, every role that may write may acquire leases.
     """
 
     max: Duration = DEFAULT_MAX
@@ -297,7 +297,7 @@ class Leases(_Table):
 
 
 class Beads(_Table):
-    """[beads]: the issue conventions. A label is one of the prefixes, a colon and a name."""
+    """[beads]: the issue conventions. A label has the form `PREFIX:NAME` with one of the prefixes."""
 
     types: list[BeadsWord] = Field(default=[*TYPES], min_length=1)
     label_prefixes: list[BeadsWord] = Field(default=[*LABEL_PREFIXES], min_length=1)
@@ -305,7 +305,7 @@ class Beads(_Table):
 
 
 class Git(_Table):
-    """[git]: requirements for branches and messages, and the identity in commits."""
+    """[git]: the requirements for branch names and commit messages, and the author and signature of commits."""
 
     branch_prefix: BranchPrefix = "aidlc/"
     protected_branches: list[BranchPattern] = ["main", "master", "develop"]
@@ -315,7 +315,7 @@ class Git(_Table):
 
 
 class AgentMail(_Table):
-    """[agent_mail]: the mailbox for the trails. By default the project is the source, and the sender a unique name."""
+    """[agent_mail]: the mailbox that gets the trails. Default project: the source; default sender: a unique name."""
 
     url: ServerUrl
     token_file: AbsolutePath | None = None
@@ -334,7 +334,7 @@ class Audit(_Table):
 
 
 class PolicyDocument(_Table):
-    """A whole policy with its preset. `policy.engine.compile_policy` takes its `model_dump(mode="json")`."""
+    """A policy, merged with its preset. `policy.engine.compile_policy` takes its `model_dump(mode="json")`."""
 
     extends: Literal["project", "aidlc", "docs", "read-only"] | None = Field(default=None, exclude=True)
     replace: list[str] = Field(default=[], exclude=True)
@@ -358,7 +358,7 @@ class PolicyDocument(_Table):
 
 
 def load(path: Path) -> PolicyDocument:
-    """Read a policy file. PolicyError: `FILE:LINE: KEY: what is wrong`."""
+    """Read a policy file. PolicyError: `FILE:LINE: KEY: problem`; without a line if the file cannot be read."""
     origin = _shown(str(path))
     try:
         content = path.read_bytes()
@@ -374,9 +374,9 @@ def load(path: Path) -> PolicyDocument:
 
 
 def parse(text: str, origin: str) -> PolicyDocument:
-    """Read a policy from TOML text; `origin` is what errors call it. PolicyError as from `load`.
+    """Parse a policy from TOML text. Errors name the text `origin`. PolicyError as from `load`.
 
-    The message of the error has the first mistake in the file, and the attribute `problems` one line for each.
+    The message of the error has the first mistake in the file. Its attribute `problems` has one line for each mistake.
     """
     try:
         raw = tomllib.loads(text)
@@ -439,7 +439,7 @@ def _mistaken(text: str, origin: str, mistakes: list[tuple[Place, str]]) -> Poli
 
 
 def _syntax_error(text: str, error: ValueError) -> str:
-    """`LINE: what is wrong`. tomllib says the line at the end of its message, or that the text ended too soon."""
+    """Return `LINE: problem`. The message of tomllib ends with the line, or says that the text ended too soon."""
     message = str(error)
     at = re.search(r" \(at line (\d+), column \d+\)$", message)
     if at is not None:
@@ -466,7 +466,7 @@ def _unknown_key(place: Place) -> str:
 
 
 def _key(place: Place) -> str:
-    """`rule[1].paths[0]`, indices counted from 0; a key that is not bare stands in quotes."""
+    """Format a place as `rule[1].paths[0]`, with indices from 0. A key that is not bare in TOML is quoted."""
     key = ""
     for part in place:
         if isinstance(part, int):
@@ -478,5 +478,5 @@ def _key(place: Place) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text for one line of a terminal: control and unencodable characters are escaped."""
+    """Escape control characters and unencodable characters, so that the text stays on one line of a terminal."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -18,11 +18,11 @@ _SMALL_FILE: Final = Context(size=1, mode=0o644, head=b"a")
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
-    """Return one line for each example that the whole policy decides differently than it states.
+    """Return one line for each example for which the policy decides otherwise than the example states.
 
     `document` is `PolicyDocument.model_dump(mode="json")`. Examples of [role.NAME] are tried in that role, all others
     in the default role. An example is tried as the creation of a small plain file in the source, or of a directory if
-    it ends in a slash. A path that would be kept apart counts as denied. PolicyError as from `compile_policy`.
+    it ends in a slash. A path in another layer than the source counts as denied. PolicyError as from `compile_policy`.
     """
     policy = compile_policy(document)
     return [line for name, role, table in _tables(document) for line in _failures(policy, name, role, table)]
@@ -72,7 +72,7 @@ _RISKS: Final = {
     "runs-by-itself": "files that take effect when the project is only opened or pushed",
     "secrets": "files that hold secrets",
 }
-"""Refusing rules of the preset `project`. `warnings` tries the paths of their examples."""
+"""Rules of the preset `project` that refuse changes. `warnings` tries the paths of their examples."""
 
 
 def warnings(document: Mapping[str, Any]) -> list[tuple[Place, str]]:
@@ -91,7 +91,7 @@ def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
 
 
 def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """Return one warning for each kind of file that a role may change and that the preset `project` refuses."""
+    """Yield one warning for each kind of file that a role may change and that the preset `project` refuses."""
     project = load(preset_file("project")).model_dump(mode="json")
     rules = {rule["name"]: index for index, rule in enumerate(document.get("rule", ()))}
     hidden = False
@@ -116,7 +116,7 @@ def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[P
 
 
 def _idle_roles(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """Return the roles that permit nothing, or whose `write` overlaps with no rule."""
+    """Yield a warning for each role that permits nothing, or whose `write` overlaps with no rule."""
     for name, role in defined_roles(document).items():
         write = [parse(text) for text in role.get("write", ())]
         if not any(role.get(key) for key in ("write", "tools", "git", "beads")):

@@ -1,7 +1,7 @@
 """The role lists `tools`, `git` and `beads`, the word that each operation needs, and the issue conventions of [beads].
 
-An operation of a gate is not a change of one path: the role alone decides it, and each file that it changes is judged
-as a part.
+An operation of a gate is not a change of one path. The role alone decides it, and the engine judges each file that it
+changes as a part of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GIT: Final = (
 EVERY: Final = "*"
 """Every subcommand of git except those of REMOTE."""
 REMOTE: Final = ("push", "fetch", "pull", "ls-remote", "clone", "archive", "remote")
-"""Subcommands that can contact a remote. A role may do that only if its list names the subcommand."""
+"""Subcommands that can contact a remote. A role may run one only if its list names it."""
 OTHERS: Final = ("am", "apply", "bisect", "cherry-pick", "clean", "config", "gc", "init", "notes", "rebase", "revert")
 BEADS: Final = ("create", "update", "close", "reopen", "epic", "dep", "label", "comment")
 
@@ -38,14 +38,14 @@ FAMILIES: Final = {"tools": TOOLS, "git": (EVERY, *GIT, *OTHERS, *REMOTE), "bead
 
 
 class Call(NamedTuple):
-    """The list that an operation needs, and the words of which one suffices. No words: no role may do it."""
+    """The list that an operation needs, and the words of which it needs one. Without words no role may call it."""
 
     family: str
     words: tuple[str, ...]
 
 
 WRITING: Final = Operation.WRITE_FILE
-"""The one tool that is also a change of a path. `Context.tool` marks the call of the tool."""
+"""The only tool that is also a change of a path. `Context.tool` marks the call of the tool."""
 
 OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.READ_FILE: Call("tools", ("read_file",)),
@@ -77,7 +77,7 @@ OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.COMMENT_ISSUE: Call("beads", ("comment",)),
     Operation.CALL: Call("socket", ()),
 }
-"""Operations that are decided by the role's lists only."""
+"""Operations that the role's lists alone decide."""
 
 CALLS: Final[dict[Operation, Call]] = {**OF_A_GATE, WRITING: Call("tools", ("write_file",))}
 

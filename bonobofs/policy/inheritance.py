@@ -50,7 +50,7 @@ def _extended(old: Any, new: Any) -> Any:
 
 
 def problems(raw: Mapping[str, Any], inherited: Mapping[str, Any] | None) -> Iterator[tuple[Place, str]]:
-    """Return the mistakes of several places of a file, or of the file and its preset. `raw` can have any types."""
+    """Yield the mistakes between several keys of a file, or between a file and its preset. `raw` is not validated."""
     base: Mapping[str, Any] = inherited or {"rule": [], "role": {}}
     listed = raw.get("replace", [])
     replace = [entry for entry in listed if isinstance(entry, str)] if isinstance(listed, list) else []

@@ -1,7 +1,7 @@
-"""The boundaries of an agent's worktree, as CLEO's programs define them: by the text of paths, without the disk.
+"""The boundaries of an agent's worktree, as CLEO's programs define them: by the text of paths, without disk access.
 
-Who asks resolves symlinks first: a name that leads out of the worktree by one is told from its text by nobody. The
-names CLEO_* stand here once. They are exported for programs that read them; no decision of bonobofs rests on one.
+The caller resolves symlinks first, because the text of a path does not show that a symlink leads out of the worktree.
+The shell exports the variables CLEO_* for other programs. No decision of bonobofs reads them from the environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTSIDE_PREFIXES: Final = "E_BOUNDARY_VIOLATION"
 
 @dataclass(frozen=True, slots=True)
 class AbsolutePathRules:
-    """The absolute paths that a tool may name."""
+    """The absolute paths that a tool may use."""
 
     allowed_prefixes: tuple[str, ...]
     """Absolute directories. Each permits itself and everything below it."""
@@ -92,10 +92,10 @@ def is_cwd_inside_worktree(cwd: str, worktree_root: str) -> bool:
 def evaluate_isolation_boundary(
     subcommand: str, *, env: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> BoundaryViolation | None:
-    """Why this subcommand of git may not be run here; None where it may.
+    """Return why this subcommand of git may not run here, or None if it may.
 
-    Asked before anything else is asked of a command. `env` holds the keys of ISOLATION_ENV_KEYS, `cwd` is the working
-    directory, "" where it has been deleted; those of this process where they are not given.
+    Callers check this first. `env` has the keys of ISOLATION_ENV_KEYS. `cwd` is the working directory, or "" if it was
+    deleted. The defaults are the environment and the working directory of this process.
     """
     env = os.environ if env is None else env
     root, role = env.get(ISOLATION_ENV_KEYS[0], ""), env.get(ISOLATION_ENV_KEYS[1], "")
@@ -114,7 +114,7 @@ def evaluate_isolation_boundary(
 
 
 def validate_absolute_path(absolute_path: str, contract: BoundaryContract) -> AbsolutePathResult:
-    """True if a contract permits this path. A relative path is never permitted."""
+    """Check a path against a contract. If `denied_outside_worktree` is true, no relative path is permitted."""
     rules = contract.absolute_path_rules
     if not rules.denied_outside_worktree:
         return AbsolutePathResult(True)
@@ -127,7 +127,7 @@ def validate_absolute_path(absolute_path: str, contract: BoundaryContract) -> Ab
 
 
 def enforce_absolute_path_boundary(absolute_path: str, contract: BoundaryContract) -> BoundaryViolation | None:
-    """Return why a tool may not get this absolute path, or None if it may."""
+    """Return why a tool may not use this absolute path, or None if it may."""
     result = validate_absolute_path(absolute_path, contract)
     if result:
         return None
@@ -158,9 +158,9 @@ def provision_isolated_shell(
     session_id: str = "",
     agent_id: str = "",
 ) -> IsolatedShell:
-    """What a shell in this worktree needs. The same arguments always give the same; empty ids are not exported.
+    """Return the setup of a shell in this worktree. It depends on the arguments only. Empty ids are not exported.
 
-    ValueError: the path is not absolute, or a value holds a NUL.
+    ValueError: the path is not absolute, or a value contains a NUL.
     """
     values = (worktree_path, role, branch, project_hash, session_id, agent_id)
     if not os.path.isabs(worktree_path) or any("\0" in value for value in values):

@@ -1,7 +1,7 @@
 """A lease snapshot for the engine: plain data with all patterns in one automaton.
 
-Only its holder may change a path under an exclusive lease, and only their holders a path under shared leases. If the
-leases are unknown, no path may be changed.
+Only the holder of an exclusive lease may change its paths. Only holders of shared leases may change their paths. If the
+leases are unknown, the engine denies every change of the source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Held(NamedTuple):
     holding: Holding
     shared: bool
     own: bool
-    """The session itself holds it."""
+    """This session holds the lease."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Leases:
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
-    """Compile leases. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` or None, and `until`.
+    """Compile leases. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` (or None) and `until`.
 
-    `holder_id` is the UUID of the holder, if known.
+    `holder_id`, the UUID of the holder, is optional.
     """
     return Leases(
         Matcher(
@@ -70,4 +70,4 @@ def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
 
 
 UNKNOWN: Final = Leases(Matcher(()), known=False)
-"""The leases are unknown."""
+"""The snapshot without knowledge of the leases. With it the engine denies every change of the source."""

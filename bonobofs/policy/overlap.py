@@ -1,8 +1,8 @@
 """Decide whether two patterns can match the same path.
 
-It is exact. Patterns are read as automata, over the components of a path and within one over the characters of a name,
-and the two are walked together until both accept or nothing new is found. A path that cannot be is none: no empty name,
-no `.` or `..`, no name beyond NAME_MAX bytes, no character that no file name decodes to.
+The result is exact. A pattern is an automaton over the components of a path, and a component is an automaton over the
+characters of a name. The search walks the product of two automata until both accept, or no new state is left. It uses
+valid paths only: names of 1 to NAME_MAX bytes, without `.` and `..`, with characters to which file names decode.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Ranges = Sequence[tuple[int, int]]
 _DOT: Final = ord(".")
 _LAST: Final = 0x10FFFF
 _IN_NAMES: Final[Ranges] = ((0x01, 0x2D), (0x30, 0xD7FF), (0xDC80, 0xDCFF), (0xE000, _LAST))
-"""Characters of names except the dot: no NUL, no slash, and of the surrogates only those that encode bytes."""
+"""Characters of names except the dot: no NUL, no slash, and only the surrogates that stand for bytes."""
 _WIDTHS: Final[Sequence[tuple[int, Ranges]]] = (
     (1, ((0x01, 0x7F), (0xDC80, 0xDCFF))),
     (2, ((0x80, 0x7FF),)),
     (3, ((0x800, 0xFFFF),)),
 )
-"""Bytes of a character in a name. A surrogate is one byte that is not UTF-8. Other characters have four."""
+"""Size in bytes of the characters of a name. A surrogate is one byte that is not UTF-8. Other characters have four."""
 
 
 # Each pattern is compared with many others, so parsed patterns are cached.
@@ -33,7 +33,7 @@ _parsed: Final = functools.lru_cache(4096)(parse)
 
 
 def patterns_meet(one: str, other: str) -> bool:
-    """True if both patterns can match one path. PolicyError: one is not a pattern."""
+    """True if both patterns can match one path. PolicyError: a pattern is invalid."""
     return meets(_parsed(one), _parsed(other))
 
 
@@ -56,7 +56,7 @@ def meets(one: Pattern, other: Pattern) -> bool:
 
 
 class _Walk(NamedTuple):
-    """A pattern as an automaton. After its last step it stays there if the pattern covers the subtree."""
+    """A pattern as an automaton. `stays`: its last state loops, because the pattern covers a subtree."""
 
     steps: tuple[str, ...]
     stays: bool
@@ -67,7 +67,7 @@ class _Walk(NamedTuple):
         return cls((*pattern.components, *below), pattern.reach is not Reach.ONLY)
 
     def begins_as(self, other: _Walk) -> bool:
-        """False if the leading literal names differ, which is so for most pairs."""
+        """False if the leading literal names differ. This rejects most pairs without a search."""
         for mine, yours in zip(self.steps, other.steps, strict=False):
             if is_wild(mine) or is_wild(yours):
                 return True
@@ -76,7 +76,7 @@ class _Walk(NamedTuple):
         return True
 
     def takes(self, at: int) -> Iterator[tuple[str, int]]:
-        """Return the transitions of a state: the glob of a name, and the next state."""
+        """Yield the transitions of a state: the glob of a name, and the next state."""
         if at == len(self.steps):
             if self.stays:
                 yield "*", at
@@ -108,9 +108,9 @@ def names_meet(one: str, other: str) -> bool:
 
 
 def _shortest(mine: Sequence[Token], yours: Sequence[Token]) -> int:
-    """Bytes of the shortest name that both match; more than NAME_MAX where there is none.
+    """Return the size in bytes of the shortest name that both globs match; more than NAME_MAX if there is none.
 
-    `dots` is how many dots the name is so far, while it is nothing else; 3 when it is a name for sure.
+    `dots` is the number of dots while the name has dots only, and 3 once the name cannot be empty, `.` or `..`.
     """
     seen = set()
     pending = [(0, 0, 0, 0)]
@@ -162,7 +162,7 @@ def _common(one: Ranges, other: Ranges) -> Ranges:
 
 
 def _narrowest(characters: Ranges) -> int:
-    """Return the bytes of the shortest character; 0 if there is none."""
+    """Return the size in bytes of the shortest character; 0 if there is none."""
     if not characters:
         return 0
     return next((width for width, ranges in _WIDTHS if _common(characters, ranges)), 4)

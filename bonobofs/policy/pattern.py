@@ -2,10 +2,10 @@
 
 A pattern is like a line of .gitignore, with these differences:
 
-- It is anchored at the workspace's root, even without a slash: `notes.md` is one path, `**/notes.md` is every depth.
-- `*`, `?` and `[...]` match within one component, hidden names too. `**` is a whole component: any depth, also none.
-- `dir/` is `dir` itself, whatever it is, and everything below it. `dir` is that one path and nothing below it.
-  `dir/**` is everything below `dir`, not `dir`. `**` alone is the whole workspace, its root included. `**/**` is `**`.
+- It starts at the workspace's root, even without a slash: `notes.md` is one path, `**/notes.md` is every depth.
+- `*`, `?` and `[...]` match within one component, also hidden names. `**` is a component that matches any number of
+  components, also none. `**/**` equals `**`. `**` alone matches the whole workspace with its root.
+- `dir` matches that one path, of any type. `dir/**` matches everything below it. `dir/` matches both.
 - Matching compares code points, without case folding or normalization. A byte that is not UTF-8 is one character.
 - `!`, backslashes, `..`, `.`, empty components and a leading slash are errors.
 """
@@ -24,7 +24,7 @@ ANY_DEPTH: Final = "**"
 NAME_MAX: Final = 255
 """Longest file name in bytes on Linux. A longer literal component matches nothing."""
 DEPTH_MAX: Final = 256
-"""Most components of one pattern. `**` matches deeper paths."""
+"""Maximum number of components of one pattern. `**` matches deeper paths."""
 
 _WILD: Final = frozenset("*?[")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
@@ -56,7 +56,7 @@ class Pattern(NamedTuple):
 
     @property
     def anywhere(self) -> str | None:
-        """`.git` for `**/.git/`: the name, if the pattern matches one literal name at any depth; else None."""
+        """The literal name that the pattern matches with its subtree at any depth (`.git` for `**/.git/`), or None."""
         if len(self.components) == 2 and self.components[0] == ANY_DEPTH and self.reach is Reach.SUBTREE:
             return None if is_wild(self.components[1]) else self.components[1]
         return None
@@ -74,7 +74,7 @@ def may_begin_with(component: str, character: str) -> bool:
 
 
 def parse(text: str) -> Pattern:
-    """Parse a pattern. PolicyError, without a place, says which part is invalid."""
+    """Parse a pattern. PolicyError says which part is invalid, without file and line."""
     _refuse_foreign_syntax(text)
     components = text.split("/")
     if len(components) > DEPTH_MAX:
@@ -131,14 +131,14 @@ def _fewest_bytes(token: Token) -> int:
 
 
 class Token(NamedTuple):
-    """One piece of a glob: a character, a class or `?` as a regular expression for one character; or a star ("")."""
+    """One token of a glob. `text` is a literal character, a regular expression for one character, or "" for `*`."""
 
     text: str
     literal: bool
     ranges: tuple[tuple[int, int], ...] = ()
     """The code points of a class as ranges."""
     negated: bool = False
-    """True: all code points except these. `?` excludes none."""
+    """The token matches all code points except `ranges`. For `?`, `ranges` is empty."""
 
     @property
     def expression(self) -> str:
@@ -167,7 +167,7 @@ def tokens_of(component: str) -> list[Token]:
     return tokens
 
 
-@lru_cache(maxsize=256)  # a policy has few of them, in many of its patterns
+@lru_cache(maxsize=256)  # a policy repeats a few classes in many patterns
 def _class(body: str) -> Token:
     """Return the token of the text between [ and ], such as `!a-z_`."""
     if "[:" in body or "[." in body or "[=" in body:
@@ -190,7 +190,7 @@ def _class(body: str) -> Token:
 
 
 def first_match(component: str, names: Iterable[str]) -> str | None:
-    """Return the first of the names that the component matches. Compiles it only if a name begins and ends as it."""
+    """Return the first name that the component matches, or None. Compares the literal beginning and end first."""
     tokens = tokens_of(component)
     prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
     alike = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
@@ -212,14 +212,14 @@ def _expression(component: str) -> str:
         else:
             chunks.append("")
     first, *others = chunks
-    # A chunk has one length, so the first place where it fits is as good as any: atomic groups never come back.
+    # A chunk has a fixed length, so its first match is as good as any. Atomic groups prevent backtracking.
     middle = "".join(f"(?>.*?{chunk})" for chunk in others[:-1])
     last = f".*{others[-1]}" if others else ""
     return f"(?s:{first}{middle}{last})"
 
 
 class Names:
-    """Globs for one component, all asked at once. Most names are told apart by how they begin, end or have few dots."""
+    """Globs for one component, compared at once. Literal beginnings and ends and the dots exclude most names early."""
 
     __slots__ = ("_begins", "_dots", "_ends", "_fits_beginning", "_fits_ending", "_fits_other")
 
@@ -238,7 +238,7 @@ class Names:
         self._begins = tuple(begins.values())
         self._ends = tuple(ends.values())
         self._dots = min(others.values(), default=NAME_MAX + 1)
-        """The numbers of dots of names that a glob without a literal beginning or end can match."""
+        """Fewest dots of a name that a glob without a literal beginning or end can match."""
         self._fits_beginning = _Any(begins)
         self._fits_ending = _Any(ends)
         self._fits_other = _Any(others)
@@ -253,7 +253,7 @@ class Names:
 
 
 class _Any:
-    """Globs, compiled when a name is first compared: each process of a session loads the policy, and few need them."""
+    """Globs that are compiled at the first comparison: each process loads the policy, and few processes need them."""
 
     __slots__ = ("_components", "_fits")
 
@@ -268,7 +268,7 @@ class _Any:
 
 
 class _Globs(Generic[Value]):
-    """The globs below one node, indexed by literal prefix and suffix: a thousand `svc-17-*` cost one lookup."""
+    """The globs below one node, indexed by literal prefix or suffix: a thousand `svc-17-*` cost one lookup."""
 
     __slots__ = ("_known", "_looks")
 
@@ -287,7 +287,7 @@ class _Globs(Generic[Value]):
             if entries is None:
                 entries = {}
                 self._looks.append((cut, entries))
-            # Of `*.md` and `test_*` nothing is left to compare once the literal part is found.
+            # `*.md` and `test_*` match every name with the literal part.
             fits = None if component in (f"*{part}", f"{part}*") else compile_name(component)
             entries.setdefault(part, []).append((fits, node))
         return node
@@ -314,7 +314,7 @@ def _literal_run(tokens: Iterable[Token]) -> str:
 
 
 class _Node(Generic[Value]):
-    """A place in the automaton. `deep` is the state that a following ANY_DEPTH keeps alive at every depth."""
+    """A state of the automaton. `deep` is the state after a following ANY_DEPTH, active at every depth (`loops`)."""
 
     __slots__ = ("below", "deep", "globs", "literal", "loops", "only", "stays", "subtree")
 
@@ -327,8 +327,8 @@ class _Node(Generic[Value]):
         self.below: list[Value] = []
         self.subtree: list[Value] = []
         self.stays = False
-        """A path that arrives here may go on from here. A flag, as a reference of a node to itself makes a cycle that
-        only the garbage collector frees, and servers run without it."""
+        """The state has transitions or values, so `find` keeps it active. It is a flag, because a reference to itself
+        is a cycle. Only the garbage collector frees cycles, and servers run without it."""
 
     def step(self, component: str) -> _Node[Value]:
         if component == ANY_DEPTH:
@@ -340,7 +340,7 @@ class _Node(Generic[Value]):
         return self.literal.setdefault(component, _Node())
 
     def seal(self) -> list[_Node[Value]]:
-        """Set `stays`; return the next nodes."""
+        """Set `stays`; return the child nodes."""
         next_to = [*self.literal.values(), *(self.globs.nodes() if self.globs is not None else ())]
         self.stays = bool(next_to or self.only or self.below)
         if self.deep is not None:
@@ -349,10 +349,10 @@ class _Node(Generic[Value]):
 
 
 class Matcher(Generic[Value]):
-    """Patterns with a value each; `find` gives the values of all patterns that match one path.
+    """Patterns with a value each; `find` returns the values of all patterns that match one path.
 
-    Time grows with the path's depth and with what matches, not with the number of patterns. A value may be given
-    more than once. Nothing is remembered between two calls.
+    The time depends on the path's depth and on the number of matches, not on the number of patterns. The result can
+    contain a value more than once. Two calls share no state.
     """
 
     __slots__ = ("_anywhere", "_begin", "_empty", "_names", "_root")
@@ -382,7 +382,7 @@ class Matcher(Generic[Value]):
         return not self._empty
 
     def find(self, parts: Sequence[str]) -> list[Value]:
-        """Return the values of all patterns that match a path, given by its components; none are the root."""
+        """Return the values of all patterns that match a path. `parts` are its components; the root has none."""
         found = self._root.subtree[:]
         if not self._names.isdisjoint(parts):
             found += [value for name in parts for value in self._anywhere.get(name, ())]
@@ -410,8 +410,8 @@ class Matcher(Generic[Value]):
                     following.append(node)
             if not following:
                 return found
-            # A state of a second ANY_DEPTH is reached from itself and from its owner. Kept twice, `**/a/**/a/**/a` on
-            # a/a/a/a... would take time that grows with a power of the depth.
+            # The state of a second ANY_DEPTH is reached from itself and from its owner. With duplicates,
+            # `**/a/**/a/**/a` on a/a/a/a... would take time that grows with a power of the depth.
             active = following if len(following) < 3 else dict.fromkeys(following)
         for node in active:
             if node.only:

@@ -14,7 +14,7 @@ PRESET: Final = "preset:"
 
 
 def packaged_default() -> Path:
-    """Return the file of the preset `aidlc`: in a wheel inside the package, in a checkout at its top."""
+    """Return the file of the preset `aidlc`: in the package of a wheel, or at the top of a checkout. PolicyError."""
     package = Path(__file__).resolve().parent.parent
     inside, top = package / "policy.toml", package.parent / "policy.toml"
     if inside.is_file():

@@ -1,7 +1,7 @@
 """Find the line of each key and array element of a TOML text, for error messages.
 
-tomllib returns values without lines. This scanner parses only as much as it needs
-to count lines, and only texts that tomllib accepts.
+tomllib returns values without lines. This scanner takes only texts that tomllib accepts, and parses no more than it
+needs to count lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tomllib
 from typing import Final
 
 Place = tuple[str | int, ...]
-"""The path to a value: keys of tables and indices of arrays, as pydantic's `loc`."""
+"""The path to a value: keys of tables and indices of arrays, like pydantic's `loc`."""
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _KEY: Final = re.compile(r"""[ \t]*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")
