@@ -1,11 +1,11 @@
-"""The watcher: the names below a directory that may have changed, as soon as the kernel says so.
+"""The watcher: reports names below a directory that may have changed, as soon as the kernel reports them.
 
-It stands on watchdog's own inotify class, below its observers: those hold every event back for half a second, and hand
-on one at a time. Here one read takes all that is queued, and what happened to one name becomes one entry.
+It uses watchdog's inotify class and not its observers, which delay each event by half a second and deliver events one
+at a time. Here one read takes the whole queue and merges all events of a name into one entry.
 
-inotify watches single directories, so every directory gets a watch: those that are there at the start, and those that
-appear, with all that is in them by then. A directory that moves keeps its watch and gets its new path. Directories of
-other file systems, mounted below, are left out: the mount shows them empty.
+inotify watches single directories, so every directory gets a watch, at the start or when it appears. For a directory
+that appears, the watcher reports all names in it. A directory that moves keeps its watch and gets its new path. Other
+file systems mounted below are not watched, because the mount shows their directories as empty.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _WANTED: Final = Mask(
     sum(_KINDS) | InotifyConstants.IN_ONLYDIR | InotifyConstants.IN_DONT_FOLLOW | InotifyConstants.IN_EXCL_UNLINK
 )
 _EVENT: Final = struct.Struct("=iIII")
-"""struct inotify_event: watch, mask, cookie, bytes of the name that follows"""
+"""struct inotify_event: watch descriptor, mask, cookie, length of the name that follows"""
 _BUFFER: Final = 1 << 18
 _OURS: Final = CallbackId(1)
 _CLOCK: Final = 20_000_000
-"""Nanoseconds by which a file's times may lag behind the clock."""
+"""Nanoseconds by which file timestamps may lag behind the clock."""
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST: Final = 3800
-"""Bytes of the longest path of a directory that is watched; a name in it is reached by one system call."""
+"""Maximum bytes of a watched directory's path, so that one system call can reach a name in it."""
 _LONG: Final = f"the path of a directory has more than {_LONGEST} bytes"
 _TOO_LONG: Final = b"/"
-"""Stands for a path that no system call takes."""
+"""Marks a path that is too long for system calls."""
 _LIMITS: Final = Path("/proc/sys/fs/inotify")
 _LONGEST_SHOWN: Final = 200
 _MOST_SHOWN: Final = 3
 _CONFIRMED: Final = 3
-"""Reads after which a directory that moved must be where it is believed to be."""
+"""Reads within which a moved directory must be found at its expected path."""
 _REMOTE: Final = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -85,25 +85,25 @@ _REMOTE: Final = {
     0xBACBACBC: "vmhgfs",
     0x65735546: "FUSE",
 }
-"""File systems that other machines, or other programs, may change without this kernel knowing."""
+"""File systems that change without inotify events: other machines or programs write to them."""
 
 
 class UnwatchableError(Exception):
-    """The source cannot be watched; the text says why, and what to do."""
+    """The source cannot be watched. The text gives the reason and the remedy."""
 
 
 class Changes(NamedTuple):
-    """What one read gave."""
+    """Result of one read."""
 
     since: int
-    """Nanoseconds since 1970: what changed before was in an earlier read."""
+    """Nanoseconds since 1970. Earlier reads reported all changes before it."""
     names: list[Names]
     lost: bool
-    """More changed than the kernel could keep: anything may have."""
+    """True if events were lost, so that any name may have changed."""
 
 
 class Directory:
-    """A directory that is watched."""
+    """A watched directory."""
 
     __slots__ = ("below", "ino", "name", "parent", "wd")
 
@@ -116,7 +116,7 @@ class Directory:
 
     @property
     def path(self) -> bytes:
-        """Where it lies now, from the watched root; the root is empty. _TOO_LONG: its path has too many bytes."""
+        """Current path below the watched root; empty for the root, _TOO_LONG above LONGEST_PATH bytes."""
         parts = []
         length = 0
         at = self
@@ -130,31 +130,31 @@ class Directory:
 
 
 class _Queue(InotifyFD):
-    """An inotify instance that is read by whoever polls it, without watchdog's thread."""
+    """An inotify instance without watchdog's thread: its owner polls and reads it."""
 
     def fileno(self) -> int:
         return self._inotify_fd
 
     def watch(self, path: bytes) -> WatchDescriptor:
-        """Watch a directory. OSError."""
+        """Watch a directory; idempotent. OSError."""
         with warnings.catch_warnings():
-            # It says so when it watches the directory already, which a rescan need not know.
+            # watchdog warns about a directory that is already watched, which is normal in a rescan.
             warnings.simplefilter("ignore")
             return self.add_callback(path, _WANTED, self, _OURS)
 
     def take(self) -> bytes:
-        """What is queued, as the kernel writes it. Blocks while nothing is."""
+        """Read the queued events as `struct inotify_event` records. Blocks until there is one."""
         return os.read(self._inotify_fd, _BUFFER)
 
     def unwatch(self, wd: WatchDescriptor) -> None:
-        """Watch it no more."""
+        """Remove a watch."""
         self.remove_callbacks([(wd, _OURS)])
 
     def forget(self, wd: WatchDescriptor) -> None:
-        """The kernel has ended this watch by itself."""
+        """Drop a watch that the kernel has removed."""
         self.handle_event(InotifyEvent(wd, Mask(_IGNORED), 0, b""))
 
-    # Watches call nobody back: the events of one read are taken as they are.
+    # The callbacks do nothing: `Watcher` parses the events itself.
     def on_event(self, event: InotifyEvent) -> None: ...
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None: ...
@@ -163,15 +163,15 @@ class _Queue(InotifyFD):
 
 
 class Watcher:
-    """Watches the working directory and all below it. Used by one thread."""
+    """Watches the working directory and all directories below it. Not thread-safe."""
 
     def __init__(self, budget: int | None = None) -> None:
-        """Watch from now on, with at most `budget` watches; None: a quarter of max_user_watches. UnwatchableError."""
+        """Start watching, with at most `budget` watches; None: the share of `_share`. UnwatchableError."""
         self._budget: Final = _share() if budget is None else budget
         self._gaps: dict[Directory, None] = {}
-        """Watched directories in which a directory is left out."""
+        """Watched directories with an unwatched subdirectory."""
         self._reason = ""
-        """Why the first of them was left out."""
+        """Why the first of them has a gap."""
         self._root: Final = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._device: Final = os.fstat(self._root).st_dev
         remote = _REMOTE.get(_type_of(self._root))
@@ -190,7 +190,7 @@ class Watcher:
         self._by_wd: dict[int, Directory] = {}
         self._gaps, self._reason = {}, ""
         self._moved: dict[Directory, None] = {}
-        """Directories that could not be read where they were believed to be."""
+        """Directories that could not be opened at their expected path, to be rescanned."""
         self._moving: dict[int, Directory] = {}
         self._left: list[Directory] = []
         self._displaced: tuple[Directory, bytes, Directory] | None = None
@@ -203,7 +203,7 @@ class Watcher:
 
     @property
     def gap(self) -> str:
-        """Which part of the source is watched, which is not, and why; "" if all is watched."""
+        """Message on the unwatched part of the source and the reason; "" if all is watched."""
         if not self._reason:
             return ""
         places = sorted({os.fsdecode(each.path)[:_LONGEST_SHOWN] or "." for each in islice(self._gaps, _MOST_SHOWN)})
@@ -212,17 +212,17 @@ class Watcher:
         return f"{len(self._by_wd)} directories are watched, and not all below {named}{more}: {self._reason}"
 
     def begin_anew(self) -> None:
-        """Forget what is queued and watched, and watch all that is there now. UnwatchableError."""
+        """Discard the queue and all watches, and watch the whole tree again. UnwatchableError."""
         old = self._queue
         self._begin()
         old.close()
 
     def fileno(self) -> int:
-        """What can be read when something has changed."""
+        """Descriptor that becomes readable when something has changed."""
         return self._queue.fileno()
 
     def read(self) -> Changes:
-        """What has changed since the last time. Blocks while nothing has. UnwatchableError."""
+        """Return the changes since the last read. Blocks until there is one. UnwatchableError."""
         since, self._read_at = self._read_at, time.time_ns()
         self._names = {}
         leaving, self._left = self._left, []
@@ -234,7 +234,7 @@ class Watcher:
             self._read_again(moved)
         self._confirm()
         lost = lost or self._confused
-        # Both halves of a move are queued together, but one read may end between them.
+        # The kernel queues both halves of a move together, but a read may end between them.
         self._left = list(self._moving.values())
         found = []
         for directory, names in self._names.items():
@@ -245,10 +245,10 @@ class Watcher:
         return Changes(since - _CLOCK, found, lost)
 
     def _note(self, data: bytes) -> bool:
-        """Note what these events say; whether any were lost.
+        """Process these events; return True if the kernel lost events.
 
-        Every change through the mount passes here too, so this is written for speed: watchdog's own reading makes an
-        object of each event, which costs more than all else.
+        Every change through the mount causes events too, so this is optimized: watchdog's parser creates an object for
+        each event, which costs more than all other steps together.
         """
         by_wd, noted = self._by_wd, self._names
         at, end = 0, len(data)
@@ -270,7 +270,7 @@ class Watcher:
                 kinds = _KINDS.get(mask & ~_ISDIR, 0) | DIRECTORY
                 self._follow(directory, mask, cookie, name)
             if not name and directory.parent is not None:
-                continue  # the directory above has said the same
+                continue  # the parent directory reports the same event
             names = noted.get(directory)
             if names is None:
                 names = noted[directory] = {}
@@ -279,11 +279,11 @@ class Watcher:
         return lost
 
     def _follow(self, above: Directory, mask: int, cookie: int, name: bytes) -> None:
-        """Something has happened to a directory: watch what appears, follow what moves."""
+        """Process an event of a subdirectory: watch a new one, update the path of a moved one."""
         displaced, self._displaced = self._displaced, None
         if mask & _MOVED_FROM:
             if displaced is not None and displaced[:2] == (above, name):
-                moved: Directory | None = displaced[2]  # the second half of an exchange: not what has just come there
+                moved: Directory | None = displaced[2]  # RENAME_EXCHANGE: the directory that was here before the move
             else:
                 moved = above.below.pop(name, None)
             if moved is not None:
@@ -306,7 +306,7 @@ class Watcher:
             above.below.pop(name, None)
 
     def _confirm(self) -> None:
-        """Look whether what moved is where it is believed to be; it may have moved on, which a later read tells."""
+        """Check that moved directories are at their expected path. A later read may report a further move."""
         for directory, left in list(self._unsure.items()):
             path = directory.path
             try:
@@ -326,25 +326,25 @@ class Watcher:
         at: Directory | None = above if directory.below or above is directory else None
         while at is not None:
             if at is directory:
-                self._confused = True  # nothing lies in itself: an event was misunderstood
+                self._confused = True  # a cycle: the events were misinterpreted
                 return
             at = at.parent
         directory.parent, directory.name = above, name
         above.below[name] = directory
 
     def _add(self, above: Directory | None, name: bytes, ino: int = 0) -> None:
-        """Watch a directory and all below it, the upper levels first, and note every name that is in it already."""
+        """Watch a directory and all below it, breadth first, and report every existing name."""
         self._add_all(deque([(above, [(name, ino)])]))
 
     def _add_all(self, waiting: deque[tuple[Directory | None, list[tuple[bytes, int]]]]) -> None:
-        """Watch these names of each directory and all below. Each directory is opened once, its children beneath it."""
+        """Watch these names of each directory and all below. Children are opened relative to their open directory."""
         while waiting:
             above, names = waiting.popleft()
             path = None if above is None else above.path
             try:
                 fd = os.open(path or b".", _OPEN, dir_fd=self._root) if path != _TOO_LONG else -1
             except OSError:
-                fd = -1  # gone by now, or moved: an event says so, and then it is read again
+                fd = -1  # removed or moved: an event follows, and then it is rescanned
             if fd < 0:
                 if above is not None:
                     self._moved[above] = None
@@ -357,7 +357,7 @@ class Watcher:
                     try:
                         found = self._add_one(above, fd, name, ino)
                     except FileNotFoundError:
-                        continue  # removed meanwhile
+                        continue  # removed since the scan
                     if found is not None and found[1]:
                         waiting.append(found)
             finally:
@@ -366,16 +366,16 @@ class Watcher:
     def _add_one(
         self, above: Directory | None, fd: int, name: bytes, ino: int
     ) -> tuple[Directory, list[tuple[bytes, int]]] | None:
-        """Watch one directory; its subdirectories, or None if it is not watched. FileNotFoundError: it is gone.
+        """Watch one directory of the open directory `fd`; return it with its subdirectories, or None if not watched.
 
-        `fd` is the directory above, open. UnwatchableError: the root cannot be watched.
+        FileNotFoundError: it was removed. UnwatchableError: the root cannot be watched.
         """
         try:
             child = os.open(name or b".", _OPEN, dir_fd=fd)
         except OSError as error:
             if error.errno == errno.EACCES and above is not None and os.access(name, os.X_OK, dir_fd=fd):
                 self._leave_out(above, _closed(b"/".join(filter(None, (above.path, name)))))
-            return None  # no directory any more: there is an event that says so
+            return None  # no longer a directory: an event follows
         try:
             st = os.fstat(child)
             if st.st_dev != self._device or (ino and st.st_ino != ino):
@@ -386,11 +386,11 @@ class Watcher:
             os.close(child)
 
     def _note_all(self, directory: Directory, fd: int) -> list[tuple[bytes, int]]:
-        """Note every name in it, and return its subdirectories with their inode numbers."""
+        """Report every name in the directory as MADE; return its subdirectories with their inode numbers."""
         below = []
         names = self._names.setdefault(directory, {})
-        with suppress(OSError):  # another's directory
-            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # to be watched is not to be read
+        with suppress(OSError):  # only the owner may set O_NOATIME
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # the scan leaves the access time unchanged
         with os.scandir(fd) as entries:
             for entry in entries:
                 raw = os.fsencode(entry.name)
@@ -400,7 +400,7 @@ class Watcher:
         return below
 
     def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory | None:
-        """Watch an open directory; None: it is left out. FileNotFoundError: it is gone."""
+        """Watch an open directory; None: it stays unwatched. FileNotFoundError; for the root UnwatchableError."""
         if above is not None and len(self._by_wd) >= self._budget:
             self._leave_out(above, _said(OSError(errno.ENOSPC, "")))
             return None
@@ -426,7 +426,7 @@ class Watcher:
         return directory
 
     def _leave_out(self, above: Directory | None, reason: str) -> None:
-        """A directory in `above` stays unwatched, with all below it."""
+        """Record that a directory in `above`, and all below it, stays unwatched. UnwatchableError: it is the root."""
         if above is None:
             raise UnwatchableError(reason)
         if not self._gaps:
@@ -434,14 +434,14 @@ class Watcher:
         self._gaps[above] = None
 
     def fill_gaps(self) -> bool:
-        """Watch what was left out, as far as that is possible by now; return whether all is watched."""
+        """Retry to watch the unwatched directories; return True if all are watched now."""
         gaps, self._gaps, self._reason = self._gaps, {}, ""
         self._read_again(gaps)
-        self._names = {}  # the server compares all that the kernel knows once nothing is left out
+        self._names = {}  # the server checks all nodes that the kernel knows once no gap is left
         return not self._gaps
 
     def _read_again(self, directories: Iterable[Directory]) -> None:
-        """Watch all in these directories that is not watched."""
+        """Rescan these directories and watch their unwatched subdirectories."""
         waiting: deque[tuple[Directory | None, list[tuple[bytes, int]]]] = deque()
         for directory in directories:
             path = directory.path
@@ -463,7 +463,7 @@ class Watcher:
         self._add_all(waiting)
 
     def _forget(self, directory: Directory) -> None:
-        """The kernel watches this directory no more: it was removed."""
+        """Drop a removed directory, whose watch the kernel has ended."""
         self._by_wd.pop(directory.wd, None)
         self._gaps.pop(directory, None)
         self._queue.forget(directory.wd)
@@ -472,7 +472,7 @@ class Watcher:
             del above.below[directory.name]
 
     def _abandon(self, directory: Directory) -> None:
-        """A directory was moved out of the source: watch neither it nor what is below."""
+        """Stop watching a directory that was moved out of the source, and all below it."""
         for cookie, moving in list(self._moving.items()):
             if moving is directory:
                 del self._moving[cookie]
@@ -486,7 +486,7 @@ class Watcher:
 
 
 def _share() -> int:
-    """Watches that one session may have: the kernel counts those of all sessions of a user together."""
+    """Watches for one session: a quarter of the per-user limit; of a small limit 8192, or half if that is less."""
     try:
         limit = int((_LIMITS / "max_user_watches").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -503,7 +503,7 @@ def _closed(path: bytes) -> str:
 
 
 def _type_of(fd: int) -> int:
-    """The kernel's number of the type of file system; 0 if it cannot be determined."""
+    """Return the `f_type` of the file system; 0 if it cannot be determined."""
     try:
         return file_system_type(fd)
     except OSError:
@@ -511,9 +511,9 @@ def _type_of(fd: int) -> int:
 
 
 def _said(error: OSError) -> str:
-    """Why inotify refused, and what to do about it."""
+    """Message with inotify's error and the remedy."""
     if error.errno == errno.ENOSPC:
-        # A session gets a quarter of the limit, so others may have watches left.
+        # The session's own share may be used up, while the kernel's limit is not reached.
         return f"the limit of watched directories is reached; {_raise('max_user_watches', 1_048_576)}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"the limit of watching programs is reached; {_raise('max_user_instances', 1024)}"

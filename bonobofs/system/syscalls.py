@@ -1,4 +1,4 @@
-"""System calls that Python's `os` does not offer, through the C library. Errors are raised as OSError."""
+"""System calls that Python's `os` lacks, through the C library. Errors are raised as OSError."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _check(result: int) -> int:
 
 
 def getdents(fd: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
-    """Fill `buffer` with `struct linux_dirent64` records from the directory's position; bytes filled, 0 at the end."""
+    """Fill `buffer` with the next `struct linux_dirent64` records; return the number of bytes, 0 at the end."""
     return _check(_getdents(fd, buffer, size))
 
 
@@ -75,12 +75,12 @@ def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, fl
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """Allocate, punch or zero `length` bytes at `offset`."""
+    """Allocate, punch or zero `length` bytes at `offset`, as the FALLOC_ bits of `mode` say."""
     _check(_fallocate(fd, mode, offset, length))
 
 
 def utimens(path: bytes, access: tuple[int, int], modification: tuple[int, int]) -> None:
-    """Set both times of what `path` leads to, each (seconds, nanoseconds or UTIME_NOW or UTIME_OMIT)."""
+    """Set both times of `path`, following symlinks. Each is (seconds, nanoseconds), or UTIME_NOW or UTIME_OMIT."""
     times = (_Timespec * 2)(_Timespec(*access), _Timespec(*modification))
     _check(_utimensat(_AT_FDCWD, path, ctypes.byref(times), 0))
 
@@ -91,7 +91,7 @@ class _FileHandle(ctypes.Structure):
 
 _AT_EMPTY_PATH: Final = 0x1000
 _AT_HANDLE_FID: Final = 0x200
-"""Linux 6.6: also of file systems whose handles cannot be opened."""
+"""Since Linux 6.6: also gives handles on file systems that cannot open by handle."""
 _handle: Final = _FileHandle()
 _handle_pointer: Final = ctypes.byref(_handle)
 _handle_content: Final = memoryview(_handle.content).cast("B")
@@ -101,9 +101,9 @@ _name_to_handle_at.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, c
 
 
 def file_handle(fd: int, name: bytes = b"", flags: int = 0) -> bytes:
-    """What names an inode for its whole life: the file system's handle, in which two uses of a number differ.
+    """Return the file handle, which identifies an inode: a reused inode number has a different handle.
 
-    Of `name` in the directory `fd`, which is not followed, or of `fd` itself. For one thread. OSError.
+    The file is `name` in the directory `fd`, without following a symlink, or `fd` itself. Not thread-safe. OSError.
     """
     _handle.size = len(_handle_content)
     if _name_to_handle_at(fd, name, _handle_pointer, _mount_id_pointer, flags if name else flags | _AT_EMPTY_PATH):
@@ -113,7 +113,7 @@ def file_handle(fd: int, name: bytes = b"", flags: int = 0) -> bytes:
 
 
 def handle_flags(fd: int) -> int:
-    """The flags with which `file_handle` works on the file system of `fd`; -1: it has no handles."""
+    """Return the `flags` with which `file_handle` works on the file system of `fd`; -1 if it has no handles."""
     for flags in (_AT_HANDLE_FID, 0):
         try:
             file_handle(fd, flags=flags)
@@ -138,16 +138,17 @@ _syscall: Final = _libc.syscall
 
 
 def open_beneath(directory: int, path: bytes, flags: int) -> int:
-    """Open `path` below the directory's descriptor: no symlink anywhere in it, no `..`, no mount crossed.
+    """Open `path` beneath the descriptor `directory`, without following symlinks or crossing a mount.
 
-    EXDEV, ELOOP: it would have been. For one thread; the serving process has one that opens.
+    Not thread-safe; only one thread of the server opens. OSError: ELOOP for a symlink, EXDEV for `..` out of the
+    directory or a mount.
     """
     _how.flags = flags | os.O_CLOEXEC
     return _check(_syscall(_OPENAT2, directory, path, _how_pointer, _how_size))
 
 
 def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
-    """Open `path` from the directory's descriptor under the RESOLVE_ flags; for any thread. OSError."""
+    """Open `path` relative to the descriptor `directory` with the RESOLVE_ flags. Thread-safe. OSError."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     return _check(_syscall(_OPENAT2, directory, path, ctypes.byref(how), _how_size))
 
@@ -158,21 +159,21 @@ def mount(source: bytes, target: bytes, fstype: bytes, flags: int, data: bytes) 
 
 
 def umount(target: bytes, flags: int) -> None:
-    """umount2(2). Other threads of the process go on, which they must when the target is served by it."""
+    """Detach a mount, as umount2(2), without the GIL: threads of this process that serve the target can answer."""
     _check(_umount2(target, flags))
 
 
 def file_system_type(fd: int) -> int:
-    """Return the kernel's number (`f_type`) of the file system of an open file. OSError."""
+    """Return the `f_type` of the file system of an open file, as fstatfs(2). OSError."""
     buffer = (ctypes.c_long * 32)()
     _check(_libc.fstatfs(fd, buffer))
     return buffer[0] & 0xFFFFFFFF
 
 
 def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:
-    """Let this thread, and no other, touch files as (uid, gid, groups).
+    """Set the file system credentials of this thread only to (uid, gid, groups). OSError.
 
-    The raw setgroups is called because the C library's changes every thread of the process.
+    It uses the raw setgroups system call, because the C library's function changes all threads of the process.
     """
     if _SETGROUPS is None:
         raise OSError(errno.ENOSYS, f"no setgroups known for {platform.machine()}")
@@ -186,14 +187,14 @@ def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the thread that started it ends."""
+    """Have the kernel kill this process when its parent thread exits."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def unshare_mounts() -> None:
-    """Stand in a mount namespace of this process's own, in which nothing appears that is mounted outside later.
+    """Move this process to a private mount namespace, in which later mounts outside do not appear.
 
-    As an ordinary user in a user namespace too, in which it is the same user. OSError: there is no right to one.
+    An unprivileged user also gets a user namespace that maps its own IDs. OSError: not permitted.
     """
     uid, gid = os.geteuid(), os.getegid()
     _check(_unshare(_CLONE_NEWNS if uid == 0 else _CLONE_NEWNS | _CLONE_NEWUSER))
@@ -205,7 +206,7 @@ def unshare_mounts() -> None:
 
 
 def enter_namespace(descriptor: int) -> None:
-    """Stand in a namespace of another process, by a descriptor of it; for a process of one thread. OSError."""
+    """Join the namespace of a descriptor from /proc/PID/ns. The process must be single-threaded. OSError."""
     _check(_libc.setns(descriptor, 0))
 
 
@@ -225,7 +226,7 @@ def set_process_name(name: bytes) -> None:
 
 
 def close_all_but(kept: set[int]) -> None:
-    """Close every descriptor of this process that is not in `kept`."""
+    """Close all descriptors of this process except `kept`."""
     low = 0
     for fd in sorted(kept):
         if low < fd:  # os.closerange closes every descriptor if the range is empty
@@ -235,7 +236,7 @@ def close_all_but(kept: set[int]) -> None:
 
 
 def libfuse() -> str | None:
-    """The name of the libfuse 3 that is installed; None where there is none."""
+    """Return the file name of the installed libfuse 3, or None."""
     for name in ("libfuse3.so.4", "libfuse3.so.3"):
         try:
             ctypes.CDLL(name)
@@ -246,7 +247,7 @@ def libfuse() -> str | None:
 
 
 def raise_limit() -> int:
-    """Raise the limit of open descriptors as far as it goes, and give it: files held open by programs need them."""
+    """Raise the soft limit of open descriptors to the hard limit, at most _MOST_DESCRIPTORS; return the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

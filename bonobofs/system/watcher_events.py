@@ -1,7 +1,8 @@
-r"""What may have happened to names of a source, as the watcher tells it to the serving process.
+r"""The messages in which the watcher reports changed names of a source to the server.
 
-A message is, with NUL between its parts, a time in nanoseconds since 1970, all before which was told earlier; then for
-each directory `/INODE/PATH`, followed by its names, each after one character that says what happened to it.
+A message has parts separated by NUL. The first is a time in nanoseconds since 1970: earlier messages reported all
+changes before it. Then comes each directory as `/INODE/PATH`, followed by its names. Each name has a one-character
+prefix that encodes its events.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ MODIFIED: Final = 1
 MADE: Final = 2
 GONE: Final = 4
 BEGAN: Final = 8
-"""The first that happened to the name was that it was made: it led to nothing before."""
+"""The name's first event was its creation, so it did not exist before."""
 DIRECTORY: Final = 16
 CLOSED: Final = 32
-"""A file that was open for writing was closed: what was written through a mapping says so in no other way."""
+"""A file that was open for writing was closed. Writes through mmap cause no other event."""
 _PLAIN: Final = 64
-"""Added to a sum of these, so that it is a character, and not a slash."""
+"""Added to the events, so that the prefix is neither NUL nor a slash."""
 _SLASH: Final = 47
 _LONGEST: Final = 1 << 16
 
 
 LONGEST_PATH: Final = 4095
-"""Bytes of the longest path that a system call takes."""
+"""Maximum bytes of a path in a system call (PATH_MAX without the NUL)."""
 
 
 def reachable(path: str) -> str:
-    """Return `path`, or its deepest ancestor that a system call takes; one that ends in `/` stands for all below it."""
+    """Return `path`, or its deepest ancestor that is short enough for a system call. `PATH/` means all below PATH."""
     if len(path) <= LONGEST_PATH // 4 or len(raw := os.fsencode(path)) <= LONGEST_PATH:
         return path
     return os.fsdecode(raw[: raw.rfind(b"/", 0, LONGEST_PATH + 1)])
 
 
 class Names(NamedTuple):
-    """Names in one directory, with what happened to each: a sum of the constants above."""
+    """Names in one directory and the events of each, as a bit set of the constants above."""
 
     ino: int
     path: bytes
-    """Of the directory, below the source, as far as the watcher knows; the source itself is empty."""
+    """The directory's path below the source as the watcher knows it; empty for the source."""
     names: dict[bytes, int]
 
 
 def encode(since: int, found: Iterable[Names]) -> Iterator[bytes]:
-    """The messages: each of at most 64 KiB and one part, so that the server serves requests between them."""
+    """Yield the messages: each of at most 64 KiB plus one part, so that the server handles requests between them."""
     first = b"%d" % since
     parts, size = [first], 0
     for ino, path, names in found:
@@ -63,12 +64,12 @@ def encode(since: int, found: Iterable[Names]) -> Iterator[bytes]:
 
 
 def since(message: bytes) -> int:
-    """The time of a message."""
+    """Return the time of a message, in nanoseconds since 1970."""
     return int(message.partition(b"\0")[0])
 
 
 def decode(message: bytes) -> Iterator[tuple[int, bytes, bytes, int]]:
-    """Each name of a message: its directory's inode number and path, the name, what happened to it."""
+    """Yield for each name of a message: inode number and path of its directory, the name, and its events."""
     ino, path = 0, b""
     for part in message.split(b"\0")[1:]:
         if part[0] == _SLASH:
