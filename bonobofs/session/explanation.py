@@ -1,4 +1,4 @@
-"""`why`: what the engine would say of a change, asked without making it."""
+"""`why`: the engine's decision on a change, without making the change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Decide = Callable[[Request, Context], Decision]
 
 
 class _Workspace(NamedTuple):
-    """A workspace, and who decides about it."""
+    """A workspace and the function that decides about it."""
 
     root: Path
     decide: Decide
@@ -61,16 +61,16 @@ def explain(
     role: str | None = None,
     workspace: Path | None = None,
 ) -> dict[str, Any]:
-    """The decision on a change of `path`, in the schema of decisions. `size` is in bytes, after the change.
+    """Decide on a change of `path`; return a document in the schema of decisions. `size`: bytes after the change.
 
-    `to` is the new name of a rename or link. Both names are judged, and of a directory all below it.
+    `to` is the new name of a rename or link. Both names are judged, and for a directory all names below it.
 
-    Without a workspace, a path is one of the mount, or of the source of a session, that it lies in, else of the working
-    directory. The session's own policy and role hold in it, elsewhere the policy that `mount` would choose. An
-    operation that is not named is the one that writing there takes. UsageError, PolicyError, StateError.
+    The default workspace is the mount or source of a session that contains `path`, else the working directory. In a
+    session its own policy and role apply, elsewhere the policy that `mount` would choose. The default operation is the
+    one that writing at `path` needs. Raises UsageError, PolicyError, StateError.
     """
     base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
-    # By the words alone: looking would lead into a mount, and `..` is judged as it stands.
+    # Textual only: resolving symlinks would access a mount, and the engine judges `..` unresolved.
     named = Path(os.path.normpath(base / path))
     check_served(home, named)
     if role is None and ".." not in path.split("/"):
@@ -90,7 +90,7 @@ def explain(
 def explain_in_mount(
     root: Path, path: str, operation: Operation | None, to: str | None, size: int | None, decide: Decide
 ) -> dict[str, Any]:
-    """The decision on a change of `path`, from the root of the mount or absolute, as `decide` has it."""
+    """Decide with `decide` on a change of `path`, which is relative to the root of the mount or absolute."""
     return _explain(_Workspace(root, decide, mounted=True), root, path, operation, to, size)
 
 
@@ -101,7 +101,7 @@ def _absolute(base: Path, path: str | None) -> str | None:
 def _explain_by_session(
     home: Path, named: Path, asked: tuple[str, Operation | None, str | None, int | None]
 ) -> dict[str, Any] | None:
-    """What the session itself says, by its policy and leases of this moment; None where it cannot be asked."""
+    """Ask the session, which applies its current policy and leases. None: it cannot be called."""
     session = callable_session(home, named)
     if session is None or str(session.mountpoint) == session.source:
         return None
@@ -109,7 +109,7 @@ def _explain_by_session(
     try:
         answer: dict[str, Any] = call(session.directory, "why", path=path, operation=operation, to=to, size=size)
     except (BonobofsError, OSError):
-        return None  # what is known of it here has to do
+        return None  # decide from the session's files instead
     return answer
 
 
@@ -138,7 +138,7 @@ def _judge_move(
     target: str | None,
     leaving: Decision,
 ) -> Decision:
-    """The first refusal of what leaves the old path and appears at the new one, for all below a directory too."""
+    """Judge removal at the old path and creation at the new one, for all names below too; return the first denial."""
     relative, kind, found = origin
     below = _below(place.root / relative) if found is not None and kind is Kind.DIRECTORY else ()
     decisions = [leaving]
@@ -158,7 +158,7 @@ def _judge_move(
 
 
 def _below(directory: Path) -> Iterator[tuple[str, Kind, os.stat_result]]:
-    """What lies below a directory: `/` and the path from there, its kind, and what lstat says."""
+    """Yield each name below a directory: its path relative to it with a leading `/`, its kind, its lstat result."""
     for top, directories, files in os.walk(directory):
         for name in (*directories, *files):
             path = os.path.join(top, name)
@@ -176,7 +176,7 @@ def _appearing(path: Path, kind: Kind, found: os.stat_result | None) -> Context:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a regular file; none if it cannot be read."""
+    """Return the first HEAD_BYTES bytes of a regular file; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -190,7 +190,7 @@ def _head(path: Path) -> bytes:
 
 
 def _crosses(path: str, operation: Operation) -> Decision:
-    """The answer to a rename or link between scratch and the rest of the workspace."""
+    """Return the denial of a rename or link between scratch and the rest of the workspace."""
     return Denied(Code.ELSEWHERE, *denials.ELSEWHERE, WorkspacePath(path), operation)
 
 
@@ -212,7 +212,7 @@ def _by(policy: Policy, role: str) -> Decide:
 
 
 def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
-    """The serving session whose mount, or else whose source, a path lies in; that directory; and which it is."""
+    """Return the live session whose mount or source contains a path, that directory, and whether it is the mount."""
     one = session_around(home, path)
     if one is None:
         return None, path, False
@@ -222,7 +222,7 @@ def _session_of(home: Path, path: Path) -> tuple[Session | None, Path, bool]:
 
 
 def _locate(root: Path, base: Path, path: str, operation: Operation | None) -> tuple[str, os.stat_result | None]:
-    """The workspace path that a name leads to, as the kernel would find it, and what is there."""
+    """Resolve a name as the kernel would; return its path in the workspace and its lstat result, or None."""
     if ".." in path.split("/"):
         return path, None
     name = base / path
@@ -257,26 +257,26 @@ def _context(
 
 
 def _in_source(place: _Workspace, relative: str, found: os.stat_result | None) -> bool:
-    """Whether the source has the name; in a mount it may also be held there, which the mount itself can tell."""
+    """Return True if the source has the name. In a mount it may be a staged file, so the mount is asked."""
     if found is None:
         return False
     return not place.mounted or _read_explanation(place.root / relative).get("rule") != Layer.STAGED
 
 
 def _foreign_names(place: _Workspace, relative: str, found: os.stat_result | None) -> int:
-    """The names of a file beyond this one; none where the mount, which knows the others, says that they are allowed."""
+    """Count the other hard links of a file; 0 if the mount, which knows their paths, permits them."""
     if found is None or found.st_nlink < 2:
         return 0
     if not place.mounted:
         return found.st_nlink - 1
     answer = _read_explanation(place.root / relative)
-    # Of all its names the mount speaks of the one that it saw last.
+    # The mount answers for the name of the file that it saw last.
     by_another_name = answer.get("code") == Code.LEASED and answer.get("path") != relative
     return found.st_nlink - 1 if by_another_name or answer.get("code") == Code.HARDLINK else 0
 
 
 def _foreign_mount(home: Path, named: Path) -> mounts.Mount | None:
-    """The mount that a path lies in, where it is not one of this state directory."""
+    """Return the mount that contains a path if it belongs to another state directory, else None."""
     mount = mounts.mount_around(named)
     if mount is None:
         return None
@@ -296,7 +296,7 @@ def _explain_by_mount(named: Path, mount: mounts.Mount, *, plain: bool) -> dict[
 
 
 def _read_explanation(path: Path) -> dict[str, Any]:
-    """The mount's own answer; empty where it gives none."""
+    """Read the mount's decision from the WHY attribute; empty if there is none."""
     try:
         answer = json.loads(os.getxattr(path, WHY))
     except (OSError, ValueError):
@@ -312,23 +312,23 @@ def _lstat(path: Path) -> os.stat_result | None:
 
 
 class PolicyInForce(NamedTuple):
-    """A policy and where it stands."""
+    """A policy and the session in which it is in force."""
 
     origin: str
     compiled: Policy
     role: str
     session: str | None
-    """The session in which it is in force; None: it is what a mount would begin with."""
+    """UUID of the session; None: a new mount would use this policy."""
     error: str | None
-    """Why the file that is there now is not in force."""
+    """Why the current policy file is not in force; None if it is."""
     why: str
-    """Why it was chosen; empty for the policy of a session."""
+    """Why this policy was chosen; empty for a session."""
 
 
 def in_force(home: Path, file: Path | None, path: Path) -> PolicyInForce:
-    """The policy in a file that is named, else of the session in whose mount or source a path lies, else of a new one.
+    """Return the policy of `file`, else of the session whose mount or source contains `path`, else of a new mount.
 
-    PolicyError, StateError.
+    PolicyError, StateError, UsageError.
     """
     one = session_around(home, path) if file is None else None
     if one is None:

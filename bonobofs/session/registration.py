@@ -1,4 +1,4 @@
-"""What a session is made of: whose it is, in which role, under which policy, and where its record goes."""
+"""Choose a session's policy and register it: agent, role, policy and tracked files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bonobofs.system.processes import boot_id
 
 
 class ChosenPolicy(NamedTuple):
-    """A policy, where it came from, and its two forms."""
+    """A policy, its origin, and its two forms."""
 
     origin: str
-    """`preset:NAME`, else the file without symlinks."""
+    """`preset:NAME`, else the file's path without symlinks."""
     file: Path
-    """The name by which it was chosen, and is looked for again when it changes."""
+    """The path that was given. A reload reads it again."""
     document: PolicyDocument
     compiled: Policy
     why: str
@@ -37,23 +37,23 @@ class ChosenPolicy(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The document as plain data, which is what `compile_policy` takes in whichever process."""
+        """The document as JSON data, the input of `compile_policy` in every process."""
         return self.document.model_dump(mode="json")
 
 
 class SessionRequest(NamedTuple):
-    """For whom a session is asked for. Without an agent it is the user's own; without a role, the agent's."""
+    """Agent, role, chain and issue of a new session. Default: the user's login name, and the agent's default role."""
 
     agent: str | None = None
     role: str | None = None
     chain: str | None = None
-    """The chain of work that it belongs to, which then holds its leases."""
+    """The chain of the session, which then holds its leases."""
     issue: str | None = None
-    """The issue that it is for."""
+    """The issue that the session works on."""
 
 
 class RegisteredSession(NamedTuple):
-    """A session that is entered in the register, before anything serves it."""
+    """A session in the register, before a process serves it."""
 
     session: Session
     policy: ChosenPolicy
@@ -64,14 +64,14 @@ class RegisteredSession(NamedTuple):
 def choose_policy(
     home: Path, named: Path | None, source: Path | None = None, *, preset: str | None = None, store: bool = False
 ) -> ChosenPolicy:
-    """The policy of a session on `source`: the named one, the project's, the operator's own, else a preset.
+    """Choose a session's policy: `named`, else that of the project, else that of the state directory, else a preset.
 
-    Without a source it is the one of a session on the working directory.
+    `source` defaults to the working directory. `named` is a file or the name of a preset. `preset` is used in the last
+    case; with None it is the stored preset, and before the first session `aidlc` if the source has aidlc-docs/, else
+    `project`. `store` stores that choice.
 
-    `named` is a file, or the name of a preset. `preset` is the one to take in the last case; None takes the stored one,
-    and before the first session `aidlc` if the source has aidlc-docs/, else `project`. `store` stores that choice.
-    A policy that cannot be read or enforced is an error, and so is a file inside the source, because a program that
-    works there could change it. PolicyError, StateError, UsageError.
+    PolicyError: the policy cannot be read or enforced. UsageError: the file is inside the source, where a program of
+    the session could change it. StateError.
     """
     if named is not None:
         if str(named) in PRESETS:
@@ -83,7 +83,7 @@ def choose_policy(
         (home / "policy.toml", "the policy of this state directory"),
     ):
         if project_policies.exists(file):
-            # No source contains the state directory, but the working directory of `why` and `policy show` may.
+            # A source never contains the state directory, but the working directory of `why` and `policy show` may.
             return load_policy(file, None if source in (home, *home.parents) else source, why)
     if preset is not None:
         return _of_preset(preset, "no other policy is given")
@@ -91,7 +91,7 @@ def choose_policy(
 
 
 def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
-    """The preset for a source that has no policy, and why."""
+    """Return the preset for a source without a policy, and the reason."""
     stored = project_policies.stored_preset(home, source)
     if stored is not None:
         return stored.preset, f"stored at the first session of this source, on {stored.chosen[:10]}"
@@ -112,7 +112,7 @@ def _of_preset(name: str, why: str) -> ChosenPolicy:
 
 
 def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
-    """The policy in a file that is not inside the source. PolicyError, UsageError."""
+    """Load a policy file. PolicyError: absent or invalid. UsageError: it is inside the source."""
     origin = Path(os.path.realpath(file))
     if source is not None and source in origin.parents:
         raise UsageError(
@@ -126,7 +126,7 @@ def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
 
 
 def default_agent() -> str:
-    """The label of whoever names none: the login name of the user who runs this."""
+    """Return the default label of an agent: the user's login name, else `uid-NUMBER`."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -134,7 +134,7 @@ def default_agent() -> str:
 
 
 def identity_of(home: Path, label: str) -> str | None:
-    """The UUID of the living agent of that label; None where there is none."""
+    """Return the UUID of the agent of that label; None if there is none or it was removed. StateError."""
     with Database.open(home) as database:
         return agent_registry.identity_of(database, label)
 
@@ -148,9 +148,9 @@ def register_session(
     policy: ChosenPolicy,
     transport: str,
 ) -> RegisteredSession:
-    """Enter a new session in the register: agent, role, directory, session.json and policy.json (0700, 0600).
+    """Register a new session: a row in the database, a directory (0700), session.json and policy.json (0600).
 
-    Raises ForbiddenError where the agent may not mount with that role, StateError, UsageError.
+    It also registers a new agent. ForbiddenError: the agent may not mount with that role. StateError, UsageError.
     """
     agent, role, chain, issue = who
     if chain is not None:
@@ -189,21 +189,21 @@ def register_session(
 
 
 MOST: Final = 10_000
-"""Paths that a session keeps one by one. Of a repository with more, whole directories count as tracked."""
+"""Maximum number of tracked paths that a session stores. Above it, whole directories count as tracked."""
 _FILE: Final = "tracked.json"
 
 
 class TrackedFiles(NamedTuple):
-    """What git tracks below [[scratch]]."""
+    """The paths that git tracks below [[scratch]]."""
 
     paths: list[str]
-    """From the root of the source; one that ends in a slash stands for all that lies below it, too."""
+    """Relative to the source. A path that ends in a slash includes everything below it."""
     notes: tuple[str, ...] = ()
-    """What the operator should know, a sentence each."""
+    """Messages to the operator, one sentence each."""
 
 
 def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
-    """The tracked paths of a source. Where its repository cannot be read, all that the source has there counts."""
+    """Find the tracked paths of a source. If its repository cannot be read, all existing scratch paths count."""
     if not policy.scratch:
         return TrackedFiles([])
     root = next((place for place in (source, *source.parents) if os.path.lexists(place / ".git")), None)
@@ -226,7 +226,7 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
 
 
 def _standing(source: Path, policy: Policy) -> list[str]:
-    """What the source has at scratch paths: of a directory the path, with a slash, and nothing below it."""
+    """Return the existing scratch paths of the source: a directory with a slash, without the names below it."""
     found: list[str] = []
     waiting = [""]
     while waiting:
@@ -234,7 +234,7 @@ def _standing(source: Path, policy: Policy) -> list[str]:
         try:
             entries = list(os.scandir(source / above))
         except OSError:
-            continue  # who may not list it now is shown nothing of it in the session
+            continue  # the session cannot list this directory either
         for entry in entries:
             path = above + entry.name
             directory = entry.is_dir(follow_symlinks=False)
@@ -246,7 +246,10 @@ def _standing(source: Path, policy: Policy) -> list[str]:
 
 
 def compact(paths: Iterable[str], most: int = MOST) -> list[str]:
-    """At most so many paths that cover these: of too many, those that lie deepest give way to the directory above."""
+    """Return at most `most` paths that cover `paths`: replace the deepest by their parent directories until few enough.
+
+    Paths at the root are never replaced, so the result can be longer.
+    """
     kept = set(paths)
     depth = max((path.rstrip("/").count("/") for path in kept), default=0)
     while len(kept) > most and depth:
@@ -258,12 +261,12 @@ def compact(paths: Iterable[str], most: int = MOST) -> list[str]:
 
 
 def save_tracked(home: Path, session: str, paths: list[str]) -> None:
-    """Keep them in the session's directory, for `why` and `policy show`."""
+    """Write tracked paths to the session's directory, for `why` and `policy show`. OSError."""
     write_document(session_directory(home, session) / _FILE, {"paths": paths})
 
 
 def load_tracked(home: Path, session: str) -> Tracked | None:
-    """Those that were kept; None where there are none. StateError."""
+    """Read the paths of `save_tracked`; None if there are none. StateError."""
     path = session_directory(home, session) / _FILE
     paths = read_document(path)["paths"] if path.exists() else []
     return Tracked(paths) if paths else None

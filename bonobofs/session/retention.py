@@ -1,6 +1,6 @@
-"""How long the record is kept: trails that have ended are compressed; the oldest are pruned by age and by total size.
+"""Retention of the audit log: compress the trails of ended sessions, and prune the oldest by age and by total size.
 
-Only the trail of a session that has ended is touched. One process at a time works here, under `retention.lock`.
+Trails of live sessions are never changed. `retention.lock` admits one process at a time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bonobofs.state.sessions import lives, load, read_all
 from bonobofs.system.locks import locked, never
 
 AT_ONCE: Final = 2 * 1024 * 1024
-"""Bytes that a mount or umount compresses at the most, in some 0.1 s; the daemon and `audit prune` do the rest."""
+"""Maximum bytes that a mount or umount compresses, in about 0.1 s. The daemon and `audit prune` compress the rest."""
 
 GoesOn = Callable[[], bool]
 
 
 def compress_ended(home: Path, most: int | None = AT_ONCE, goes_on: GoesOn = lambda: True) -> list[str]:
-    """Compress the trails of sessions that have ended, up to `most` bytes together; return the failures, a line each.
+    """Compress the trails of ended sessions, at most `most` bytes in total; return one line per failure.
 
-    Where another process compresses or prunes, nothing is done.
+    If another process holds the lock, do nothing.
     """
     with _alone(home, wait=False) as is_ours:
         return _compress_ended(home, most, goes_on) if is_ours else []
@@ -55,30 +55,30 @@ def _compress_ended(home: Path, most: int | None, goes_on: GoesOn) -> list[str]:
 
 
 class Limits(NamedTuple):
-    """`[audit]` of a policy."""
+    """Table `[audit]` of a policy."""
 
     keep: str
     """Age at which a trail is pruned, such as "90d"."""
     max_total: int
-    """Bytes that all trails may hold together."""
+    """Maximum bytes of all trails together."""
 
 
 class Pruning(NamedTuple):
-    """What a pruning did, or would do."""
+    """Result of a pruning, or of a dry run."""
 
     pruned: list[Tombstone]
     kept: dict[str, str]
-    """Trails that were due and stay, by session, each with the reason."""
+    """Due trails that were not pruned: session UUID to reason."""
     failures: list[str]
-    """Trails that could not be compressed, a line each."""
+    """One line for each trail that could not be compressed."""
 
 
 def limits(home: Path) -> Limits:
     """Return `[audit]` of `policy.toml` in the state directory, else the defaults. PolicyError.
 
-    The record belongs to the state directory: `[audit]` of any other policy is checked and has no effect.
+    The audit log belongs to the state directory: `[audit]` of other policies is validated and has no effect.
     """
-    from bonobofs.policy.document import Audit, load  # noqa: PLC0415 - an umount needs no pydantic
+    from bonobofs.policy.document import Audit, load  # noqa: PLC0415 - umount avoids the import of pydantic
 
     own = home / "policy.toml"
     audit = load(own).audit if own.exists() else Audit()
@@ -86,10 +86,10 @@ def limits(home: Path) -> Limits:
 
 
 def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, now: datetime | None = None) -> Pruning:
-    """Compress what has ended; remove the oldest ended trails that are too old or too many bytes together.
+    """Compress ended trails; remove the oldest ones that exceed `keep`, or the limit of total bytes.
 
-    Each leaves a tombstone first. A process that is killed leaves a tombstone with its trail at the most; the next
-    pruning removes that trail. PolicyError, TrailError, StateError, OSError: what was not pruned is unchanged.
+    The tombstone is written before its trail is removed. If the process is killed between, the next pruning removes
+    the trail. PolicyError, TrailError, StateError, OSError: the trails that were not pruned are unchanged.
     """
     bounds = limits(home)
     oldest = since(bounds.keep, now or datetime.now(UTC))
@@ -108,7 +108,7 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
 
 
 def _due(home: Path, bounds: Limits, oldest: datetime, goes_on: GoesOn) -> Pruning:
-    """Find what is to be pruned, the oldest first."""
+    """Find the trails to prune, oldest first."""
     trails = [(stat_trail(trail), trail) for trail in trails_in(home / "trails")]
     total = sum(status.st_size for status, _ in trails)
     found = Pruning([], {}, [])
@@ -138,7 +138,7 @@ def _tombstone(trail: Path, size: int, why: str) -> Tombstone:
 
 
 def _reason_to_keep(home: Path, trail: Path, tombstone: Tombstone, oldest: datetime | None) -> str:
-    """Say why a trail that is due stays; "" where nothing speaks for it."""
+    """Return the reason to keep a due trail; "" if it can be pruned."""
     if oldest is not None and tombstone.last > instant(oldest):
         return "its last entry is younger than its file"
     report = verify_trail(trail, head_path(home, trail.stem), session=trail.stem)
@@ -153,7 +153,7 @@ def _reason_to_keep(home: Path, trail: Path, tombstone: Tombstone, oldest: datet
 
 
 def _check_record(home: Path) -> None:
-    """TrailError where the record of pruned trails is damaged: nothing may hide behind it."""
+    """Raise TrailError if the record of pruned trails is damaged, because it could hide missing trails."""
     report = verify_record(home)
     if report is not None and report.findings:
         raise TrailError(
@@ -162,7 +162,7 @@ def _check_record(home: Path) -> None:
 
 
 def verify_record(home: Path) -> Report | None:
-    """Verify the record of pruned trails; None where nothing was ever pruned. TrailError."""
+    """Verify the record of pruned trails; None if there is none yet. TrailError."""
     path, head = record_path(home), record_head(home)
     if not path.exists() and not head.exists():
         return None
@@ -170,7 +170,7 @@ def verify_record(home: Path) -> Report | None:
 
 
 def _finish(home: Path) -> None:
-    """Remove what an interrupted pruning left: trails and heads that end as their tombstone says."""
+    """Finish an interrupted pruning: remove trails and heads that match their tombstone."""
     buried = tombstones(home)
     trails = trails_in(home / "trails")
     for trail in trails:
@@ -191,7 +191,7 @@ def _remove(home: Path, session: str) -> None:
 
 
 def has_ended(home: Path, trail: Path) -> bool:
-    """Whether no process writes this trail any more, and no mount has to compare the source with it. TrailError."""
+    """Return True if no process writes this trail and recovery does not need it. TrailError."""
     session = load(home, trail.stem)
     if session is not None and session.ended is not None:
         return True
@@ -200,7 +200,7 @@ def has_ended(home: Path, trail: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(home: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock; gives False if another process holds it and this one does not wait."""
+    """Hold the lock and give True. With `wait` False, give False if another process holds it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(home / "retention.lock", retry=None if wait else never))
@@ -212,8 +212,8 @@ def _alone(home: Path, *, wait: bool) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def open_index(home: Path) -> Iterator[Index]:
-    """The index of a state directory, as it was left; `catch_up` brings it up to the trails. StateError."""
-    # Most commands need no database, and reading SQLAlchemy takes longer than they do.
+    """Open the index of a state directory without updating it; call `catch_up` for that. StateError."""
+    # Most commands use no database, and importing SQLAlchemy would take longer than they run.
     from bonobofs.audit.index_store import open_tables  # noqa: PLC0415
     from bonobofs.state.database import home_id  # noqa: PLC0415
 
@@ -225,7 +225,7 @@ def open_index(home: Path) -> Iterator[Index]:
 
 
 def rebuild_index(home: Path) -> Progress:
-    """Throw away what the index has of this state directory's trails, and read them all; StateError."""
+    """Delete the index rows of this state directory and index all trails again. StateError."""
     from bonobofs.audit.index_store import throw_away  # noqa: PLC0415 - as above
 
     try:
@@ -239,7 +239,7 @@ def rebuild_index(home: Path) -> Progress:
 
 
 def about_sessions(home: Path) -> dict[str, SessionFacts]:
-    """What is known of each session that can be read, by UUID; of other hosts' by the database."""
+    """Return facts of each session by UUID, from its readable session.json, else from the database. StateError."""
     from bonobofs.state import heartbeats  # noqa: PLC0415 - as above
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
@@ -260,7 +260,7 @@ def _head(home: Path, session: str) -> tuple[int, str]:
 
 
 def rules_of_sessions(home: Path) -> set[str]:
-    """The names of the [[rule]] tables of all sessions' policies."""
+    """Return the names of the [[rule]] tables in the policies of all sessions."""
     found: set[str] = set()
     for session in read_all(home)[0]:
         with contextlib.suppress(OSError, StateError):
@@ -270,7 +270,7 @@ def rules_of_sessions(home: Path) -> set[str]:
 
 
 def agents_of(home: Path) -> set[str]:
-    """The labels and UUIDs of the agents of the register, and of those that were removed from it."""
+    """Return labels and UUIDs of all registered agents, removed ones too. StateError."""
     from bonobofs.state import agent_registry  # noqa: PLC0415 - as above
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
