@@ -1,4 +1,4 @@
-r"""Branches, commits and merges for Python callers, through the same door as the mount.
+r"""Branches, commits and merges for Python callers, authorized by the same enforcer as the mount.
 
     with open_session("project", agent="alice") as session:
         guard = GitGuard(session)
@@ -6,10 +6,9 @@ r"""Branches, commits and merges for Python callers, through the same door as th
         guard.checkout_branch("aidlc/gt-17", agent="alice")
         made = guard.commit("Add the plan", ["aidlc-docs/plan.md"], agent="alice", issue_id="gt-17")
 
-On denial, `create_branch`, `checkout_branch`, `commit` and `merge` return a `ValidationResult` that is false, and their
-`guarded_` twins raise `Refused`, a PermissionError. Both raise GitError for what git itself would call fatal: a damaged
-repository, a lock of another program, a file that does not exist. Conflicts are the result of a merge, which then has
-changed nothing.
+On denial, `create_branch`, `checkout_branch`, `commit` and `merge` return a `ValidationResult` that is false. Their
+`guarded_` twins raise `Refused`, a PermissionError. Both raise GitError for fatal errors of git: a damaged repository,
+a lock of another program, a missing file. A merge with conflicts changes nothing and returns them.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ __all__ = [
 PathLike = str | os.PathLike[str]
 _HERE: Final = WorkspacePath("")
 _LISTED: Final = 1000
-"""Paths of an error that its entry lists."""
+"""Paths that an entry lists at most."""
 _ISSUE: Final = re.compile(r"\[([\w.-]+)\]\s")
 _FILTER: Final = Refusal(
     Code.GIT,
@@ -91,19 +90,19 @@ _FILTER: Final = Refusal(
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The result of a merge. If it is no success, nothing was changed."""
+    """Result of a merge. A merge without success changed nothing."""
 
     success: bool
     commit_hash: str | None
     conflicts: list[str] = field(default_factory=list)
-    """Paths that both sides changed."""
+    """Paths with a merge conflict."""
     strategy_used: str = "merge"
     fast_forward: bool = False
-    """The target was moved to the source's commit; the merge has no commit of its own."""
+    """The target was moved to the source's commit, without a merge commit."""
 
 
 class _Operation:
-    """One call: its checkout, its entry of the record, and its refusals."""
+    """One call: its checkout, its entry in the trail, and its refusals."""
 
     def __init__(self, session: GuardedSession, checkout: Checkout, request: Request, caller: Caller) -> None:
         self.session: Final = session
@@ -113,7 +112,7 @@ class _Operation:
         self.rules: Final = rules_of(session.guard.policy.document)
 
     def demand(self, refusal: Refusal | Denied | None, path: str = "", **details: Any) -> None:
-        """Refused, once recorded, if there is a refusal."""
+        """Record the refusal and raise Refused, unless it is None."""
         if refusal is not None:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
             caller = self.caller._replace(details={**self.caller.details, **details})
@@ -121,26 +120,26 @@ class _Operation:
                 raise self.session.guard.deny(denied, caller, guard="git")
 
     def demand_part(self, part: RelatedChange, *codes: Code) -> None:
-        """Refused, once recorded, if the engine denies it, with one of these codes if any are named."""
+        """Record and raise the engine's denial of `part`. With `codes`, ignore denials with other codes."""
         with self.session.change_lock:
             decision = self.session.guard.decide(part.request, part.context)
         if isinstance(decision, Denied) and (not codes or decision.code in codes):
             self.demand(decision)
 
     def demand_clean(self) -> None:
-        """Refused if a tracked file has a change that is not committed."""
+        """Raise Refused if a tracked file has uncommitted changes."""
         paths = sorted({path for _, path in self.checkout.status(untracked=False)})
         if paths:
             self.demand(branch_rules.CLEAN, paths=paths[:_LISTED])
 
     def demand_here(self, branch: str) -> None:
-        """Refused if another worktree has the branch checked out."""
+        """Raise Refused if another worktree has the branch checked out."""
         checkout = self.checkout
         if is_checked_out_elsewhere(checkout.source, checkout.repository.common_dir, BRANCHES + branch):
             self.demand(branch_rules.CHECKED_OUT)
 
     def update(self, workspace: Workspace, old: str, new: str) -> TreeUpdate:
-        """The change of the checkout to another commit. Refused if untracked files are in the way."""
+        """Return the update of the checkout to another commit. Raises Refused for local changes and git filters."""
         self.demand_clean()
         try:
             update = TreeUpdate(self.checkout, workspace, old, new)
@@ -154,9 +153,9 @@ class _Operation:
         return update
 
     def commit_of(self, branch: str, refusal: Refusal) -> str:
-        """The commit of a branch. Refused if there is none, or if the branch is a symbolic reference."""
+        """Return the commit of a branch. Raises Refused if the branch does not exist or is a symbolic ref."""
         try:
-            # libgit2 would end the name at a NUL.
+            # libgit2 would truncate the name at a NUL.
             found = self.checkout.repository.target(BRANCHES + branch) if branch.isprintable() else ""
         except GitError:
             self.demand(branch_rules.SYMBOLIC)
@@ -168,7 +167,7 @@ class _Operation:
     def publish(
         self, branch: str, old: str, new: str, issue: str | None, update: TreeUpdate | IndexUpdate | None = None
     ) -> None:
-        """Move a branch, judged and recorded, after `update` is applied. Refused, GitError: the branch stays."""
+        """Authorize, apply `update`, then move the branch. Raises Refused, GitError without moving the branch."""
         checkout, session = self.checkout, self.session
         objects = checkout.new_objects()
         publisher = Publisher(
@@ -191,7 +190,7 @@ class _Operation:
         )
 
     def move_head(self, branch: str, commit: str) -> None:
-        """Let HEAD of the checkout name a branch. GitError: another process moved it, or has its lock."""
+        """Set HEAD of the checkout to a branch. Raises GitError if another process moved HEAD or holds its lock."""
         checkout = self.checkout
         head = checkout.head
         who = "{} <{}>".format(*identity(self.session.guard.agent, self.rules))
@@ -202,7 +201,7 @@ class _Operation:
             replace_head(checkout.source, token, old, f"ref: {BRANCHES}{branch}", log)
 
     def write_commit(self, tree: str, parents: Sequence[str], message: str) -> str:
-        """A commit of the agent, signed as the policy or else the operator's configuration says."""
+        """Write a commit of the agent and return its id. The policy, else the operator's config, decides on signing."""
         name, email = identity(self.session.guard.agent, self.rules)
         people = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email}
         people |= {key.replace("AUTHOR", "COMMITTER"): text for key, text in people.items()}
@@ -235,10 +234,10 @@ class _Operation:
     get_diff=Operation.CALL,
 )
 class GitGuard(Closing):
-    """The guarded repository of one workspace, for the agent of one session. May be used by several threads."""
+    """Guarded repository of one workspace, for the agent of one session. Thread-safe."""
 
     def __init__(self, session: GuardedSession, *, issue: str | None = None) -> None:
-        """Stand on an open session; `issue` is the issue that the session works on, if there is one."""
+        """Use an open session. `issue` is the issue that the session works on."""
         self._session: Final = session
         self._issue: Final = issue
         self.audit: Final[Log] = session.log
@@ -246,15 +245,15 @@ class GitGuard(Closing):
 
     @property
     def agent(self) -> str:
-        """The label of the session's agent."""
+        """Label of the session's agent."""
         return self._session.guard.agent.label
 
     def close(self) -> None:
-        """Close the workspace's directory; the session goes on."""
+        """Close the workspace's directory. The session stays open."""
         self._workspace.close()
 
     def guarded_create_branch(self, branch_name: str, agent: str, base: str = "main") -> str:
-        """Make a branch at the commit of the branch `base`, and return its name."""
+        """Make a branch at the tip of the branch `base`, and return its name. Raises Refused, GitError."""
         caller = Caller("create_branch", {"branch": branch_name, "base": base})
         with self._operation(agent, Operation.CREATE_BRANCH, caller) as call:
             call.demand(branch_rules.new_branch(call.rules, branch_name))
@@ -267,7 +266,7 @@ class GitGuard(Closing):
     create_branch = as_result(guarded_create_branch)
 
     def guarded_checkout_branch(self, branch_name: str, agent: str) -> None:
-        """Switch to a branch. The work tree must have no uncommitted changes."""
+        """Switch to a branch. Raises Refused if tracked files have uncommitted changes; GitError."""
         caller = Caller("checkout_branch", {"branch": branch_name})
         with self._operation(agent, Operation.CHECKOUT_BRANCH, caller) as call:
             commit = call.commit_of(branch_name, branch_rules.BRANCH)
@@ -288,10 +287,10 @@ class GitGuard(Closing):
     checkout_branch = as_result(guarded_checkout_branch)
 
     def guarded_commit(self, message: str, files: Sequence[PathLike], agent: str, issue_id: str) -> str:
-        """Commit these files as they are now, and return the commit's hash.
+        """Commit the current content of `files`, and return the commit's hash.
 
-        A file that is gone is committed as deleted. What else is staged stays staged. `[ISSUE]` is prepended to the
-        message if it is missing. GitError: a file is unknown, or none of them has changed.
+        A missing file is committed as deleted. Other staged changes stay staged. A missing `[ISSUE]` is prepended to
+        the message. Raises Refused; GitError if a file is unknown or no file has changed.
         """
         paths = list(dict.fromkeys(self._workspace.named(path) for path in files))
         caller = Caller("commit", {"message": message, "files": paths[:_LISTED], "issue": issue_id})
@@ -319,9 +318,9 @@ class GitGuard(Closing):
     commit = as_result(guarded_commit)
 
     def guarded_merge(self, source: str, target: str, agent: str, strategy: str = "merge") -> MergeResult:
-        """Merge one branch into another by the strategy merge (a fast-forward where possible) or squash.
+        """Merge the branch `source` into `target` by strategy "merge" (fast-forward where possible) or "squash".
 
-        The target need not be checked out. If it is, the work tree must be clean, and follows.
+        If the target is checked out, the work tree must be clean and is updated. Raises Refused, GitError.
         """
         caller = Caller("merge", {"source": source, "target": target, "strategy": strategy})
         with self._operation(agent, Operation.MERGE, caller) as call:
@@ -351,7 +350,7 @@ class GitGuard(Closing):
     merge = as_result(guarded_merge)
 
     def _publish_merge(self, call: _Operation, target: str, ours: str, made: str) -> None:
-        """Move the target, and with it the checkout if that is where HEAD is."""
+        """Move the target branch, and update the checkout if HEAD is on that branch."""
         update = None
         if call.checkout.head.branch == target:
             call.checkout.check_settled()
@@ -359,7 +358,7 @@ class GitGuard(Closing):
         call.publish(target, ours, made, self._issue, update)
 
     def _merge_message(self, call: _Operation, source: str, target: str, strategy: str) -> str:
-        """The message of a merge. A squash is for the issue of the session, or else of the source's last commit."""
+        """Return the message of a merge. It names the session's issue, else that of the last commit of `source`."""
         plain = f"{'Squash' if strategy == 'squash' else 'Merge'} branch '{source}' into {target}\n"
         last = call.checkout.run("log", "-1", "--format=%s", call.checkout.repository.target(BRANCHES + source))
         found = _ISSUE.match(last.decode("utf-8", "replace"))
@@ -370,16 +369,16 @@ class GitGuard(Closing):
         return text
 
     def get_status(self, agent: str) -> GitStatus:
-        """What is staged, modified and untracked. Refused: the agent is not the session's."""
+        """Return the staged, modified and untracked files. Raises Refused if `agent` is not the session's."""
         self._check_agent(agent, Operation.CALL, Caller("get_status"))
         return status_of(self._workspace.root, self._session.home)
 
     def get_diff(self, path: PathLike | None = None) -> str:
-        """The changes of tracked files since HEAD, staged or not, as a patch; of one file or directory, or of all."""
+        """Return the changes of tracked files since HEAD as a patch. `path` selects one file or directory."""
         return diff_of(self._workspace.root, self._session.home, None if path is None else self._workspace.named(path))
 
     def _check_agent(self, agent: str, operation: Operation, caller: Caller) -> None:
-        """Refused, once recorded, if the agent is not the session's."""
+        """Record the refusal and raise Refused if the agent is not the session's."""
         authorizer = self._session.guard
         if not is_session_agent(agent, authorizer.agent):
             with self._session.change_lock:
@@ -387,7 +386,7 @@ class GitGuard(Closing):
 
     @contextmanager
     def _operation(self, agent: str, operation: Operation, caller: Caller) -> Iterator[_Operation]:
-        """One call, from the right of the role to the entry of a failure."""
+        """Run one call: check agent and role, open the checkout, record a GitError as failure."""
         self._check_agent(agent, operation, caller)
         request = Request(operation, _HERE)
         with self._session.change_lock:
@@ -407,7 +406,7 @@ class GitGuard(Closing):
             self._session.guard.record_call(call.request, caller=call.caller, details=details, guard="git")
 
     def _parts(self, call: _Operation, update: TreeUpdate, old: str) -> list[RelatedChange]:
-        """What a checkout asks of the policy: each path that becomes what no protected branch has there."""
+        """Return the changes that the policy judges: paths whose new content no protected branch has there."""
         repository = call.checkout.repository
         tips = repository.protected_tips(call.rules)
         asked = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
@@ -418,7 +417,7 @@ class GitGuard(Closing):
     def _check_files(self, call: _Operation, paths: Sequence[WorkspacePath]) -> None:
         """Judge each file by its path, kind and size before git reads it.
 
-        Refused; GitError: a path is a directory, lies beyond a symlink, or is neither there nor tracked.
+        Raises Refused; GitError if a path is a directory, is beyond a symlink, or is neither present nor tracked.
         """
         for path in paths:
             call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
@@ -430,7 +429,7 @@ class GitGuard(Closing):
         for path in paths:
             try:
                 place = self._workspace.locate(path, follow=False)
-            except NotADirectoryError:  # a file stands where its directory was
+            except NotADirectoryError:  # a file has replaced its directory
                 kind, size, real = None, 0, path
             else:
                 if place is None:
@@ -451,13 +450,13 @@ class GitGuard(Closing):
 
 
 def touched(update: TreeUpdate | IndexUpdate) -> list[str]:
-    """The paths that an update changes, and the directories that may be empty without them."""
+    """Return the paths that an update changes, and the directories that it may leave empty."""
     gone = (one.path.rpartition(b"/")[0] for one in update.differences if one.new is None)
     return [*sorted({named(path) for path in gone} - {""}), *(named(one.path) for one in update.differences)]
 
 
 def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
-    """The tree of HEAD with these files as they are in the work tree."""
+    """Write the tree of HEAD with these files as in the work tree, and return its id."""
     index = {"GIT_INDEX_FILE": str(checkout.room / "commit")}
     checkout.run("read-tree", checkout.tree_of(checkout.head.commit), more=index)
     words = ("add", "--all", "--force", "--sparse", "--pathspec-from-file=-", "--pathspec-file-nul")
@@ -466,7 +465,7 @@ def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
 
 
 def _merged(checkout: Checkout, ours: str, theirs: str) -> tuple[str, list[str]]:
-    """The tree of a merge, and the paths in conflict."""
+    """Return the tree of a merge and the paths in conflict."""
     output = checkout.run(
         "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", ours, theirs, codes=(0, 1)
     )
@@ -475,6 +474,6 @@ def _merged(checkout: Checkout, ours: str, theirs: str) -> tuple[str, list[str]]
 
 
 def _clashes(checkout: Checkout, branch: str) -> bool:
-    """Whether a branch of this name, below it or above it exists."""
+    """True if the branch name, a prefix path of it or a name below it exists."""
     found = (name.removeprefix(BRANCHES) for name in checkout.repository.raw.references if name.startswith(BRANCHES))
     return any(f"{name}/".startswith(f"{branch}/") or branch.startswith(f"{name}/") for name in found)

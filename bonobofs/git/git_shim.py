@@ -1,11 +1,11 @@
-"""The program `git` of a session. The real git does everything; the session is asked before and after.
+"""Program `git` of a session. It calls the session before and after the real git, which does the work.
 
-Before: the role's list of subcommands, and for a command that brings other content into the work tree, which refused
-paths it would change. What a protected branch has there now is granted for the command. After: the grant ends, the
-branch is published, and the refusals of this command are shown. Nothing rests on this program: a git that is run
-without it meets the refusals of the mount, and publishes by its hooks.
+Before: the session checks the role's list of subcommands. For a command that changes the work tree, it grants refused
+paths whose new content a protected branch has there now. After: the session ends the grant, the shim publishes the
+branch and shows the refusals of the command. Enforcement does not depend on the shim: without it, the mount refuses
+the same changes, and hooks publish.
 
-Nothing in the environment says who asks: the session is the one in whose directory the program lies.
+The directory of the program identifies the session. No environment variable does.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from bonobofs.state.home import GUARD_SOCKET
 REFUSED: Final = 77
 CLIENT: Final = str(Path(__file__).with_name("publish_client.py"))
 _WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
-"""Subcommands after which a hook of the session publishes."""
+"""Subcommands with a session hook that publishes."""
 _AT_A_TIME: Final = 4000
-"""Files of one call."""
+"""Files in one `git.preflight` call."""
 _TRIED: Final = ("rmdir", "set_times")
-"""What git tries and does without."""
+"""Operations that git tries and whose failure it ignores. Their refusals are not shown."""
 _MOST_SHOWN: Final = 5
-"""Refusals of one command that are shown."""
+"""Refusals shown for one command."""
 _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")}
-"""The code and CLEO's word for what a rule refuses."""
+"""CLEO's error code and word, by rule. Other rules: `_by_code`."""
 
 
 def main() -> int:
-    """`git`, with the session's directory and the real git before its own arguments; the exit status."""
+    """Run `SESSION-DIRECTORY REAL-GIT ARGUMENTS…` from sys.argv; return the exit status, 77 for a refusal."""
     directory, real, *given = sys.argv[1:]
     line = resolve(real, split(given))
     if only_reads(line):
@@ -66,7 +66,7 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
     root = str(begun["root"])
     top = os.path.realpath(git.line("rev-parse", "--show-toplevel") or "/")
     if not f"{top}/".startswith(f"{root}/"):
-        os.execv(real, [real, *given])  # another repository, or none: only the role's list is the session's
+        os.execv(real, [real, *given])  # another repository, or none: only the role's list applies
     grants: list[int] = []
     commit, changes = plan(git, line)
     files = details(git, changes, reads_content=begun["reads_content"]) if changes else []
@@ -75,7 +75,7 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
         if "denied" in told:
             return _show(told["denied"], line.name)
     before = _head(git)
-    theirs, ours = os.pipe()  # the session ends the grants when this process ends
+    theirs, ours = os.pipe()  # closed when this process ends; then the session ends the grants
     for at in range(0, len(files), _AT_A_TIME):
         asked = {**words, "commit": commit, "head": before[1], "files": files[at : at + _AT_A_TIME]}
         grants.append(call_with([theirs], session, "git.preflight", **asked)["grant"])
@@ -95,9 +95,9 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
 
 
 def _wait(real: str, given: list[str]) -> int:
-    """Run the real git with our files and signals; its exit status."""
+    """Run the real git, forward signals to it, and return its exit status."""
     handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to git too
+    for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal also sends them to git
         signal.signal(number, lambda *_: None)
     with subprocess.Popen([real, *given]) as running:
         for number in handled:
@@ -109,7 +109,7 @@ def _wait(real: str, given: list[str]) -> int:
 
 
 def _directory(line: Line) -> str:
-    """Where git works, without symlinks; "" where that is gone."""
+    """Return the real path of git's working directory, or "" if it does not exist."""
     with suppress(OSError):
         place = os.getcwd()
         for option, value in zip(line.options, line.options[1:], strict=False):
@@ -119,12 +119,12 @@ def _directory(line: Line) -> str:
 
 
 def _head(git: Git) -> tuple[str, str]:
-    """The branch and the commit of HEAD."""
+    """Return branch and commit of HEAD."""
     return git.line("symbolic-ref", "--quiet", "HEAD"), git.commit("HEAD")
 
 
 def _refusals(root: str, since: str) -> list[dict[str, Any]]:
-    """The refusals of the mount since a time, each path once."""
+    """Return the mount's refusals since an ISO 8601 time, the first of each path."""
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError), open(os.path.join(root, ".bonobofs/denials.jsonl"), encoding="utf-8") as lines:
         for told in map(json.loads, lines):
@@ -134,7 +134,7 @@ def _refusals(root: str, since: str) -> list[dict[str, Any]]:
 
 
 def _show(told: dict[str, Any], subcommand: str) -> int:
-    """Tell a refusal by one line of JSON and one of help; the exit status."""
+    """Write a refusal to stderr as one line of JSON and one of text; return the exit status."""
     code, error = _WORDS.get(told["rule"]) or _by_code(told)
     held = f"It is held by {told['holder']} until {told['until']}." if "holder" in told else ""
     path = f"{told['path']}:" if told["path"] else ""
@@ -157,14 +157,14 @@ SUBMODULE: Final = 0o160000
 SYMLINK: Final = 0o120000
 _HEAD_BYTES: Final = 8
 _LARGE: Final = 1 << 20
-"""Bytes of a blob from which on only the mount looks at its first bytes, when it is written."""
+"""Blob size in bytes from which the preflight sends no first bytes. The mount judges them at the write."""
 _UNKNOWN: Final = ""
-"""Blob id of content that git tells only by making it."""
+"""Blob id of content that git does not know before it runs the command."""
 
 Changes = dict[str, tuple[int, str]]
-"""By path, the mode and the blob id that the command would bring; mode 0 for a path that it would remove."""
+"""{path: (mode, blob id)} after the command; mode 0 means that the command removes the path."""
 Plan = tuple[str, Changes]
-"""The commit to which the command leads, and the changes."""
+"""Commit that the command leads to, and its changes."""
 
 _STRATEGY: Final = ("-s", "--strategy", "-X", "--strategy-option", "-S")
 _MESSAGE: Final = ("-m", "--message", "-F", "--file", "--cleanup", "--into-name")
@@ -172,13 +172,13 @@ _BRANCHING: Final = ("-c", "-C", "--create", "--force-create", "-b", "-B", "--or
 
 
 def plan(git: Git, line: Line) -> Plan:
-    """What the command would change; "" and {} where it changes nothing that is known before."""
+    """Predict the changes of a command, or return ("", {}) if none are known in advance."""
     planner = _PLANNERS.get(line.name)
     return planner(git, line.arguments) if planner is not None else ("", {})
 
 
 def next_head(git: Git, line: Line) -> str:
-    """What HEAD holds after `switch` or `checkout`, as its file says it; "" where it stays or git cannot tell."""
+    """Return the text of HEAD after `switch` or `checkout`, or "" if HEAD stays or the result is unknown."""
     arguments = line.arguments
     if line.name not in ("switch", "checkout") or "--" in arguments:
         return ""
@@ -196,7 +196,7 @@ def next_head(git: Git, line: Line) -> str:
 
 
 def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[object]]:
-    """The changes as `git.preflight` takes them: path, mode, blob id, size, and first bytes or a symlink's target."""
+    """Return rows for `git.preflight`: path, mode, blob id, size (-1: unknown), first bytes or symlink target."""
     blobs = {oid: mode for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)}
     sizes: dict[str, int] = {}
     told = git.output("cat-file", "--batch-check=%(objectname) %(objectsize)", data=_lines(blobs))
@@ -207,7 +207,7 @@ def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[obj
     read = [oid for oid, size in wanted.items() if size < _LARGE]
     heads: dict[str, str] = {}
     content, at = git.output("cat-file", "--batch", data=_lines(read)), 0
-    for oid in read:  # each after a line with its name, kind and size, and before the end of a line
+    for oid in read:  # each is preceded by a header line and followed by a newline
         at = content.index(b"\n", at) + 1
         is_link = blobs[oid] == SYMLINK
         text = content[at : at + (sizes[oid] if is_link else min(sizes[oid], _HEAD_BYTES))]
@@ -225,7 +225,7 @@ def _lines(names: Iterable[str]) -> bytes:
 
 
 def _between(git: Git, *command: str) -> Changes:
-    """The changes that a command of the family of `diff-tree` prints."""
+    """Run a `diff-*` plumbing command and parse its raw output."""
     fields = git.lines(*command[:1], "--raw", "--no-abbrev", "--no-renames", "-z", *command[1:], end="\0")
     found: Changes = {}
     for head, path in zip(fields[::2], fields[1::2], strict=False):
@@ -240,18 +240,18 @@ def _trees(git: Git, old: str, new: str) -> Changes:
 
 
 def _from_index(git: Git, new: str, *paths: str) -> Changes:
-    """The changes from the index to a tree."""
+    """Return the changes from the index to a tree."""
     return _between(git, "diff-index", "--cached", "-R", new, "--", *paths)
 
 
 def _merged(git: Git, one: str, other: str) -> str:
-    """The tree of the merge of two commits, with conflicts in its files; "" where git cannot tell."""
+    """Return the tree of the merge of two commits, with conflict markers, or "" if git fails."""
     status, text = git.run("merge-tree", "--write-tree", "--no-messages", "--name-only", one, other)
     return text.split("\n", 1)[0] if status in (0, 1) else ""
 
 
 def _named_in(git: Git, file: str) -> str:
-    """The commit that a file of the git directory names."""
+    """Return the commit that a file of the git directory names, or ""."""
     try:
         return git.commit(Path(git.line("rev-parse", "--git-path", file)).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
@@ -269,7 +269,7 @@ def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
         return "", {}
     name = "@{-1}" if words[0] == "-" else words[0]
     commit = git.commit(name)
-    if not commit:  # a branch of a remote, of which git makes one
+    if not commit:  # git makes a local branch from a remote branch
         commit = git.commit(git.line("for-each-ref", "--format=%(refname)", f"refs/remotes/*/{name}"))
     return _to(git, commit, *paths)
 
@@ -314,7 +314,7 @@ def _rebase_on(git: Git, onto: str, branch: str) -> Plan:
 def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
     words = named(arguments, _STRATEGY)
     if git.run("fetch", *words)[0] != 0:
-        return "", {}  # git pull says why
+        return "", {}  # git pull reports the error
     rebases = git.line("config", "--get", "pull.rebase") in ("true", "merges", "interactive")
     for word in arguments:
         rebases = word.startswith(("--rebase", "-r")) or (rebases and not word.startswith(("--no-rebase", "--ff-only")))

@@ -1,13 +1,13 @@
-"""What a publication is about to change in the source, so that another process can remove what a killed one left.
+"""Write-ahead journal of a publication, so that another process can clean up after a killed writer.
 
     journal = Journal(directory / JOURNAL)
     journal.begin(git_dir, common_dir, updates)
     ...
     journal.end()
 
-    recover(directory / JOURNAL)    # any process that may write to the repository, once the writer is dead
+    recover(directory / JOURNAL)    # after the writer's death, by any process that may write to the repository
 
-The writer holds a lock of the journal file as long as it lives.
+The writer holds a lock on the journal file while it lives.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from bonobofs.system.locks import lock, never
 
 JOURNAL: Final = "journal.json"
 HEAD: Final = "HEAD"
-"""The name in a journal of HEAD of the checkout; its values are those of the file."""
+"""Name of the checkout's HEAD in a journal. Its values are the contents of the HEAD file."""
 _MOST_LOCK_BYTES: Final = 100
 _SLACK: Final = 1.0
-"""Seconds by which the clock of a file system may be behind."""
+"""Seconds by which the clock of a file system may lag."""
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Leftover(NamedTuple):
-    """An update that a killed publication was about to make."""
+    """Update that a killed publication intended. `is_made`: the ref already has the new value."""
 
     ref: str
     old: str
@@ -43,12 +43,12 @@ class Leftover(NamedTuple):
 
 
 class Journal:
-    """The journal of one writer."""
+    """Journal of one writer."""
 
     def __init__(self, file: Path) -> None:
-        """OSError: the file cannot be written, or (BlockingIOError) another writer lives."""
+        """Open and lock the file. Raises BlockingIOError if another writer holds the lock, else OSError."""
         self.token: Final = uuid.uuid4().hex
-        """Every temporary file has it in its name."""
+        """Part of the name of every temporary file."""
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
         lock(self._file.fileno(), retry=never)
         self._begun: Final[list[list[list[Any]]]] = []
@@ -56,7 +56,7 @@ class Journal:
         self._since: Any = 0.0
 
     def begin(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> str:
-        """Enter what is about to be changed, and sync. `updates` begin with (ref, old, new). Each begin needs an end.
+        """Record the intended updates and sync. `updates` begin with (ref, old, new). Each `begin` needs an `end`.
 
         Returns:
             The token.
@@ -75,18 +75,18 @@ class Journal:
         return self.token
 
     def end(self) -> None:
-        """After the end of the first begin, remove temporary files. Then nothing is left to be removed."""
+        """End the innermost `begin`. The end of the outermost removes the temporary files and clears the journal."""
         self._begun.pop()
         if not self._begun:
             _remove_temporaries(*self._places, self.token)
             self._write("")
 
     def clear(self) -> None:
-        """Forget what an earlier writer has entered."""
+        """Discard the entries of an earlier writer."""
         self._write("")
 
     def close(self) -> None:
-        """Give up the lock of the journal file."""
+        """Close the journal file, which releases its lock."""
         self._file.close()
 
     def _write(self, text: str) -> None:
@@ -98,9 +98,9 @@ class Journal:
 
 
 def recover(file: Path) -> list[Leftover]:
-    """Remove the locks and temporary files of a dead writer, and return what it was about to do. OSError.
+    """Remove locks and temporary files of a dead writer, finish its move of HEAD, and return its intended ref updates.
 
-    The journal stays as it is, so that this can be done again. BlockingIOError: the writer lives.
+    Idempotent: the journal is not changed. Raises BlockingIOError if the writer lives, else OSError.
     """
     try:
         stream = file.open("r+", encoding="utf-8")
@@ -110,7 +110,7 @@ def recover(file: Path) -> list[Leftover]:
         lock(stream.fileno(), retry=never)
         try:
             document = json.loads(stream.read())
-        except ValueError:  # the writer was killed before it changed anything, or after it ended
+        except ValueError:  # the writer was killed before its first change or after its end
             return []
         common, git_dir = Path(document["common_dir"]), Path(document["git_dir"])
         updates = [(ref, old, new) for ref, old, new in document["updates"]]
@@ -128,7 +128,7 @@ def recover(file: Path) -> list[Leftover]:
 
 
 def read_ref(common: Path, ref: str) -> str:
-    """The object id of a reference; "" if there is none, or if it is symbolic."""
+    """Return the object id of a ref, or "" if it is missing or symbolic."""
     with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         text = (common / ref).read_text(encoding="ascii", errors="replace").strip()
         return text if _OBJECT_ID.fullmatch(text) else ""
@@ -140,7 +140,7 @@ def read_ref(common: Path, ref: str) -> str:
 
 
 def _finish_head(git_dir: Path, token: str, old: str, new: str) -> None:
-    """Let HEAD be `new`, if the index was replaced for that and HEAD still is `old`."""
+    """Set HEAD to `new` if the writer replaced the index and HEAD still is `old`."""
     with suppress(FileNotFoundError):
         index = git_dir / f"bonobofs-{token}.index"
         head = (git_dir / HEAD).read_text(encoding="utf-8", errors="surrogateescape").strip()
@@ -151,7 +151,7 @@ def _finish_head(git_dir: Path, token: str, old: str, new: str) -> None:
 
 
 def _remove_temporaries(git_dir: Path, common: Path, token: str) -> None:
-    """Remove the files with the token in their names, and the locks that are other names of such files."""
+    """Remove the files with the token in their names, and the locks that are hard links of such files."""
     ours: set[tuple[int, int]] = set()
     found = [*_named(git_dir, token), *_named(common / "objects", token)]
     for path in found:
@@ -173,7 +173,7 @@ def _named(directory: Path, token: str) -> Iterable[Path]:
 
 
 def _remove_lock(path: Path, new: str | None, began: float) -> None:
-    """Remove a lock that libgit2 made for the dead writer: later than the journal, and empty or with the new value."""
+    """Remove a lock that libgit2 made for the dead writer: not older than the journal, and empty or with `new`."""
     with suppress(FileNotFoundError, NotADirectoryError):
         st = path.stat()
         if st.st_mtime < began - _SLACK or st.st_uid != os.geteuid() or _is_open(st.st_dev, st.st_ino):
@@ -186,7 +186,7 @@ def _remove_lock(path: Path, new: str | None, began: float) -> None:
 
 
 def _is_open(device: int, inode: int) -> bool:
-    """Whether a process that this one may inspect has the file open."""
+    """True if a process that we may inspect has the file open."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with suppress(OSError):

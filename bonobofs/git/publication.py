@@ -1,11 +1,11 @@
-"""Publication: a judged, recorded and atomic move of branches and tags of the source.
+"""Publication: judge, record and atomically move branches and tags of the source.
 
-    publisher = Publisher(door, Repository(git_dir, [objects]), branches)
+    publisher = Publisher(authorizer, Repository(git_dir, [objects]), branches)
     published = publisher.publish([RefUpdate("refs/heads/aidlc/gt-17", old, new)], issue="gt-17")
 
-All updates of a call are published, or none. The objects are in the source's object store already, or in a further
-object directory, from which they are added to it. Refused (a PermissionError): a rule or the policy refuses. GitError:
-the repository does not admit the change. After either, no reference of the source has changed.
+A call publishes all of its updates or none. The objects are in the source's object store, or in an object directory
+from which the publisher adds them. A denial by a rule or the policy raises Refused, a PermissionError. A failure of the
+repository raises GitError. In both cases, no ref of the source has changed, unless `then` raised the error.
 """
 
 from __future__ import annotations
@@ -51,32 +51,31 @@ MOST_UPDATES: Final = 100
 MOST_COMMITS: Final = 20_000
 MOST_PATHS: Final = 200_000
 _MOST_SEARCHED: Final = 200_000
-"""Published commits among which the original of a foreign commit is searched."""
+"""Number of published commits that a search for the original of a foreign commit reads."""
 _MOST_RECORDED: Final = 1000
-"""Commits, and paths, that an entry lists; it has the number of all."""
+"""Commits and paths that an entry lists at most. The entry also has their total number."""
 _ZERO: Final = frozenset("0")
 
 
 class RefUpdate(NamedTuple):
-    """What a reference is to have. Object ids are hex; "" stands for none."""
+    """Intended update of a ref. Object ids are hex; "" means no object."""
 
     ref: str
-    """A full name, `refs/heads/…` or `refs/tags/…`."""
+    """Full name, `refs/heads/…` or `refs/tags/…`."""
     old: str
-    """What the caller expects the source to have."""
+    """Value that the caller expects in the source."""
     new: str
 
 
 class Published(NamedTuple):
-    """An update that was made."""
+    """Completed update of a ref."""
 
     ref: str
     old: str
     new: str
     kind: UpdateKind
-    """create, fast-forward, merge, force, delete or tag."""
     commits: tuple[str, ...]
-    """The new commits, parents first."""
+    """New commits, parents first."""
 
 
 class _Move(NamedTuple):
@@ -85,9 +84,9 @@ class _Move(NamedTuple):
 
 
 def sync_refs(common: Path, refs: Iterable[str]) -> None:
-    """Bring loose references to the disk; libgit2 would sync their logs and directories too."""
+    """Sync loose refs to disk. libgit2 would also sync their logs and directories."""
     for ref in refs:
-        with suppress(FileNotFoundError):  # git has packed it by now
+        with suppress(FileNotFoundError):  # git has packed it meanwhile
             handle = os.open(common / ref, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fdatasync(handle)
@@ -109,11 +108,11 @@ class Publisher:
         touches: Sequence[str] = (".git/",),
         turn: AbstractContextManager[object] = _NO_TURN,
     ) -> None:
-        """`objects` is an object directory whose content is added to the source once the updates are admitted.
+        """`objects` is an object directory whose content is added to the source once the updates are authorized.
 
-        `repository` must have been opened with it. `touches` are the paths of the source, relative to its root, below
-        which publication changes files. `turn` is held for each question to the door, and from an intent to its
-        outcome.
+        `repository` must have been opened with it. `touches` lists the directories of the source, relative to its root,
+        in which publication changes files. `turn` is a lock. It is held during each call of the authorizer, and from
+        intent to outcome.
         """
         self._authorizer: Final = authorizer
         self._repository: Final = repository
@@ -127,7 +126,7 @@ class Publisher:
         self._tips: Final = repository.protected_tips(self._rules)
         self._base: Final = cache(repository.merge_base)
         self._elsewhere: Final[dict[str, frozenset[str]]] = {}
-        """By tip, the commits that no branch of the source has."""
+        """{tip: commits that it reaches and no branch of the source does}"""
 
     def publish(  # noqa: PLR0913 - what is published, what the record tells of it, and what goes with it
         self,
@@ -141,12 +140,11 @@ class Publisher:
         follow: Callable[[Permit], None] | None = None,
         then: Callable[[list[Published]], None] | None = None,
     ) -> list[Published]:
-        """Judge, record and make the updates.
+        """Judge, record and make the updates. Raises Refused, GitError, OSError.
 
-        `operation` is that of the entries, `details` are further details of them. `touches` are further paths that the
-        publication changes. `follow` runs when the updates are admitted and the objects are stored, before a reference
-        moves; an exception ends the publication. `then` runs when the references are moved, before the outcome is
-        recorded.
+        `operation` and `details` go into the entries. `touches` lists further paths that the publication changes.
+        `follow` runs after the updates are authorized and the objects stored, before any ref moves. An exception of
+        `follow` aborts the publication. `then` runs after the refs have moved, before the outcome is recorded.
         """
         told = {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]}
         caller = caller._replace(details={**told, **caller.details})
@@ -254,7 +252,7 @@ class Publisher:
     def _judge_commits(
         self, commits: list[str], current: str, tip: str, issue: str | None, operation: Operation, caller: Caller
     ) -> list[RelatedChange]:
-        """The questions about all paths of the new commits, and of the update as a whole."""
+        """Judge the new commits. Return the changes for the policy: paths of each commit and of the whole update."""
         roots = [*self._tips, *filter(None, [current])]
         standing = CommitContext(
             self._own, issue, int(time.time()), self._parent_time, lambda commit: self._originals(commit, roots)
@@ -280,7 +278,7 @@ class Publisher:
         return parts
 
     def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[Difference]]]:
-        """What the update changes as a whole: against the old tip, and against the protected branches it contains."""
+        """Yield (base, differences) of the whole update: against the old tip and against protected branches."""
         bases = dict.fromkeys(base for each in self._tips if (base := self._base(tip, each)))
         if current:
             yield current, self._unpublished(self._repository.differences(current, tip), current, list(bases))
@@ -289,7 +287,7 @@ class Publisher:
             yield base, self._unpublished(self._reverted(base, before, current, tip), base, ())
 
     def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[Difference]:
-        """What the tip has otherwise than `base`, apart from what the branch already had otherwise than `before`."""
+        """Yield the differences from `base` to `tip`, without those that the branch already had against `before`."""
         entry = self._repository.entry
         for each in self._repository.differences(base, tip):
             had = current and entry(current, each.path) == each.new and entry(before, each.path) != each.new
@@ -299,7 +297,7 @@ class Publisher:
     def _unpublished(
         self, differences: Iterable[Difference], before: str, others: Sequence[str]
     ) -> Iterator[Difference]:
-        """The differences whose new content is that of no protected branch, and of none of the commits `others`."""
+        """Yield the differences whose new content is neither in a protected branch nor in a commit of `others`."""
         for each in differences:
             if not any(self._is_taken(each, before, commit) for commit in (*self._tips, *others)):
                 yield each
@@ -310,7 +308,7 @@ class Publisher:
             return False
         if new is not None:
             return True
-        # A path is removed there only if it was there before.
+        # `commit` removed the path only if the merge base has it.
         base = self._base(before, commit) if before else ""
         return bool(base) and self._repository.entry(base, path) is not None
 
@@ -337,7 +335,7 @@ class Publisher:
         return any(self._repository.reaches(tip, commit) for tip in self._tips)
 
     def _is_of_a_branch(self, commit: str, tip: str) -> bool:
-        """Whether a branch of the source has the commit, under these names, already."""
+        """True if a branch of the source already reaches the commit."""
         if tip not in self._elsewhere:
             self._elsewhere[tip] = frozenset(self._repository.new_commits(tip, self._repository.heads(), MOST_COMMITS))
         return commit not in self._elsewhere[tip]
@@ -351,7 +349,7 @@ class Publisher:
         return max((parent.commit_time for parent in parents if parent is not None), default=0)
 
     def _originals(self, commit: CommitRecord, roots: list[str]) -> list[CommitRecord]:
-        """Published commits with the same author, author time and change."""
+        """Return the published commits with the same author, author time and change."""
         if not roots or len(commit.parents) > 1:
             return []
         wanted = self._repository.fingerprint(commit.oid)
@@ -399,7 +397,7 @@ class Publisher:
             add_objects(self._objects, self._repository.common_dir / "objects", token)
 
     def _move_refs(self, published: Sequence[Published], message: str) -> None:
-        """Move all references, or none. GitError: another process moved one, or holds its lock."""
+        """Move all refs or none. Raises GitError if another process moved a ref or holds its lock."""
         source = pygit2.Repository(str(self._repository.git_dir), pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
         source.set_ident(*self._own)
         try:
@@ -422,21 +420,21 @@ class Publisher:
 _KINDS: Final = {1: b"commit", 2: b"tree", 3: b"blob", 4: b"tag"}
 _MOST_LOOSE: Final = 100
 _MOST_BYTES: Final = 4 << 20
-"""A push of fewer objects and bytes is stored as loose objects, so that packs do not accumulate."""
+"""A push up to these limits is stored as loose objects, so that small packs do not accumulate."""
 _SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")
-"""In the order in which the files of a pack must appear; a pack exists for git once its .idx does."""
+"""Order in which the files of a pack must appear. git uses a pack once its .idx exists."""
 
 
 def add_objects(found: Path, store: Path, token: str) -> None:
-    """Add everything from the object directory `found` to `store`, and sync it. OSError.
+    """Add all objects of the object directory `found` to `store` and sync them. Raises OSError.
 
-    What is there already stays. Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`; git ignores them and
-    prunes old ones.
+    Existing objects stay. Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`. git ignores them and prunes
+    old ones.
     """
     for last in (False, False, True):
         try:
             _add_objects(found, store, token)
-        except FileNotFoundError:  # git gc removed an empty directory, or a temporary file
+        except FileNotFoundError:  # git gc removed an empty directory or a temporary file
             if last:
                 raise
         else:
@@ -461,7 +459,7 @@ def _add_objects(found: Path, store: Path, token: str) -> None:
 
 
 def _write_loose(found: Path, store: Path, token: str) -> bool:
-    """Store the objects of small packs as loose objects. False: there are too many, or they are too large."""
+    """Store the objects of small packs as loose objects. Return False if they exceed the limits."""
     odb = pygit2.Odb(str(found))
     oids = [oid for _, oid in zip(range(_MOST_LOOSE + 1), odb, strict=False)]
     if len(oids) > _MOST_LOOSE or sum(odb.read_header(oid)[1] for oid in oids) > _MOST_BYTES:

@@ -1,8 +1,8 @@
-"""Which files a git command may take in: the check, and their content in one file for the server. For the worker.
+"""Check which files a git command may write, and put their content into one file for the server. Runs in the worker.
 
-A file is published if a protected branch has the same content under the same path now, or does not have the path.
-`returns` names content that an earlier command of the session replaced at a path: that may come back. What the source
-has there before must be in its repository, so that no change is lost.
+Content is published if a protected branch has it at the same path now. A removal is published if a protected branch
+does not have the path. `returns` lists content that an earlier command of the session replaced at a path; the command
+may restore it. The present content of the file must be in the source's repository, so that no change is lost.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bonobofs.git.repository import Repository
 from bonobofs.system.paths import open_directory_beneath
 
 KEPT: Final = 1
-"""As of `fuse.grants`, which the modules of this package do not import."""
+"""Same value as in `fuse.grants`, which this package does not import."""
 _MODES: Final = (0o100644, 0o100755, 0o120000)
 NOT_PUBLISHED: Final = "no protected branch has this content there now"
 CHANGED: Final = "the file has changes that no commit has"
 
 
 class Stage:
-    """What was published on the protected branches when the check began."""
+    """Tips of the protected branches when the check began, and the file for the content."""
 
     def __init__(self, repository: Repository, rules: Rules, stage: int) -> None:
-        """`stage` is the descriptor of the file for the content. The working directory is the source."""
+        """`stage` is the descriptor of the file for the content. The working directory must be the source."""
         self._repository: Final = repository
         self._tips: Final = repository.protected_tips(rules)
         self._stage: Final = stage
@@ -40,7 +40,7 @@ class Stage:
         os.close(self._root)
 
     def is_published(self, path: str, mode: int, oid: str) -> bool:
-        """Whether a protected branch has this content at the path; mode 0 is no content."""
+        """True if a protected branch has this content at the path. Mode 0 means no file."""
         for tip in self._tips:
             entry = self._repository.entry(tip, os.fsencode(path))
             if (entry is None and mode == 0) or (entry is not None and (entry.mode, entry.oid) == (mode, oid)):
@@ -48,7 +48,7 @@ class Stage:
         return False
 
     def place(self, oid: str) -> tuple[int, int]:
-        """Offset and size of the content of a blob in the file."""
+        """Return offset and size of a blob's content in the file. Write it there the first time."""
         if oid not in self._places:
             content = self._repository.bytes_of(oid)
             self._places[oid] = self._end, len(content)
@@ -56,7 +56,7 @@ class Stage:
         return self._places[oid]
 
     def write(self, content: bytes) -> int:
-        """Append to the file; the offset."""
+        """Append to the file and return the offset."""
         at = self._end
         view = memoryview(content)
         while view:
@@ -65,7 +65,7 @@ class Stage:
         return at
 
     def before(self, path: str) -> tuple[list[int] | None, int, str]:
-        """Fingerprint, mode and blob id of what the source has at a path; None, 0 and "" for no file. OSError."""
+        """Return fingerprint, mode and blob id of a file in the source, or (None, 0, "") if missing. Raises OSError."""
         above, _, name = path.rpartition("/")
         try:
             directory = open_directory_beneath(self._root, above)
@@ -88,7 +88,7 @@ class Stage:
             os.close(directory)
 
     def has(self, oid: str) -> bool:
-        """Whether the repository of the source has an object."""
+        """True if the source's repository has the object."""
         return oid in self._repository.raw.odb
 
 
@@ -97,10 +97,11 @@ def _blob_id(content: bytes) -> str:
 
 
 def prepare(repository: Repository, rules: Rules, descriptor: int, request: dict[str, Any]) -> dict[str, Any]:
-    """Check each of `files` ([path, mode, blob id]) and write the content of those that may be taken in.
+    """Check each of `files` ([path, mode, blob id]) and write the content of the permitted ones to the file.
 
-    The answer has the "refused" with their reasons, by path what was there "before" ([mode, blob id]), and where in the
-    file the list for the server begins ("at", "size").
+    Returns:
+        "refused": {path: reason}; "before": {path: [mode, blob id]} of the present files; "at" and "size": offset and
+        bytes of the list for the server in the file.
     """
     stage = Stage(repository, rules, descriptor)
     try:

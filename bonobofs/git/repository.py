@@ -1,4 +1,4 @@
-"""A repository of the source, opened by libgit2 in a way that runs no program and reads no configuration of a user."""
+"""Repository of the source, opened with libgit2 without running its programs or reading a user's configuration."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ ENVIRONMENT: Final = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
 }
-"""The environment of every git that works for the service."""
+"""Environment of every git process that bonobofs runs for itself."""
 _MOST_TREES: Final = 2000
-"""Trees that are kept once they are read."""
+"""Number of cached trees."""
 _ID_BYTES: Final = 20
 _LARGE: Final = 16 << 20
-"""Bytes of a blob from which on its first bytes are read by `git cat-file`, which streams."""
+"""Blob size in bytes from which `git cat-file`, which streams, reads the first bytes."""
 
 
 class Entry(NamedTuple):
-    """What a tree holds under a path."""
+    """Entry of a tree."""
 
     mode: int
     oid: str
 
 
 class Difference(NamedTuple):
-    """A path that two trees have otherwise; None: the tree does not have it."""
+    """Path that differs between two trees. None means that the tree does not have it."""
 
     path: bytes
     old: Entry | None
@@ -60,10 +60,10 @@ class Difference(NamedTuple):
 
 
 class Repository:
-    """Objects and references of one repository."""
+    """Objects and refs of one repository."""
 
     def __init__(self, git_dir: Path, objects: Iterable[Path] = ()) -> None:
-        """Open `git_dir`; `objects` are further object directories. GitError: libgit2 cannot read it."""
+        """Open `git_dir`. `objects` are further object directories. Raises GitError if libgit2 cannot read it."""
         _prepare()
         self.git_dir: Final = git_dir
         try:
@@ -77,7 +77,7 @@ class Repository:
         self._objects: Final = [self.common_dir / "objects", *objects]
 
     def target(self, ref: str) -> str:
-        """The object id that a reference has; "" if there is none. GitError: it is symbolic."""
+        """Return the object id of a ref, or "" if it does not exist. Raises GitError if it is symbolic."""
         try:
             found = self.raw.references[ref]
         except (KeyError, pygit2.InvalidSpecError):
@@ -90,7 +90,7 @@ class Repository:
         return self.raw.references.get(ref) is not None
 
     def protected_tips(self, rules: Rules) -> list[str]:
-        """The commits of the protected branches, each once."""
+        """Return the tips of the protected branches, without duplicates."""
         names: Iterable[str] = rules.protected_branches
         if any(set("*?[") & set(name) for name in names):
             prefixed = (ref for ref in self.raw.references.iterator() if ref.name.startswith(BRANCHES))
@@ -99,7 +99,7 @@ class Repository:
         return list(dict.fromkeys(tip for tip in found if tip))
 
     def heads(self, limit: int = 10_000) -> list[str]:
-        """The commits of at most `limit` branches."""
+        """Return the tips of at most `limit` branches."""
         refs = (ref for ref in self.raw.references.iterator() if ref.name.startswith(BRANCHES))
         found = (
             str(ref.target) for _, ref in zip(range(limit), refs, strict=False) if isinstance(ref.target, pygit2.Oid)
@@ -113,7 +113,7 @@ class Repository:
             return ""
 
     def commit(self, oid: str) -> pygit2.Commit | None:
-        """The commit of that id; None: there is none, or it is something else."""
+        """Return the commit with this id, or None if it is missing or not a commit."""
         try:
             found: object = self.raw[pygit2.Oid(hex=oid)]
         except (KeyError, ValueError, pygit2.GitError):
@@ -121,14 +121,14 @@ class Repository:
         return found if isinstance(found, pygit2.Commit) else None
 
     def bytes_of(self, oid: str) -> bytes:
-        """An object without its header. GitError: it is missing or damaged."""
+        """Return an object without its header. Raises GitError if it is missing or damaged."""
         try:
             return bytes(self.raw.odb.read(pygit2.Oid(hex=oid))[1])
         except (KeyError, ValueError, pygit2.GitError) as error:
             raise GitError(f"object {oid} cannot be read", kind="damaged") from error
 
     def new_commits(self, tip: str, known: Iterable[str], limit: int) -> list[str]:
-        """The commits that `tip` reaches and `known` does not, parents first; at most `limit + 1` of them."""
+        """Return the commits that `tip` reaches and `known` does not, parents first, at most `limit + 1`."""
         walk = self.raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL | pygit2.enums.SortMode.REVERSE)
         for each in known:
             walk.hide(pygit2.Oid(hex=each))
@@ -140,16 +140,16 @@ class Repository:
         return found
 
     def merge_base(self, one: str, other: str) -> str:
-        """The best common ancestor; "" if there is none."""
+        """Return the best common ancestor, or ""."""
         base: object = self.raw.merge_base(pygit2.Oid(hex=one), pygit2.Oid(hex=other))
         return "" if base is None else str(base)
 
     def reaches(self, tip: str, commit: str) -> bool:
-        """Whether `commit` is `tip` or an ancestor of it."""
+        """True if `commit` is `tip` or an ancestor of it."""
         return tip == commit or self.raw.descendant_of(pygit2.Oid(hex=tip), pygit2.Oid(hex=commit))
 
     def differences(self, old: str, new: str) -> Iterator[Difference]:
-        """What two commits have otherwise; "" is a commit without any path."""
+        """Yield the differences of two commits. "" stands for an empty commit."""
         yield from self._compare(b"", self._tree(old), self._tree(new))
 
     def _compare(self, above: bytes, old: str, new: str) -> Iterator[Difference]:
@@ -170,7 +170,7 @@ class Repository:
         return "" if found is None else str(found.tree_id)
 
     def _read_tree(self, oid: str) -> dict[bytes, Entry]:
-        """The entries of a tree, with modes as they are stored; {} for "". GitError: it is damaged."""
+        """Return the entries of a tree with their stored modes, or {} for "". Raises GitError if it is damaged."""
         data, at = self.bytes_of(oid) if oid else b"", 0
         found: dict[bytes, Entry] = {}
         while at < len(data):
@@ -181,7 +181,7 @@ class Repository:
         return found
 
     def entry(self, commit: str, path: bytes) -> Entry | None:
-        """What a commit holds under a path that is no directory."""
+        """Return the entry of a commit at `path`, or None if it is missing or a directory."""
         found = self._find(commit, path)
         return None if found is None or found.mode == TREE else found
 
@@ -198,7 +198,7 @@ class Repository:
         return found
 
     def size(self, oid: str) -> int:
-        """Bytes of a blob. GitError: it is missing, or no blob."""
+        """Return the size of a blob in bytes. Raises GitError if it is missing or not a blob."""
         try:
             kind, size = self.raw.odb.read_header(pygit2.Oid(hex=oid))
         except (KeyError, ValueError, pygit2.GitError) as error:
@@ -208,7 +208,7 @@ class Repository:
         return int(size)
 
     def first_bytes(self, oid: str) -> bytes:
-        """The first bytes of a blob that tell whether it is executable."""
+        """Return the first HEAD_BYTES bytes of a blob. Raises GitError if it cannot be read."""
         if self.size(oid) < _LARGE:
             return self.bytes_of(oid)[:HEAD_BYTES]
         first, *others = map(str, self._objects)
@@ -224,7 +224,7 @@ class Repository:
         return head
 
     def fingerprint(self, oid: str) -> str:
-        """A digest of the change of a commit against its first parent: equal changes at other lines have the same."""
+        """Return a digest of a commit's change against its first parent. Line numbers do not affect it."""
         commit = self.commit(oid)
         if commit is None:
             return ""
@@ -243,7 +243,7 @@ class Repository:
         return digest.hexdigest()
 
     def has_submodule_commit(self, oid: str) -> bool:
-        """Whether the source, or one of its submodules, has the commit."""
+        """True if the source or one of its submodules has the commit."""
         if oid in self.raw:
             return True
         modules = self.common_dir / "modules"
@@ -251,7 +251,7 @@ class Repository:
 
 
 def find_common_dir(git_dir: Path) -> Path:
-    """The directory with objects and branches: that of the main repository, if `git_dir` is of a linked worktree."""
+    """Return the directory with objects and refs: of a linked worktree, that of the main repository."""
     try:
         return (
             git_dir / (git_dir / "commondir").read_text(encoding="utf-8", errors="surrogateescape").strip()
@@ -261,7 +261,7 @@ def find_common_dir(git_dir: Path) -> Path:
 
 
 def find_git_dir(work_tree: Path) -> Path | None:
-    """The git directory of a work tree whose root is `work_tree`; None: it is not such a root."""
+    """Return the git directory of the work tree with root `work_tree`, or None if it is not a root."""
     place = work_tree / ".git"
     if place.is_dir():
         return place
@@ -273,7 +273,7 @@ def find_git_dir(work_tree: Path) -> Path | None:
 
 
 def _prepare() -> None:
-    """Let libgit2 read no configuration but the repository's own, and open what belongs to another user."""
+    """Limit libgit2 to the repository's own configuration. Let it open repositories of other users."""
     for level in (1, 2, 3, 4):  # programdata, system, xdg, global
         pygit2.option(Option.SET_SEARCH_PATH, level, "")
     pygit2.option(Option.SET_OWNER_VALIDATION, False)
