@@ -1,7 +1,7 @@
 """Read the files of Choragen (`choragen.governance.yaml`, `locks.json`) as a policy and as leases.
 
-Each entry that means something else in bonobofs, or nothing, is reported with its line. No entry is widened or dropped
-silently. The pattern syntax is that of bonobofs, except for braces, which are expanded, and `**` within a name.
+The import reports, with its line, each entry that has another meaning in bonobofs, or none. It never widens an entry,
+and it reports each entry that it drops. Braces in patterns are expanded; `**` within a name is not supported.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def items_of(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
 
 
 def table_of(key: yaml.Node, node: yaml.Node, lost: list[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The entries of a table; what is there and is none is said to be lost."""
+    """Return the entries of a table. Any other value except null is reported in `lost`."""
     if not isinstance(node, yaml.MappingNode) and not is_null(node):
         lost.append(means_nothing(key, node))
     return items_of(node)
 
 
 def list_of(key: yaml.Node, node: yaml.Node, lost: list[str]) -> list[yaml.Node]:
-    """The entries of a list; what is there and is none is said to be lost."""
+    """Return the entries of a list. Any other value except null is reported in `lost`."""
     if isinstance(node, yaml.SequenceNode):
         return node.value  # type: ignore[no-any-return] # PyYAML says Any
     if not is_null(node):
@@ -104,7 +104,7 @@ def means_nothing(key: yaml.Node, node: yaml.Node) -> str:
 
 
 def moment_of(node: yaml.Node) -> datetime | None:
-    """Parse a time; None: it is not a time."""
+    """Parse a time in ISO 8601, in UTC if it has no zone. None: it is not a time."""
     try:
         found = datetime.fromisoformat(str(node.value))
     except ValueError:
@@ -114,11 +114,11 @@ def moment_of(node: yaml.Node) -> datetime | None:
 
 _ALL: Final = ("create", "modify", "delete")
 _WRITER: Final = "impl"
-"""The role that has write_file there; the tools that read have all."""
+"""The role of Choragen that has write_file. All roles have the tools that read."""
 
 
 class Entry(NamedTuple):
-    """One entry of governance, with as much of it as it says."""
+    """One entry of the governance file."""
 
     line: int
     pattern: str
@@ -145,7 +145,7 @@ def read_governance(text: str) -> tuple[str, list[str]]:
 
 
 class _Policy:
-    """A policy in the making."""
+    """The parts of the policy, collected from the governance file."""
 
     def __init__(self) -> None:
         self.protect: list[str] = []
@@ -154,7 +154,7 @@ class _Policy:
         self.roles: dict[str, tuple[list[str], list[str]]] | None = None
         self.reasons: list[tuple[str, str]] = []
         self._deletable: list[tuple[Entry, list[str]]] = []
-        """What may be deleted there, and so must be kept by nobody else's entry here."""
+        """Entries that let Choragen delete files. A [[keep]] of another entry prevents that in bonobofs."""
         self._kept: list[tuple[Entry, list[str]]] = []
 
     def take_mutations(self, table: yaml.Node, node: yaml.Node, lost: list[str]) -> None:
@@ -210,7 +210,7 @@ class _Policy:
         lines = [
             "# Imported from choragen.governance.yaml. Names that begin with a dot are as any other there.",
             *(f"# {_comment(pattern)}: {_comment(reason)}" for pattern, reason in self.reasons),
-            # Roles decide alone there; without any, only what is allowed is.
+            # In Choragen the roles alone decide. Without roles, only the allowed paths may be changed.
             f'default = "{"deny" if self.roles is None else "allow"}"',
             'hidden = ["**"]',
         ]
@@ -220,7 +220,7 @@ class _Policy:
         if self.roles is None:
             for name, paths in self.rules:
                 lines += ["", "[[rule]]", f"name = {_toml(name)}", f"paths = {_toml(paths)}"]
-        # Who has no role there may do nothing; here there is one by default, which would write everywhere.
+        # In Choragen an agent without a role may do nothing. The built-in role of bonobofs would write everywhere.
         roles = self.roles or {}
         for role, (write, deny) in ({} if self.roles is None else {"agent": ([], []), **roles}).items():
             lines += ["", f"[role.{_toml(role)}]", f"write = {_toml(write)}", f"deny = {_toml(deny)}"]
@@ -315,7 +315,7 @@ _YEAR: Final = 365 * 86_400
 
 
 class Lock(NamedTuple):
-    """The locks of one chain. `seconds` is the time until they end."""
+    """The locks of one chain. `seconds` is the time until they expire."""
 
     line: int
     chain: str
@@ -327,7 +327,7 @@ class Lock(NamedTuple):
 
 def read_locks(text: str, now: datetime) -> tuple[list[Lock], list[str]]:
     """Return the present locks of `locks.json`, and a line for each part that is lost. PolicyError: invalid file."""
-    # The YAML parser, which knows the lines, reads JSON. YAML permits no tabs between tokens.
+    # The YAML parser reads JSON too, and it knows the lines. YAML permits no tabs between tokens.
     root = document_of(text.replace("\t", " "))
     lost: list[str] = []
     chains: list[tuple[yaml.Node, yaml.Node]] | None = None

@@ -42,7 +42,7 @@ _ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """One [[rule]]. `order` is its place in the file, `rank` its place from the widest to the narrowest."""
+    """One [[rule]]. `order` is its index in the file, `rank` its index from the widest rule to the narrowest."""
 
     order: int
     rank: int
@@ -56,7 +56,7 @@ class Rule:
     offer: denials.Offer
     wrong_suffix: denials.Refusal
     wrong_name: denials.Refusal
-    """The same for a symlink, FIFO, socket or device."""
+    """The refusal of a symlink, FIFO, socket or device whose name has another suffix."""
     too_large: denials.Refusal
     is_executable: denials.Refusal
 
@@ -96,9 +96,9 @@ class Hidden:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScratchTable:
-    """One [[scratch]]. All its paths together have at most `max_total` bytes; None: no limit.
+    """One [[scratch]]. Its paths may have at most `max_total` bytes together; None: no limit.
 
-    Each name, be it of a file, directory or symlink, counts 4 KiB beside the bytes of content and extended attributes.
+    Each name of a file, directory or symlink counts 4 KiB, in addition to its content and extended attributes.
     """
 
     index: int
@@ -111,7 +111,7 @@ class ScratchTable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scratch:
-    """One pattern of a [[scratch]]; `order` is its place among all of them, the first that matches decides."""
+    """One pattern of a [[scratch]]. `order` is its index among all these patterns; the first that matches decides."""
 
     order: int
     table: ScratchTable
@@ -138,19 +138,19 @@ class Tracked:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Return the directories above a path without the root, the nearest first."""
+    """Yield the directories above a path without the root, the nearest first."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Repository:
-    """The session's own `.git`: which branches in it follow the source and cannot be moved by the session."""
+    """The session's own `.git`. Its protected branches follow the source, and the session cannot move them."""
 
     protected: tuple[str, ...]
     """Names, or patterns with `*`."""
     table: ScratchTable
-    """The table of its bytes, which no [[scratch]] counts."""
+    """The table that counts its bytes. They count in no [[scratch]]."""
     permit: Permit
 
     def protects(self, branch: str) -> bool:
@@ -176,7 +176,7 @@ class Temporary:
     permit: Permit
 
     def admits(self, parts: Sequence[str]) -> bool:
-        """True if a file or symlink of this name is staged. Names that editors only try are never staged."""
+        """True if a file or symlink of this name is staged. Test and backup names of editors are never staged."""
         name = parts[-1]
         if not self.names.match(name) and not (self.paths and self.paths.find(parts)):
             return False
@@ -185,7 +185,7 @@ class Temporary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """A compiled policy. It is immutable; a new policy, role or lease is a new generation."""
+    """A compiled policy. It is immutable."""
 
     document: Mapping[str, Any]
     digest: str
@@ -207,7 +207,7 @@ class Policy:
     symlinks_anywhere: bool
     """A symlink may be absolute, or leave the workspace."""
     judges_content: bool
-    """A rule refuses executable content, so that a verdict depends on the first bytes of a file."""
+    """A rule refuses executable content, so a verdict depends on the first bytes of a file."""
     leases: Leases | None = None
     """The lease snapshot; None: the session tracks no leases."""
     tracked: Tracked | None = None
@@ -242,8 +242,8 @@ class Policy:
     def goes_by_rules(self, parts: Sequence[str]) -> bool:
         """True if the rules decide about a path that a [[scratch]] matches.
 
-        They do if git tracks it, or if it is a temporary name in a directory with tracked files: a file in scratch
-        cannot be renamed over a tracked one. The root of the source has no copy in the scratch layer.
+        They do if git tracks the path, or if the path is a temporary name in a directory with tracked files: a file in
+        scratch cannot be renamed over a tracked one. They also decide about the root, which the scratch layer lacks.
         """
         if not parts:
             return True
@@ -352,10 +352,10 @@ def _temporary(texts: Sequence[str]) -> Temporary | None:
 
 
 def parse_temporary(text: str) -> Pattern:
-    """Parse an entry of `temporary`. PolicyError: it matches ordinary names, or could match no file.
+    """Parse an entry of `temporary`. PolicyError: it matches ordinary names, or no file that can be staged.
 
-    A matching file seems to be written, and is lost at the end of the session unless it is renamed. So a pattern must
-    describe the name itself.
+    The session deletes a staged file at its end, unless a program renames it into the source. So a pattern must match
+    temporary names only.
     """
     pattern = parse(text)
     if pattern.reach is not Reach.ONLY:
@@ -370,18 +370,18 @@ def parse_temporary(text: str) -> Pattern:
 
 
 def is_never_held(name: str) -> bool:
-    """True for the names by which editors test if they may replace a file, or to which they move the old file.
+    """True for `4913`, with which vim tests whether it may replace a file, and for backup names (`NAME~`).
 
-    If these are refused, vim and emacs write into the existing file, which cannot lose it. If they were staged, the
-    editor would move the only good copy to a place that is lost at the end of the session.
+    If bonobofs refuses them, vim and emacs write into the existing file, which cannot lose it. If bonobofs staged them,
+    the editor would move the only good copy to a staged name, which is deleted at the end of the session.
     """
     return name == "4913" or name.endswith("~")
 
 
 def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     offers = [_offer(table) for table in tables]
-    # The widest rule first, so that the first rule that permits a change has the widest verdict: no other rule that
-    # permits the change has a larger size, or the same size with executable content.
+    # The widest rule comes first, so that the first rule that permits a change has the widest verdict: no other such
+    # rule has a larger size, or the same size with executable content.
     widest = sorted(range(len(offers)), key=lambda index: _narrowness(offers[index]))
     return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]
 
@@ -470,11 +470,11 @@ def _hidden(entries: Sequence[str]) -> Hidden:
 
 
 def parse_hidden(entry: str) -> Pattern:
-    """Parse an entry of `hidden`. PolicyError: it can match no hidden name.
+    """Parse an entry of `hidden`. PolicyError: it matches no hidden name.
 
     An entry without a slash is a name or a glob for one name, at any depth: `.github`, `.env.*`. An entry with a slash
-    is a pattern for the path that ends in the hidden name: `docs/.cache` opens that name, `docs/.cache/` and `docs/**`
-    also the hidden names below. `**` opens all.
+    is a pattern for the path that ends in the hidden name: `docs/.cache` permits that name, `docs/.cache/` and
+    `docs/**` permit also the hidden names below. `**` permits all hidden names.
     """
     pattern = parse(entry)
     if pattern.reach is Reach.ONLY and not may_begin_with(pattern.components[-1], "."):

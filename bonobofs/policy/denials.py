@@ -1,7 +1,7 @@
-"""The sentences of refusals.
+"""The sentences of denials.
 
-Every refusal is made for a program or a person that will try again: it says what would be allowed instead. The
-sentences are made once, when a policy is compiled, so that they hold no path, time or id of a request.
+The reader of a denial will retry, so each denial says what to do instead. The compiler of a policy builds the sentences
+once, so they contain no path, time or id of a request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bonobofs.policy.decision import Code, Layer
 from bonobofs.policy.pattern import Pattern, Reach
 
 _SHOWN: Final = 6
-"""Most patterns or rules in one sentence. `.bonobofs/policy.md` and `policy show` have all."""
+"""Maximum number of patterns or rules in one sentence. `.bonobofs/policy.md` and `policy show` list all of them."""
 
 _UNITS: Final = ((10**12, "TB"), (2**40, "TiB"), (10**9, "GB"), (2**30, "GiB"), (10**6, "MB"), (2**20, "MiB"))
 _SMALL_UNITS: Final = ((10**3, "KB"), (2**10, "KiB"))
@@ -49,7 +49,7 @@ def size(count: int) -> str:
 
 
 def listed(words: Sequence[str], last: str = "or", most: int = _SHOWN) -> str:
-    """Format a list as `a, b or c`. After `most` items it ends with the number of the others."""
+    """Format a list as `a, b or c`. A list of more than `most` items ends with the number of the others."""
     if len(words) > most:
         return f"{', '.join(words[:most])} {last} {len(words) - most} more"
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
@@ -77,7 +77,7 @@ def offer(rule: Offer) -> str:
 
 
 def offers(rules: Sequence[Offer]) -> str:
-    """Return what to do instead if no rule permits a change."""
+    """Return the advice for a change that no rule permits."""
     if not rules:
         return "Change nothing here; the policy admits no change at all. Ask the operator."
     shown = [offer(rule) for rule in rules[:_SHOWN]]
@@ -293,7 +293,7 @@ def call_rule(role: str, family: str, word: str) -> str:
 
 
 def role_lacks(role: str, family: str, word: str, own: Sequence[str], others: Sequence[str]) -> Refusal:
-    """The refusal of an operation that the role's list lacks. `own` is that list, `others` the roles that have it."""
+    """The refusal of an operation that the role's list lacks. `own` is that list; the roles `others` have it."""
     call = {"tools": f"the tool {word}", "git": f"git {word}", "beads": f"{word} at the Beads gate"}[family]
     ways = [f"use what this role has there: {', '.join(own)}"] if own else []
     ways += [f"work in a role that has it: {listed(others)}"] if others else []
@@ -322,7 +322,7 @@ def suffix(rule: Offer) -> Refusal:
 
 
 def special_suffix(rule: Offer) -> Refusal:
-    """Return the refusal of a symlink, FIFO, socket or device, which needs the name of a file that the rule admits."""
+    """Return the refusal of a symlink, FIFO, socket or device whose name does not end in a suffix of the rule."""
     suffixes = listed(rule.suffixes or ())
     reason = f"A symlink, FIFO, socket or device needs a name that ends in {suffixes} here, as a file does."
     return Refusal(Code.SUFFIX, rule.name, reason, f"Use a name that ends in {suffixes}, {places(rule.patterns)}.")

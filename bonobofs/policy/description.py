@@ -67,7 +67,7 @@ def allowed_directories(policy: Policy, role: str) -> list[str]:
 
 
 def describe(policy: Policy, role: str) -> str:
-    """Return the policy for a role in Markdown: what the role may write, what not, and how to ask why."""
+    """Return the policy for a role in Markdown: the permitted and refused changes, and how to ask for a reason."""
     intro = (
         f"The role is `{role}`. Reading is free. Every change is judged by the operator's policy and recorded; what it"
         " does not admit fails with an error, and nothing is changed."
@@ -148,7 +148,7 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
 
 
 def _open(policy: Policy, role: str, pattern: Pattern) -> bool:
-    """True if the patterns of the role permit to write a path that the pattern matches."""
+    """True if the role may write a path that the pattern matches."""
     if not meet([pattern], [parse(text) for text in _writes(policy, role)]):
         return False
     if not pattern.literal:

@@ -3,11 +3,11 @@
 The checks have this order: outside, devices, the session's own `.git` (permitted in the scratch layer), protect, the
 role's `deny`, scratch paths that git does not track (permitted in the scratch layer), hidden, the role's `write`, keep,
 and the rules, or `default` if no rule matches the path. If one of the last four denies a temporary name, the change is
-permitted as a staged file. At the end a permitted change is still denied if the file has unknown names or if another
-holder has leased the path. The first denial is final, so that no later check can widen it.
+permitted as a staged file. The last checks deny a change outside scratch if the file has unknown names, and a change of
+the source if another holder has leased the path. The first denial is final: no later check can widen it.
 
-The operation of a gate is not a change of a path: the role's lists permit it or not, and its files are judged as they
-change.
+The operation of a gate is not a change of a path. The role's lists decide it, and the engine judges each file that it
+changes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _OF_THE_INODE: Final = frozenset(
         Operation.REMOVE_XATTR,
     }
 )
-"""Changes that show under every name of a file. They include owner, times and attributes: a change of the owner clears
+"""Operations that change a file under all its names. They include owner, times and attributes: a new owner clears
 set-id bits, ACLs and capabilities are attributes, and build tools compare times. Delete, rename and link change one
 name only."""
 
@@ -93,8 +93,8 @@ name only."""
 def decide(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
     """Decide whether the agent may make this change. Never raises, for any path.
 
-    A Permit holds for later changes of the same path too: for any size up to `max_size` while first bytes and mode stay
-    the same; if `judges_content` is false, with any first bytes.
+    A Permit holds for later changes of the same path too, up to the size `max_size`, while mode and first bytes stay
+    the same. If its `judges_content` is false, the first bytes may change.
     """
     operation, path, kind = request
     parts = path.split("/") if path else []
@@ -119,7 +119,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             context.foreign_names > 0
             and operation in _OF_THE_INODE
             and kind is not _DIRECTORY
-            and verdict.layer is not _SCRATCH  # a file of the source is copied there before it is changed
+            and verdict.layer is not _SCRATCH  # copy-up precedes the change of a source file
         ):
             refusal = denials.HARDLINK
         elif policy.leases is None or verdict.layer:
@@ -155,7 +155,7 @@ def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | 
 
 
 def decide_in_source(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
-    """Decide for a caller that has the source layer only. A change of another layer is denied."""
+    """Decide for a caller that has the source layer only. A change in another layer is denied."""
     return in_source(decide(policy, agent, request, context), request)
 
 
@@ -174,7 +174,7 @@ def decide_published(policy: Policy, request: Request) -> Decision:
 
 
 def in_source(decision: Decision, request: Request) -> Decision:
-    """Turn a permit of another layer than the source into a denial."""
+    """Turn a permit for another layer than the source into a denial."""
     if isinstance(decision, Denied) or decision.layer is Layer.SOURCE:
         return decision
     reason, instead = denials.ONLY_IN_A_MOUNT[decision.layer]
@@ -195,7 +195,7 @@ def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) 
     """Return the refusal of a symlink's target, resolved textually from the directory that contains the symlink.
 
     A `..` after a name is refused: the name can be or become a symlink, and the `..` then leads elsewhere than the text
-    shows. With `symlinks = "any"` and in scratch only a target whose text leads into a protected path is refused.
+    shows. With `symlinks = "any"` and in scratch, only a target that leads into a protected path is refused.
     """
     if not parts or not target or "\0" in target:
         return denials.TARGET
