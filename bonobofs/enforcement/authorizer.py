@@ -41,7 +41,7 @@ NO_CALLER: Final = Caller()
 
 
 class RelatedChange(NamedTuple):
-    """A further name that the same change touches. It is judged with the change."""
+    """A further name that the same change touches. The engine judges it together with the change."""
 
     request: Request
     context: Context = NO_FACTS
@@ -68,11 +68,11 @@ class Outcome(NamedTuple):
     details: dict[str, Any] | None
     guard: str = "file"
     reason: str = ""
-    """Why the change failed. "": the errno says it."""
+    """Why the change failed; "" if the errno says it."""
 
 
 class Admission:
-    """The permit for one change, as a context manager: entering returns the permit, leaving records the outcome."""
+    """The permit for one change, as a context manager. Its entry returns the permit; its exit records the outcome."""
 
     __slots__ = ("_action", "_end", "_guard", "_request", "details", "permit", "reason", "seq", "written")
 
@@ -110,7 +110,7 @@ class Admission:
 
 
 class Authorizer(Protocol):
-    """The enforcement point as guards, tools and gates use it: `Enforcer`, or a proxy of the server's `Enforcer`.
+    """The enforcer as guards, tools and gates use it: an `Enforcer`, or a proxy of the server's `Enforcer`.
 
     If a change touches more names than those of its requests, `details[TOUCHES]` lists them.
     """
@@ -159,7 +159,7 @@ class Authorizer(Protocol):
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return why a call failed, for the trail; "" for an OSError with an errno, because the errno says it."""
+    """Return why a call failed, for the trail; "" for an OSError with an errno, which is the reason."""
     if isinstance(error, OSError) and error.errno is not None:
         return ""
     text = str(error)[:_LONGEST_REASON]
@@ -178,7 +178,7 @@ def is_recorded(error: BaseException) -> bool:
 
 
 def unrecorded(request: Request) -> Denied:
-    """Return the denial of a permitted change that the trail cannot record."""
+    """Return the denial (UNRECORDED) of a permitted change that the trail cannot record."""
     return Denied(
         Code.UNRECORDED,
         "trail",

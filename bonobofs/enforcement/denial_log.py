@@ -1,8 +1,8 @@
 """Denials in the trail: repetitions are counted, floods are limited, and repeated or serious denials raise an alert.
 
 A program can cause thousands of different denials a second, and each entry takes some hundred bytes of the disk that
-all sessions share. The log records up to RATE denials a second one by one, and counts the others by guard, operation
-and rule.
+all sessions share. The log records up to RATE denials a second one by one. It counts the others by guard, operation,
+code and rule.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from bonobofs.policy.request import Operation
 
 ALERT_DENIALS: Final = 3
 ALERT_WINDOW: Final = 300.0
-"""The third denial of one agent within this many seconds raises an alert, at most one in this many seconds."""
+"""The third denial of one agent within this many seconds raises an alert, at most once in this many seconds."""
 RATE: Final = 100
 """Denials a second that the log records one by one."""
 BURST: Final = 1000
-"""Denials that the log records at once after a quiet time."""
+"""Capacity of the token bucket: the log records a burst of this many denials one by one."""
 QUIET: Final = 1.0
-"""Seconds without a further denial after which a count is recorded."""
+"""The log records a count after this many seconds without a further denial."""
 LONGEST: Final = 5.0
-"""Seconds after which a count is recorded although denials go on."""
+"""The log records a count after this many seconds even if denials continue."""
 BETWEEN_ALERTS: Final = 300.0
-"""Seconds between two alerts about a flood of denials."""
+"""Minimum number of seconds between two alerts about a flood of denials."""
 SHOWN_DENIALS: Final = 100
 """Number of denials in `denials.jsonl`: the last ones."""
 
 _FORM: Final = struct.Struct(f"={ALERT_DENIALS + 1}d")
-"""The shared file: time of the last alert, then of the last denials, the oldest first; CLOCK_BOOTTIME, 0 for none."""
+"""The shared file: time of the last alert, then of the last denials, oldest first; CLOCK_BOOTTIME, 0 for none."""
 _NONE: Final = (0.0,) * (ALERT_DENIALS + 1)
 _TRIES: Final = 100
-"""Attempts to lock the shared file. A holder keeps the lock for microseconds; a stopped one must not stop a mount."""
+"""Attempts to lock the shared file. A holder needs the lock for microseconds. A stopped one must not block a mount."""
 _MOST_DIRECTORIES: Final = 64
 _OPTIONAL_LOCKS: Final = frozenset(
     ("index.lock", "gc.pid.lock", "maintenance.lock", "commit-graph.lock", "commit-graph-chain.lock")
 )
-"""Locks that git takes for an optimization. Git continues without them."""
+"""Lock files of git for optional work. If git cannot create them, it continues."""
 
 _Mark = tuple[Operation, str, Code, str, str]
-"""Key of equal denials: operation, path, code, guard, and at a gate the caller's details."""
+"""Key of equal denials: operation, path, code, guard, and the caller's details unless the guard is `file`."""
 
 
 class _Repeat:
@@ -87,7 +87,7 @@ class DenialLog:
     def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
         """Record a denial, or count it if it repeats or exceeds the limit. Return the exception to raise.
 
-        The denial of an optional lock of git is shown and not recorded: each `git status` tries to take one.
+        The denial of an optional lock of git appears in `denials.jsonl` only, because each `git status` causes one.
         """
         if denied.operation is Operation.CREATE_FILE and _is_optional_lock(denied.path):
             self.show(denied, caller)
@@ -121,7 +121,7 @@ class DenialLog:
         self.number += 1
 
     def flush_idle(self, now: float) -> None:
-        """Record the counts of the denials that have not repeated for QUIET seconds. TrailError."""
+        """Record the counts of denials that were last repeated at least QUIET seconds before `now`. TrailError."""
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._flush(mark)
         self._limit.settle(now)
@@ -159,9 +159,9 @@ class DenialLog:
 
 
 class DenialWindow:
-    """The times of an agent's last denials, which all of its sessions share through one file. Never raises.
+    """The times of an agent's last denials. All its sessions share them through one file. Never raises.
 
-    If the file cannot be used, the window has the denials of this process only.
+    Without a usable file, the window has the denials of this process only.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -170,7 +170,7 @@ class DenialWindow:
         self._times = _NONE
 
     def add(self) -> bool:
-        """Add a denial now. True: the caller raises an alert, and the window has counted it."""
+        """Add a denial at the present time. True: the caller must record an alert, which the window already counts."""
         if self._path is None:
             return self._count()
         try:
@@ -206,7 +206,7 @@ class DenialWindow:
 
 
 class _Group:
-    """Denials of one guard, operation and rule."""
+    """Denials of one guard, operation, code and rule."""
 
     __slots__ = ("count", "denied", "directories")
 
@@ -229,7 +229,7 @@ class _Group:
 
 
 class RefusalLimit:
-    """A token bucket, and the counts of the denials that found it empty."""
+    """A token bucket, and the counts of the denials that found the bucket empty."""
 
     def __init__(self, trail: Trail) -> None:
         self._trail: Final = trail
@@ -261,7 +261,7 @@ class RefusalLimit:
         group.add(denied.path)
 
     def settle(self, now: float = inf) -> None:
-        """Record the counts that are due at `now`, and an alert if the last one is old. TrailError: they stay due."""
+        """Record the counts due at `now`; at most every BETWEEN_ALERTS seconds also an alert. TrailError: retry."""
         if not self._groups or (now - self._last < QUIET and now - self._began < LONGEST):
             return
         if self._last - self._alerted >= BETWEEN_ALERTS:
@@ -302,7 +302,7 @@ def _is_locked(file: int) -> bool:
 
 
 def _is_attempt(path: str) -> bool:
-    """True for a name that a program only tries: git at each `git status`, an editor at each save."""
+    """True for a name with which a program only probes: git at each `git status`, an editor at each save."""
     return is_never_held(path.rpartition("/")[2]) or _is_optional_lock(path)
 
 

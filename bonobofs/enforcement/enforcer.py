@@ -1,11 +1,11 @@
-"""The policy enforcement point: each change of the source is authorized and recorded here.
+"""The policy enforcement point: the enforcer authorizes and records each change of the source.
 
     with enforcer.authorize(Request(Operation.DELETE_FILE, path), Context(leaves=True), caller=caller) as permit:
         layer.unlink(directory, name, permit)
 
-`authorize` asks the engine, records the intent in the trail, and then lets the block run; the end of the block is the
-outcome. A denial is recorded and raised as `Refused`. If the trail cannot be written, the change is denied as
-UNRECORDED. No error becomes a permit: each error is raised, and the block does not run.
+`authorize` asks the engine and records the intent in the trail; then the block runs, and its end is the outcome.
+`authorize` records a denial and raises it as `Refused`. If the trail cannot be written, it denies the change as
+UNRECORDED. If `authorize` raises any error, the block does not run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from bonobofs.policy.lease_set import UNKNOWN, Leases
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request, WorkspacePath
 
 FLUSHING: Final = 0.01
-"""Seconds after which `flush_idle` closes no more batches, because requests wait meanwhile."""
+"""Seconds after which `flush_idle` stops closing batches, because requests wait for it."""
 
 _MOST_TOPS: Final = 4096
 
 
 class Enforcer:
-    """The enforcement point of one session: one agent, one policy at a time, one trail."""
+    """The enforcer of one session: one agent, one policy at a time, one trail."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Enforcer:
         has_layers: bool = False,
         denials: Path | None = None,
     ) -> None:
-        """Create the enforcement point.
+        """Create the enforcer of a session.
 
         `outcomes_later`: the server calls `write_outcomes` after each reply, so that no request waits for it.
         Otherwise an outcome is in the trail before the call returns. `has_layers`: the caller obeys each permit's
-        `layer`. Without layers, a change for another layer than the source is denied. `denials` is the file in which
-        all sessions of the agent count denials (`denials_path`).
+        `layer`. Without layers, the enforcer denies a change in another layer than the source. `denials` is the file in
+        which all sessions of the agent count denials (`denials_path`).
         """
         self.policy = policy
         self.agent: Final = agent
@@ -78,23 +78,23 @@ class Enforcer:
         self.leases_expire_at = inf
         """CLOCK_BOOTTIME at which the lease snapshot expires; inf if this session tracks no leases."""
         self._generation = 0
-        """Number of the policy and lease snapshot. A permit of an earlier generation is not current."""
+        """Incremented with each new policy or lease snapshot. Permits of earlier generations are not current."""
         self.companion_changes = 0
-        """Number of changes that the companion was permitted to make beside the mount."""
+        """Number of changes beside the mount for which the companion got a permit."""
         self.room: Callable[[Request], Denied | None] = lambda _: None
-        """Returns the denial of a change in scratch that has no room."""
+        """Returns the denial of a change for which the scratch layer has no room, or None."""
         self._last_caller = NO_CALLER
         self._last_details = "{}"
         """The details of `_last_caller` as JSON."""
 
     def change_policy(self, policy: Policy) -> None:
-        """Install a policy; the leases stay."""
+        """Install a policy and keep the lease snapshot."""
         self._install_policy(policy.bound_by(self.policy.leases))
 
     def set_leases(self, expires_at: float, leases: Leases | None = None) -> None:
         """Install a lease snapshot (None: the present one) that expires at `expires_at` of CLOCK_BOOTTIME.
 
-        After the expiry every change is denied. The caller ensures that no change is in progress during the call.
+        After the expiry the engine denies every change of the source. During the call no change may be in progress.
         """
         if leases is not None:
             self._leases = leases
@@ -114,7 +114,7 @@ class Enforcer:
         return clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at
 
     def expire_leases(self) -> None:
-        """Discard the lease snapshot if it is past its expiry, so that every change is denied."""
+        """Discard the lease snapshot if it is past its expiry. The engine then denies every change of the source."""
         if clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at:
             self.leases_expire_at = inf
             self._install_policy(self.policy.bound_by(UNKNOWN))
@@ -156,8 +156,8 @@ class Enforcer:
         is file, git or beads.
 
         Raises:
-            Refused: the engine denies the request or a part, or the trail cannot be written. The denial is recorded.
-            WrongLayerError: a verdict is for another layer. Nothing is recorded.
+            Refused: the engine denies the request or a part, or the trail cannot be written. The trail gets the denial.
+            WrongLayerError: a verdict is for another layer. The trail gets no entry.
         """
         permit = self.decide(request, context)
         if isinstance(permit, Denied):
@@ -190,9 +190,9 @@ class Enforcer:
         return decide_published(self.policy, request)
 
     def authorize_published(self, request: Request, caller: Caller, details: dict[str, Any] | None = None) -> Admission:
-        """Authorize a change that brings a path to its published content. The caller has the grant for it.
+        """Authorize a change that brings a path to its published content. The caller checks the grant.
 
-        Refused: another holder has a lease on the path, or the lease snapshot has expired.
+        Refused: another holder has a lease on the path, the lease snapshot has expired, or the trail cannot be written.
         """
         permit = self.decide_published(request)
         if isinstance(permit, Denied):
@@ -215,8 +215,8 @@ class Enforcer:
     ) -> None:
         """Record, in one entry, a call that changed nothing. The caller returns no result before this returns.
 
-        `size` is the number of bytes of the result, `error` an errno. A failed call is recorded with `reason` and
-        without a verdict. Refused: the engine denies the call, or the trail cannot be written.
+        `size` is the number of bytes of the result, `error` an errno. The engine does not judge a failed call; its
+        entry has the `reason`. Refused: the engine denies the call, or the trail cannot be written.
         """
         permit = None if error else self.decide(request, context)
         if isinstance(permit, Denied):
@@ -239,7 +239,7 @@ class Enforcer:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Version of all that a verdict depends on: policy and leases, and the companion's changes."""
+        """Version of the inputs of a verdict: the policy and the leases, and the companion's changes."""
         return self._generation, self.companion_changes
 
     def judge(self, part: RelatedChange, caller: Caller) -> WrongLayerError | None:
@@ -297,7 +297,7 @@ class Enforcer:
             self._close_counter(counter)
 
     def write_outcomes(self) -> None:
-        """Queue the outcomes of the changes that have ended since the last call in the trail."""
+        """Queue in the trail the outcomes of the changes that have ended since the last call."""
         for outcome in self._ended:
             self._write(outcome)
         self._ended.clear()
@@ -323,9 +323,9 @@ class Enforcer:
             self.trail.flush()
 
     def flush_idle(self, now: float) -> bool:
-        """Close the batches, scratch counters and counts of denials that have been idle for a second.
+        """Close the batches, scratch counters and counts of denials that have been idle for a second. TrailError.
 
-        True: FLUSHING has passed, and the next call continues.
+        True: the call stopped after FLUSHING seconds, and the next call continues.
         """
         until = monotonic() + FLUSHING
         for key in self._batches.idle(now):
@@ -409,7 +409,7 @@ class Enforcer:
         self._end(self._counters.close(counter))
 
     def _lock_on(self, path: str) -> str:
-        """Return the holder of the lease on a path that a call reads, as entries name it in `lock`."""
+        """Return the `lock` of the entry of a call that reads a path: `none`, `own`, or the lease's holder."""
         leases = self.policy.leases
         if leases is None or not leases.held:
             return "none"

@@ -1,8 +1,8 @@
 """Many changes under one intent: batches of writes to one file, and counters of changes in scratch layers.
 
-A program writes a file in many requests; the trail has one intent and one outcome for all of them. A build makes tens
-of thousands of changes in scratch paths, and the source sees none of them; the trail has their numbers, by program and
-scratch path.
+A program writes a file in many requests, and the trail has one intent and one outcome for all of them. A build makes
+tens of thousands of changes in scratch paths, and none of them reaches the source. The trail has their numbers, by
+program and scratch path.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bonobofs.policy.request import Operation, Request, WorkspacePath
 QUIET: Final = 1.0
 """Seconds without a change after which a batch or a counter is closed."""
 LONGEST: Final = 10.0
-"""Seconds after which a counter is closed although changes go on."""
+"""Seconds after which a counter is closed even if changes continue."""
 MOST: Final = 64
-"""Open counters. Further programs and paths share one counter, whose program and path are empty."""
+"""Maximum number of open counters. Further programs and paths share one counter with an empty program and path."""
 
 _COUNT_OF: Final = {"create": "created", "modify": "modified", "delete": "deleted"}
 
@@ -40,7 +40,7 @@ class ScratchCounter:
         self.counts = dict.fromkeys(("created", "modified", "deleted", "failed"), 0)
         self.bytes = 0
         self.batches = 0
-        """Open write batches. Each is counted when it closes."""
+        """Number of open write batches. Each counts as one change when it closes."""
 
     def add(self, action: str, error: int, written: int) -> None:
         """Count one change: `action` is create, modify or delete; `error` is an errno, or 0 if the change was made."""
@@ -78,7 +78,7 @@ class ScratchCounters:
         return counter
 
     def due(self, now: float) -> list[ScratchCounter]:
-        """Return the counters that are quiet, and those that have been open for too long."""
+        """Return the counters that had no change for QUIET seconds and no open batch, or are LONGEST seconds old."""
         return [
             counter
             for counter in self._open.values()
@@ -89,7 +89,7 @@ class ScratchCounters:
         return iter(list(self._open.values()))
 
     def close(self, counter: ScratchCounter) -> Outcome:
-        """Forget a counter; return its outcome."""
+        """Remove a counter; return its outcome."""
         self._open = {key: other for key, other in self._open.items() if other is not counter}
         request = Request(Operation.WRITE_FILE, counter.path)
         return Outcome(counter.seq, request, "modify", 0, counter.bytes, {COUNTS: counter.counts})
@@ -120,7 +120,7 @@ class WriteBatch:
         self.size = 0
 
     def extend(self, permit: Permit) -> None:
-        """Continue the batch under this permit."""
+        """Continue the batch under a new permit."""
         self.permit = permit
         self.limit = permit.max_size if permit.max_size is not None else 1 << 63
 
@@ -169,7 +169,7 @@ class WriteBatches:
         return [key for key, batch in self._open.items() if now - batch.last >= QUIET]
 
     def close_counted(self, counter: ScratchCounter) -> None:
-        """Close the batches that this counter counts."""
+        """Close the batches that count in this counter."""
         if counter.batches:
             for key in [key for key, batch in self._open.items() if batch.counter is counter]:
                 self.close(key)
