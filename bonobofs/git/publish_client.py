@@ -1,11 +1,11 @@
-"""The agent's side of publication: one file of the standard library, run by `python -I -S -E`.
+"""Agent's side of publication: one file that needs only the standard library, run by `python -I -S -E`.
 
     publish_client.py SOCKET publish [HOOK…]    publish HEAD; print one line. HOOK: name and arguments of a git hook
-    publish_client.py SOCKET receive-pack PATH  the far end of `git push source`, as remote.source.receivepack
-    publish_client.py SOCKET upload-pack PATH   the far end of `git fetch source`
+    publish_client.py SOCKET receive-pack PATH  remote end of `git push source`, set as remote.source.receivepack
+    publish_client.py SOCKET upload-pack PATH   remote end of `git fetch source`
 
-Nothing relies on it: what it sends is judged at the other end of the socket. Modules that take long to load are not
-used: it runs after every commit.
+The program is not trusted: the session judges its calls at the other end of the socket. It imports no slow module,
+because it runs after every commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> int:
     if command in ("receive-pack", "upload-pack"):
         answer = _call(socket, b'{"call": "git.%s"}' % command.encode(), (0, 1))
         return _number(answer, b'"status": ')
-    # `git commit --amend` runs post-commit before; `git checkout FILE` moves no HEAD.
+    # `git commit --amend` has run post-commit already. `git checkout FILE` does not move HEAD.
     if sys.argv[3:5] == ["post-rewrite", "amend"] or (sys.argv[3:4] == ["post-checkout"] and sys.argv[-1] == "0"):
         return 0
     git_dir = _find_git_dir()
@@ -58,9 +58,9 @@ def _publish(socket: str, head: str) -> int:
 
 
 def _call(path: str, line: bytes, descriptors: tuple[int, ...], lent: _socket.socket | None = None) -> bytes:
-    """Make a call that hands over descriptors, and return the answer."""
+    """Call the guard socket at `path` with descriptors, close `lent`, and return the answer."""
     end = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    # The path of a socket has at most 107 bytes.
+    # A socket address holds at most 107 bytes of path.
     handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
     end.connect(f"/proc/self/fd/{handle}/{os.path.basename(path)}")
     rights = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
@@ -87,13 +87,13 @@ def _find_git_dir() -> str:
 
 
 def _quoted(text: str) -> bytes:
-    """As the content of a JSON string."""
+    """Encode `text` as the content of a JSON string."""
     plain = (letter if (letter.isalnum() and letter.isascii()) or letter in "/-_.: " else None for letter in text)
     return "".join(shown or f"\\u{ord(letter):04x}" for shown, letter in zip(plain, text, strict=True)).encode()
 
 
 def _text(answer: bytes, key: bytes) -> str:
-    """The string after `key` in JSON of ASCII; or why the call failed."""
+    """Return the string after `key` in ASCII JSON, else the reason or message of a failed call."""
     for name in (key, b'"reason": "', b'"message": "'):
         at = answer.find(name)
         if at >= 0:

@@ -1,8 +1,8 @@
-"""The session's own `.git`: a complete repository, made from that of the source when a mount begins.
+"""The session's own `.git`: a complete repository, made from the source's when a mount begins.
 
-It has refs, index, configuration and hooks of its own. Its objects are read from the source, through the object stores
-that the mount shows in `.bonobofs`. It is built from files: no program runs that the source's repository names, and the
-time does not depend on the number of packed refs or tracked files.
+It has its own refs, index, configuration and hooks. It reads the source's objects through alternates, which the mount
+shows in `.bonobofs`. bonobofs copies files and runs no program that the source's repository names. The time does not
+depend on the number of packed refs or tracked files.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bonobofs.system.locks import lock, never
 from bonobofs.system.paths import remove_tree
 
 CLIENT: Final = Path(__file__).resolve().parent / "publish_client.py"
-"""The program that git runs in a session to reach the session's service."""
+"""Program that git runs in a session to call the guard socket."""
 _SERVICE_HOOKS: Final = ("post-commit", "post-merge", "post-rewrite", "post-checkout", "post-applypatch")
-"""Hooks that publish, after the repository's own hook of the same name."""
+"""Hooks that publish after they have run the repository's own hook of the same name."""
 _HOOKS: Final = (
     *(*_SERVICE_HOOKS, "applypatch-msg", "pre-applypatch", "pre-commit", "pre-merge-commit", "prepare-commit-msg"),
     *("commit-msg", "pre-rebase", "pre-push", "pre-auto-gc", "post-index-change", "reference-transaction"),
@@ -41,7 +41,7 @@ _SECONDS: Final = 60
 _MOST_STORES: Final = 16
 _EXTENSIONS: Final = frozenset(("objectformat", "partialclone", "noop", "preciousobjects", "worktreeconfig"))
 _NOT_COPIED: Final = re.compile(r".*\.lock|(logs/)?refs/(bisect|worktree|rewritten)/.*|info/refs")
-"""Locks, and refs of one work tree and an operation in progress there."""
+"""Lock files, and refs of one work tree and of an operation in progress there."""
 _LEFT_OUT: Final = re.compile(
     r"(include|includeif|credential|alias|pager|gc|maintenance|http|user|author|committer|gpg|sendemail|safe"
     r"|uploadpack|uploadpackfilter|receive|mergetool|difftool|browser|man|web|instaweb|guitool|imap|trailer)\..*"
@@ -51,21 +51,21 @@ _LEFT_OUT: Final = re.compile(
     r"|remote\.source\..*|remote\..*\.(uploadpack|receivepack|vcs|proxy|proxyauthmethod)|submodule\..*\.update",
     re.IGNORECASE,
 )
-"""Keys that name a program, hold a secret, or are the service's own.
+"""Keys that name a program, hold a secret, or are set by bonobofs.
 
-Filters and drivers stay and run as the agent: without the filter of git-crypt, a secret would be committed as it is.
+Filters and drivers are kept and run as the agent. Without the filter of git-crypt, git would commit plain secrets.
 """
 
 
 class Author(NamedTuple):
-    """Who commits in the session."""
+    """Committer of the session."""
 
     name: str
     email: str
 
 
 class Owner(NamedTuple):
-    """The session's user."""
+    """User and group of the session."""
 
     uid: int
     gid: int
@@ -75,15 +75,15 @@ class Built(NamedTuple):
     """A session's repository."""
 
     common: str
-    """The directory in which the source's repository has its refs."""
+    """Directory of the source's refs."""
     stores: tuple[str, ...]
-    """The object stores of the source that it reads, in the order in which the mount shows them."""
+    """Object stores of the source that it reads, in the order in which the mount shows them."""
     notes: tuple[str, ...]
-    """What the operator should know, a sentence each."""
+    """Notes for the operator, one sentence each."""
 
 
 class Places(NamedTuple):
-    """Where a repository of the source keeps its files."""
+    """Directories of a repository of the source."""
 
     private: Path
     """HEAD and index of the work tree."""
@@ -92,9 +92,9 @@ class Places(NamedTuple):
 
 
 def build(source: Path, place: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner) -> Built:
-    """Make the repository at `place`, which does not exist. GitError: the source's cannot be served, and why.
+    """Make the repository at `place`, which must not exist. Raises GitError if the source's cannot be used.
 
-    `protected` are names and patterns of branches that follow the source. `socket` is the session's guard socket.
+    `protected` lists names and patterns of branches that follow the source. `socket` is the session's guard socket.
     """
     try:
         maker = _Maker(author, protected, socket)
@@ -109,7 +109,7 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
 
 
 def find(source: Path) -> Places:
-    """Where the repository is whose work tree has its top at `source`. GitError, OSError."""
+    """Return the directories of the repository whose work tree has its top at `source`. Raises GitError, OSError."""
     private = source / ".git"
     if private.is_file():
         text = os.fsdecode(private.read_bytes())
@@ -122,18 +122,18 @@ def find(source: Path) -> Places:
 
 
 class _Maker:
-    """Makes one session's repository, and those of its submodules."""
+    """Makes the repository of one session and those of its submodules."""
 
     def __init__(self, author: Author, protected: Sequence[str], socket: Path) -> None:
         self.stores: Final[list[str]] = []
         self.notes: Final[list[str]] = []
         self._author: Final = author
         self._protected: Final = protected
-        # Git runs it in a shell.
+        # git runs it in a shell.
         self._client: Final = shlex.join([sys.executable, "-I", "-S", "-E", str(CLIENT), str(socket)])
 
     def make(self, places: Places, place: Path, source: Path | None, above: str = "../..") -> None:
-        """Make one at `place`. `above` leads from its objects to the root of the mount; submodules have no `source`."""
+        """Make one at `place`. `above` leads from its objects to the mount's root. Submodules have no `source`."""
         entries = configuration(places)
         _check(places, entries)
         for directory in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info", "hooks/own", "logs"):
@@ -163,7 +163,7 @@ class _Maker:
         ]
         kept += [
             *(("core.bare", "false"), ("gc.auto", "0"), ("gc.packRefs", "false"), ("maintenance.auto", "false")),
-            # Two requests fewer for each object than by link and unlink.
+            # Saves two FUSE requests for each object, against link and unlink.
             ("core.createObject", "rename"),
             *(("user.name", self._author.name), ("user.email", self._author.email)),
         ]
@@ -189,7 +189,7 @@ class _Maker:
         (place / "objects/info/alternates").write_text("".join(lines))
 
     def _make_protected_loose(self, place: Path) -> None:
-        """Give every packed protected branch a file, which the mount replaces when the source moves the branch."""
+        """Write a loose ref for each packed protected branch. The mount replaces it when the source's branch moves."""
         packed = content(place / "packed-refs") or b""
         for pattern in self._protected:
             for name, value in _packed_branches(packed, pattern):
@@ -199,9 +199,9 @@ class _Maker:
                     path.write_bytes(value + b"\n")
 
     def _write_hooks(self, places: Places, place: Path, hooks_path: str, source: Path) -> None:
-        """Copy the repository's hooks, or run those of core.hooksPath where they lie; the service's own come after.
+        """Copy the repository's hooks, or call those of core.hooksPath in place. Publication runs after them.
 
-        Git runs hooks at the top of the work tree.
+        git runs hooks at the top of the work tree.
         """
         for name in _HOOKS:
             found = source / Path(hooks_path).expanduser() / name if hooks_path else places.common / "hooks" / name
@@ -219,7 +219,7 @@ class _Maker:
 
 
 def git(*arguments: str | Path) -> bytes:
-    """What a git says that reads no configuration but that of its repository. GitError: it fails, or is not there."""
+    """Run git with only the repository's configuration and return its output. Raises GitError if it fails."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent"}
     try:
         ran = subprocess.run(
@@ -239,7 +239,7 @@ def git(*arguments: str | Path) -> bytes:
 
 
 def configuration(places: Places) -> list[tuple[str, str]]:
-    """Every key and value of the repository's own files, in order; a key in lower case but for its subsection."""
+    """Return (key, value) of the repository's own files, in order. Keys are lower case except the subsection."""
     entries: list[tuple[str, str]] = []
     for file in (places.common / "config", places.private / "config.worktree"):
         if file.name == "config" or (("extensions.worktreeconfig", "true") in entries and file.exists()):
@@ -250,7 +250,7 @@ def configuration(places: Places) -> list[tuple[str, str]]:
 
 
 def _check(places: Places, entries: list[tuple[str, str]]) -> None:
-    """GitError: git can read the repository, and the session cannot have one like it."""
+    """Raise GitError if the repository uses a format or extension that a session does not support."""
     for key, value in entries:
         section, _, name = key.partition(".")
         if key == "extensions.refstorage" and value.lower() != "files":
@@ -265,7 +265,7 @@ def _check(places: Places, entries: list[tuple[str, str]]) -> None:
 
 
 def write_config(path: Path, entries: Sequence[tuple[str, str]]) -> None:
-    """Write a configuration file of git, with these keys and values."""
+    """Write a git configuration file with these (key, value) entries."""
 
     def quoted(text: str) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t") + '"'
@@ -280,9 +280,9 @@ def write_config(path: Path, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def all_stores(store: Path) -> list[str]:
-    """An object store, and those that it reads further objects from, each once."""
+    """Return an object store and its alternates, recursively and without duplicates."""
     found = [os.path.realpath(store)]
-    for each in found:  # which grows
+    for each in found:  # grows during the loop
         for line in os.fsdecode(content(Path(each, "info/alternates")) or b"").splitlines():
             real = os.path.realpath(os.path.join(each, line))
             if line and not line.startswith("#") and real not in found and os.path.isdir(real):
@@ -291,9 +291,9 @@ def all_stores(store: Path) -> list[str]:
 
 
 def _packed_branches(packed: bytes, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Names and values of the branches that a pattern matches, in a packed-refs file, which is in order of the names.
+    """Yield (name, value) of the branches in a packed-refs file that match a pattern.
 
-    It may hold a million refs, of which only those are looked at that begin as the pattern does.
+    The file is sorted and may hold a million refs. Only refs with the literal prefix of the pattern are parsed.
     """
     beginning = b" refs/heads/" + os.fsencode(re.split(r"[*?[]", pattern, maxsplit=1)[0])
     start, end = packed.find(beginning), packed.rfind(beginning)
@@ -305,7 +305,7 @@ def _packed_branches(packed: bytes, pattern: str) -> Iterator[tuple[str, bytes]]
 
 
 def _modules(directory: Path) -> Iterator[Path]:
-    """Repositories of submodules. Those of a submodule's own submodules belong to it."""
+    """Yield the repositories of submodules, without those of nested submodules."""
     for path in sorted(directory.iterdir()) if directory.is_dir() and not directory.is_symlink() else ():
         if (path / "HEAD").exists():
             yield path
@@ -314,7 +314,7 @@ def _modules(directory: Path) -> Iterator[Path]:
 
 
 def _copy_all(root: Path, place: Path, *names: str) -> None:
-    """Copy files, and all in directories. A symlink is copied if it leads to a place beside or below it."""
+    """Copy files and directories. Copy a symlink only if its target is relative and has no `..`."""
     for name in names:
         top = root / name
         for path in files(top) if top.is_dir() and not top.is_symlink() else [top]:
@@ -329,7 +329,7 @@ def _copy_all(root: Path, place: Path, *names: str) -> None:
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """Every file and symlink below a directory."""
+    """Yield every file below a directory, and every symlink except those to directories."""
     for above, _, names in os.walk(directory):
         yield from (Path(above, name) for name in names)
 
@@ -339,7 +339,7 @@ def _no_symlink(path: str, flags: int) -> int:
 
 
 def content(path: Path) -> bytes | None:
-    """What a file holds; None: there is none. A symlink is none: it may lead where only this service may read."""
+    """Return the content of a file, or None if it is missing or a symlink. We may have more rights than the session."""
     try:
         with open(path, "rb", opener=_no_symlink) as stream:
             return stream.read()
@@ -350,9 +350,9 @@ def content(path: Path) -> bytes | None:
 
 
 def _copy(path: Path, place: Path) -> bool:
-    """Copy a file with its times; False: there is none.
+    """Copy a file with its times. Return False if it does not exist.
 
-    Git takes a file for unchanged if it is older than the index, so that the copy of an index needs the same time.
+    git compares file times with the time of the index, so the copy of an index must keep its time.
     """
     try:
         with open(path, "rb", opener=_no_symlink) as original, open(place, "wb") as copy:
@@ -378,19 +378,19 @@ _ARMED: Final = ("config", "config.worktree", "commondir", "gitdir", "hooks", "o
 
 
 class Kept(NamedTuple):
-    """A repository that was kept."""
+    """A session's repository that was kept after its end."""
 
     session: str
     agent: str
     source: str
     place: str
     branches: dict[str, int]
-    """Branches with commits that no ref of the source reaches, and how many; -1: it cannot be told. HEAD: detached."""
+    """{branch: number of commits that no ref of the source reaches}. -1 is unknown, "HEAD" a detached HEAD."""
     stashes: int
     operations: list[str]
 
     def __str__(self) -> str:
-        """What it holds, and how to take it over."""
+        """Describe its content and how to fetch from it."""
         held = [f"{name} (commits: {'unknown' if count < 0 else count})" for name, count in self.branches.items()]
         held += [f"stash entries: {self.stashes}"] if self.stashes else []
         place = shlex.quote(self.place)
@@ -403,7 +403,7 @@ class Kept(NamedTuple):
 
 
 def settle(home: Path) -> list[Kept]:
-    """Keep or remove the repository of every session that has ended, and return those that were kept now."""
+    """Keep or remove the repository of every ended session. Return those that this call has kept."""
     found = []
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
@@ -418,14 +418,14 @@ def settle(home: Path) -> list[Kept]:
                 if kept is None:
                     remove_tree(fd, os.fsencode(scratch_dir.REPOSITORY))
         except BlockingIOError:
-            pass  # another process settles it
+            pass  # another process is at it
         finally:
             os.close(fd)
     return found
 
 
 def all_kept(home: Path) -> list[Kept]:
-    """Every repository that was kept and is still there, also of sessions whose mount still stands."""
+    """Settle ended sessions, then return every kept repository that still exists, sorted by session."""
     settle(home)
     found = []
     for path in sorted((home / "kept").glob(f"*/{_NOTE}")):
@@ -435,7 +435,7 @@ def all_kept(home: Path) -> list[Kept]:
 
 
 def _kept(home: Path, session: Session, place: Path) -> Kept | None:
-    """Move the repository to where it is kept; None: it has no work of its own."""
+    """Move the repository to `kept/`, or return None if it has no work of its own."""
     common = _disarm(place, Path(session.source))
     branches = {name: count for name, tip in _own_tips(place, common).items() if (count := _missing(place, tip))}
     stashes = len(_stashes(place) - _stashes(common))
@@ -451,9 +451,9 @@ def _kept(home: Path, session: Session, place: Path) -> Kept | None:
 
 
 def _disarm(place: Path, source: Path) -> Path:
-    """Let no program start that the agent has named, give the repository to the operator, and find the source's refs.
+    """Remove hooks and configuration of the agent, chown to root if we are root, and return the source's ref directory.
 
-    The agent made no symlink that leads out of the repository: the mount refused it.
+    The repository has no symlink that leads out of it, because the mount refuses those.
     """
     for path in (place / name for name in _ARMED):
         if path.is_dir() and not path.is_symlink():
@@ -461,7 +461,7 @@ def _disarm(place: Path, source: Path) -> Path:
         else:
             path.unlink(missing_ok=True)
     common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
-    # The source may be gone. Then every tip of the session is kept.
+    # If the source is gone, every tip of the session is kept.
     with contextlib.suppress(OSError, ValueError, GitError):
         places = find(source)
         common, stores = places.common, all_stores(places.common / "objects")
@@ -478,7 +478,7 @@ def _disarm(place: Path, source: Path) -> Path:
 
 
 def _own_tips(place: Path, common: Path) -> dict[str, str]:
-    """Branches whose tip may be among the session's own objects, and is not the value of that branch in the source."""
+    """Return {branch: tip} of tips that may be the session's own objects and differ from the source's branch."""
     heads, found = place / "refs/heads", dict[str, str]()
     packs = any((place / "objects/pack").glob("*.pack"))
     for path in (*files(heads), place / "HEAD"):
@@ -492,7 +492,7 @@ def _own_tips(place: Path, common: Path) -> dict[str, str]:
 
 
 def _missing(place: Path, tip: str) -> int:
-    """How many commits no ref of the source reaches; -1: git cannot tell."""
+    """Return the number of commits that no ref of the source reaches, or -1 if git fails."""
     try:
         return int(git(f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
     except (GitError, ValueError):
@@ -500,6 +500,6 @@ def _missing(place: Path, tip: str) -> int:
 
 
 def _stashes(repository: Path) -> set[bytes]:
-    """The commits of the stash."""
+    """Return the commits of the stash."""
     log = content(repository / "logs/refs/stash") if (repository / "refs/stash").exists() else None
     return {line.split(b" ")[1] for line in (log or b"").splitlines() if line.count(b" ") > 1}

@@ -1,7 +1,7 @@
-"""HEAD and index of the source's checkout, which follow the session: the index is rebuilt from trees, never copied.
+"""HEAD and index of the source's checkout, which follow the session. The session's index is never copied.
 
-New content is prepared in a file of its own. A hard link of that file is the lock, and a rename of the lock replaces
-the index or HEAD, so a lock that is left is provably ours: it is the same file.
+New content is written to a temporary file. A hard link of that file is the lock, and a rename of the lock replaces
+index or HEAD. A stale lock is ours if it is the same inode as the temporary file.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from bonobofs.errors import GitError
 from bonobofs.git.repository import ENVIRONMENT, Difference, Entry
 
 _MOST_NAMED: Final = 200
-"""Paths up to which git is asked for these alone, and not for the whole index."""
+"""Up to this number of paths, git lists only these, otherwise the whole index."""
 _TRIES: Final = 40
 _BETWEEN: Final = 25
-"""Milliseconds between two tries while another process holds the lock."""
+"""Milliseconds between retries while another process holds the lock."""
 _NO_OBJECT: Final = "0" * 40
 
 
 class StagedError(GitError):
-    """The operator has staged something else under a path that is to change."""
+    """The operator has staged other content at a path that would change."""
 
 
 @contextmanager
 def prepared_index(
     git_dir: Path, room: Path, token: str, changes: Iterable[Difference], *, keep: bool
 ) -> Iterator[Index]:
-    """The index of a checkout with these changes, to be put in place by `Index.replace`.
+    """Yield a copy of a checkout's index with these changes. `Index.replace` installs it.
 
-    Where the operator has staged something else under a path, that is kept (`keep`), or StagedError is raised. `room`
-    is a directory for an empty git directory; `token` is in the name of every file in `git_dir`.
+    If the operator has staged other content at a path, `keep` leaves it, otherwise StagedError is raised. An empty git
+    directory is made in `room`. The names of new files in `git_dir` contain `token`. Raises GitError.
     """
     index = Index(git_dir, room, token, {each.path: each for each in changes}, keep=keep)
     try:
@@ -47,7 +47,7 @@ def prepared_index(
 
 
 class Index:
-    """A changed copy of the index of one checkout."""
+    """Changed copy of the index of one checkout."""
 
     def __init__(self, git_dir: Path, room: Path, token: str, changes: dict[bytes, Difference], *, keep: bool) -> None:
         self._place: Final = git_dir / "index"
@@ -61,7 +61,7 @@ class Index:
         self._prepare()
 
     def replace(self) -> None:
-        """Put the copy in place. GitError: another process holds the lock all the time."""
+        """Install the copy, with up to 40 tries in 1 s. Raises GitError if another process holds the lock longer."""
         if not self._is_changed:
             return
         for _ in range(_TRIES):
@@ -84,7 +84,7 @@ class Index:
 
     def _prepare(self) -> None:
         if not self._changes:
-            return  # also where the source has no index
+            return  # the source may have no index
         self._seen = _mark(self._place)
         self._copy.unlink(missing_ok=True)
         if self._seen is not None:
@@ -120,7 +120,7 @@ class Index:
         return found
 
     def _git(self, *arguments: str | bytes, given: bytes = b"") -> bytes:
-        """Run git on the copy, in an empty git directory. GitError: it failed."""
+        """Run git on the copy, in an empty git directory. Raises GitError if it fails."""
         if not self._room.exists():
             for name in ("objects", "refs"):
                 (self._room / name).mkdir(parents=True)
@@ -133,7 +133,7 @@ class Index:
             "GIT_INDEX_FILE": os.path.abspath(self._copy),
             "GIT_LITERAL_PATHSPECS": "1",
         }
-        # A split index would refer to a file of the empty git directory.
+        # A split index would refer to a file in the empty git directory.
         command = ["git", "-c", "core.splitIndex=false", *arguments]
         done = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
         if done.returncode != 0:
@@ -143,12 +143,12 @@ class Index:
 
 
 def read_head(git_dir: Path) -> str:
-    """The content of HEAD: `ref: REF`, or an object id."""
+    """Return the content of HEAD: `ref: REF` or an object id."""
     return (git_dir / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
 
 
 def replace_head(git_dir: Path, token: str, old: str, new: str, log: str) -> None:
-    """Let HEAD be `new` if it is `old`, and append a line to its reflog. GitError: it is not, or it is locked."""
+    """Change HEAD from `old` to `new` and append a line to its reflog. Raises GitError if it was moved or is locked."""
     copy, lock = git_dir / f"bonobofs-{token}.HEAD", git_dir / "HEAD.lock"
     try:
         with copy.open("x", encoding="utf-8", errors="surrogateescape") as file:
@@ -170,7 +170,7 @@ def replace_head(git_dir: Path, token: str, old: str, new: str, log: str) -> Non
 
 
 def is_checked_out_elsewhere(git_dir: Path, common: Path, ref: str) -> bool:
-    """Whether another work tree of the repository has the branch checked out."""
+    """True if another work tree of the repository has the branch checked out."""
     found = [*(common / "worktrees").glob("*"), *([common] if (common / "index").exists() else [])]
     own = os.path.realpath(git_dir)
     for each in found:

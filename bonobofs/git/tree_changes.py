@@ -1,7 +1,7 @@
-"""A difference of two commits as questions to the policy: each path is a part of one request, judged by the file rules.
+"""Convert the difference of two commits into related changes of one request, which the file rules judge.
 
-A file is judged by its suffix, size and first bytes, a symlink by its target, a deletion as one. A rename is a deletion
-and a creation. Paths that git or a file system takes for `.git` are refused by every policy.
+The rules judge a file by suffix, size and first bytes, and a symlink by its target. A rename is a deletion and a
+creation. Every policy refuses paths that git or a file system resolves to `.git`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_GITMODULES: Final = 1 << 20
 _LONGEST_TARGET: Final = 4096
 _MODES: Final = {True: 0o755, False: 0o644}
 _UNSEEN: Final = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-"""Characters that some file systems ignore in a name."""
+"""Characters that some file systems ignore in names."""
 
 
 def named(path: bytes) -> WorkspacePath:
@@ -30,7 +30,7 @@ def named(path: bytes) -> WorkspacePath:
 
 
 def is_gits_own(name: bytes) -> bool:
-    """Whether a component is `.git`, or some file system would take it for that."""
+    """True if a path component is `.git`, or a file system may resolve it to `.git`."""
     # Some file systems read a backslash as a slash.
     return any(map(_is_own, name.decode("utf-8", "surrogateescape").split("\\")))
 
@@ -41,27 +41,27 @@ def _is_own(text: str) -> bool:
 
 
 def unfit(path: bytes) -> bool:
-    """Whether no commit may hold the path at all."""
+    """True if every policy refuses the path in a commit."""
     return not path or b"\0" in path or any(is_gits_own(name) for name in path.split(b"/"))
 
 
 def is_evil_link(path: bytes, mode: int) -> bool:
-    """Whether it is a symlink in place of .gitmodules, which git calls a broken tree."""
+    """True for a symlink named .gitmodules, which git rejects."""
     return mode == SYMLINK and path.rpartition(b"/")[2].rstrip(b" .").lower() == GITMODULES
 
 
 class TreeChanges:
-    """Makes the parts of differences between commits of one repository; the same question is made once."""
+    """Converts differences between commits of one repository. Equal differences are converted once."""
 
     def __init__(self, repository: Repository, operation: Operation) -> None:
-        """`operation` is that of a refusal that comes before any file rule."""
+        """`operation` is the operation of the denials that `refusal` returns."""
         self._repository: Final = repository
         self._operation: Final = operation
         self._seen: Final[set[Difference]] = set()
         self._directories: Final[set[bytes]] = set()
 
     def refusal(self, differences: Iterable[Difference]) -> Denied | None:
-        """What refuses a difference before any rule for files is asked."""
+        """Return a denial that does not depend on the policy, or None."""
         for path, _, new in differences:
             if new is None:
                 continue
@@ -74,7 +74,7 @@ class TreeChanges:
         return None
 
     def parts(self, differences: Iterable[Difference], before: str) -> Iterator[RelatedChange]:
-        """The questions of differences; `before` is the commit ("" for none) whose directories exist already."""
+        """Yield the changes for the policy. The directories of the commit `before` ("" for none) already exist."""
         for difference in differences:
             if difference in self._seen:
                 continue
@@ -93,7 +93,7 @@ class TreeChanges:
         if new.mode == SUBMODULE:
             return RelatedChange(Request(Operation.MKDIR, named(path), Kind.DIRECTORY), NO_FACTS)
         if new.mode == SYMLINK:
-            # A longer text leads nowhere; the engine refuses NUL.
+            # A longer target is invalid. The engine refuses NUL.
             long = self._repository.size(new.oid) > _LONGEST_TARGET
             target = "\0" if long else self._repository.bytes_of(new.oid).decode("utf-8", "surrogateescape")
             return RelatedChange(
@@ -116,7 +116,7 @@ class TreeChanges:
     def _size_before(self, old: Entry) -> int:
         try:
             return self._repository.size(old.oid)
-        except GitError:  # a partial clone
+        except GitError:  # missing in a partial clone
             return 0
 
     def _new_directories(self, path: bytes, before: str) -> Iterator[RelatedChange]:
@@ -129,7 +129,7 @@ class TreeChanges:
                     yield RelatedChange(Request(Operation.MKDIR, named(directory), Kind.DIRECTORY), NO_FACTS)
 
     def _leads_out(self, oid: str) -> bool:
-        """Whether a .gitmodules names a path or a repository outside of the workspace, or is too long to be read."""
+        """True if a .gitmodules names a path or URL outside the workspace, or exceeds 1 MiB."""
         if self._repository.size(oid) > _LONGEST_GITMODULES:
             return True
         text = self._repository.bytes_of(oid).decode("utf-8", "surrogateescape").replace("\\\n", "")
