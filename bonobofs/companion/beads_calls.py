@@ -1,4 +1,4 @@
-"""The calls of the guard socket about issues: `beads.bd` for the session's `bd`, and one call for each operation.
+"""Issue calls of the guard socket: `beads.bd` for the session's `bd`, and one call for each operation.
 
 `beads.bd` takes a command line of bd and returns its exit status and output. The companion runs bd on the source.
 """
@@ -28,12 +28,12 @@ from bonobofs.policy.request import Operation, WorkspacePath
 _FAILED: Final = 1
 _MAX_WORDS: Final = 20
 _MAX_WORD: Final = 200
-"""Words of a command line in the trail, and characters of each."""
+"""Limits for a command line in the trail: number of words, and characters of each word."""
 _STEERING: Final = ("BEADS_", "BD_")
 _HARMLESS: Final = frozenset(
     {"BD_JSON", "BD_JSON_ENVELOPE", "BD_NO_HOOKS", "BD_NO_PAGER", "BD_NON_INTERACTIVE", "BD_PAGER", "BD_READONLY"}
 )
-"""Variables of bd that change its output, or make it do less. They are not passed on."""
+"""Variables of bd that are permitted, because they only change its output or restrict it. bonobofs drops them."""
 _OPERATIONS: Final = {
     "create": Operation.CREATE_ISSUE,
     "update": Operation.UPDATE_ISSUE,
@@ -46,7 +46,7 @@ _OPERATIONS: Final = {
 
 
 class Issues:
-    """The issues of a session."""
+    """Issues of a session."""
 
     def __init__(self, session: SessionContext) -> None:
         self.beads: Final = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
@@ -54,7 +54,7 @@ class Issues:
         self._acting: Final = IssueService(session, self.beads)
 
     def act(self, step: Step, tool: str) -> BeadsIssue:
-        """Run one operation."""
+        """Run one operation and return the issue. Raises Refused, BonobofsError."""
         return act(self._acting, self._agent, step, tool)
 
 
@@ -63,7 +63,7 @@ _ISSUES_LOCK: Final = threading.Lock()
 
 
 def issues_of(session: SessionContext) -> Issues:
-    """The session's issues. BeadsError: its workspace has none."""
+    """Return the session's issues. Raises BeadsError if its workspace has none."""
     with _ISSUES_LOCK:
         if session not in _ISSUES:
             _ISSUES[session] = Issues(session)
@@ -71,7 +71,7 @@ def issues_of(session: SessionContext) -> Issues:
 
 
 def bd(session: SessionContext, arguments: Arguments) -> Any:
-    """Run a command line: {"status", "stdout", "stderr", "denied"}, the last a list of denials."""
+    """Run a command line of bd. Return {"status", "stdout", "stderr", "denied"}; "denied" is a list of denials."""
     words, variables = required_texts(arguments, "arguments"), required_texts(arguments, "variables")
     check_empty(arguments)
     caller = Caller("bd", {"command": [word[:_MAX_WORD] for word in words[:_MAX_WORDS]]})
@@ -121,7 +121,7 @@ def _answer(status: int, stdout: str, stderr: str) -> dict[str, Any]:
 
 
 def _output(command_line: Asking, completed: Sequence[tuple[Step, BeadsIssue]]) -> str:
-    """The output of bd for the operations that succeeded."""
+    """Return the output that bd prints for the operations that succeeded."""
     if not completed:
         return ""
     if command_line.silent and not command_line.json:
@@ -164,9 +164,9 @@ def _line(command: str, step: Step, issue: BeadsIssue) -> str:
 
 
 def _operation(name: str, needed: str, others: str | None = None) -> Callable[[SessionContext, Arguments], Any]:
-    """A call for one operation; it returns the issue as `bd show --json` does.
+    """Make the call for one operation. The call returns the issue as `bd show --json` does.
 
-    `needed` are the required arguments, `others` the optional ones; None: the fields of an issue.
+    `needed` lists the required arguments, `others` the optional ones. None permits the fields of an issue.
     """
 
     def call(session: SessionContext, arguments: Arguments) -> Any:

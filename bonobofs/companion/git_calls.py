@@ -1,4 +1,4 @@
-"""What the `git` of a session asks before and after a command: the role's list, and the published files it takes in."""
+"""Calls of the session's `git` before and after a command: check the role's list, and grant published files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Arguments = dict[str, Any]
 
 GONE: Final = 0
 KEPT: Final = 1
-"""Modes of `fuse.grants`."""
+"""Same values as in `fuse.git_grants`."""
 _SYMLINK: Final = 0o120000
 _MOST_SHOWN: Final = 20
 _LONGEST_SHOWN: Final = 200
-"""How many words of a command line or paths an entry has, and how many characters of each."""
+"""Words or paths that an entry lists at most, and characters of each word."""
 _MOST_FILES: Final = 100_000
 _OPERATIONS: Final = {
     **{word: Operation(word) for word in GIT if word in list(Operation)},
@@ -36,7 +36,7 @@ _OPERATIONS: Final = {
     "checkout": Operation.CHECKOUT_BRANCH,
     "switch": Operation.CHECKOUT_BRANCH,
 }
-"""The operation under which a refusal of a subcommand is recorded."""
+"""Operation in the recorded denial of a subcommand."""
 _ISOLATION: Final = "A worker changes nothing from outside its worktree.", "Go into the worktree, and run it there."
 
 
@@ -49,7 +49,7 @@ def _check(arguments: Arguments, /, **kinds: type) -> None:
 
 
 def _begin(session: SessionContext, arguments: Arguments) -> Any:
-    """CLEO's order: the isolation, then the role's list."""
+    """Check isolation, then the role's list of subcommands, which is CLEO's order."""
     _check(arguments, subcommand=str, arguments=list, directory=str, remote=bool)
     root = session.who.mountpoint or session.who.source
     subcommand, caller = arguments["subcommand"], _caller(arguments)
@@ -62,7 +62,7 @@ def _begin(session: SessionContext, arguments: Arguments) -> Any:
     own = callable_words(policy, session.who.role)["git"]
     if subcommand not in own and (EVERY not in own or arguments["remote"]):
         others = sorted(role for role in policy.roles if subcommand in callable_words(policy, role)["git"])
-        # Another word is a program on the PATH of the agent: the sentence stays one of a few.
+        # Any other word is a program on the agent's PATH. It stays out of the message, so that messages are few.
         named = subcommand if subcommand in FAMILIES["git"] else "subcommands of others"
         refusal = denials.role_lacks(session.who.role, "git", named, own, others)
         raise session.guard.deny(Denied(*refusal, WorkspacePath(""), operation), caller, guard="git")
@@ -70,10 +70,10 @@ def _begin(session: SessionContext, arguments: Arguments) -> Any:
 
 
 def _preflight(session: SessionContext, arguments: Arguments) -> Any:
-    """Grant the refused paths among `files` ([path, mode, blob id, size, first bytes]) that are published; its number.
+    """Grant those of `files` ([path, mode, blob id, size, first bytes]) that the mount refuses, if all are published.
 
-    0 where the mount refuses none of them. Refused where it refuses one that is not published. The grant also ends
-    with the descriptor that comes with the call: the end of a pipe whose other end the caller holds.
+    Returns {"grant": number}, with 0 if the mount refuses none. Raises Refused if a refused path is not published. The
+    call comes with one end of a pipe. The grant ends when the caller, which holds the other end, closes it or ends.
     """
     descriptors = arguments.pop("descriptors", ())
     _check(arguments, subcommand=str, arguments=list, commit=str, head=str, files=list)
@@ -112,7 +112,7 @@ def _preflight(session: SessionContext, arguments: Arguments) -> Any:
 
 
 def _watch(session: SessionContext, number: int, descriptor: int) -> None:
-    """End the grant when the caller is gone."""
+    """End the grant when the caller closes its end of the pipe."""
     poll = select.poll()
     poll.register(descriptor, 0)
     poll.poll()
@@ -122,7 +122,7 @@ def _watch(session: SessionContext, number: int, descriptor: int) -> None:
 
 
 def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
-    """What the call names, by path. UsageError."""
+    """Return {path: (mode, blob id, size, first bytes)} of the call. Raises UsageError."""
     if len(plain) > _MOST_FILES:
         raise UsageError(f"a command takes in at most {_MOST_FILES} files; take them in by several commands")
     kinds = (str, int, str, int, str)
@@ -133,7 +133,7 @@ def _files(plain: list[Any]) -> dict[str, tuple[int, str, int, str]]:
 
 
 def _refusals(session: SessionContext, files: dict[str, tuple[int, str, int, str]]) -> dict[str, tuple[Denied, bool]]:
-    """By path, what the mount refuses of the changes; True: already to make the file, not only to remove it."""
+    """Return {path: (denial, is_create)} of the refused changes. `is_create`: even creation is refused."""
     questions: list[tuple[Request, Context]] = []
     for path, (mode, _, size, head) in files.items():
         place = WorkspacePath(path)
@@ -153,7 +153,7 @@ def _refusals(session: SessionContext, files: dict[str, tuple[int, str, int, str
 def _explained(
     session: SessionContext, denied: dict[str, tuple[Denied, bool]], refused: dict[str, str], caller: Caller
 ) -> Exception:
-    """The refusal of the first path, which names all."""
+    """Record and return the refusal of the first path. Its text lists the refused paths."""
     first = next(iter(refused))
     shown = "; ".join(f"{path}: {why}" for path, why in list(refused.items())[:_MOST_SHOWN])
     more = f"; and {len(refused) - _MOST_SHOWN} more" if len(refused) > _MOST_SHOWN else ""
@@ -161,13 +161,13 @@ def _explained(
 
 
 def _finish(session: SessionContext, arguments: Arguments) -> Any:
-    """End a grant, and enter what the command has taken in."""
+    """End a grant, and record the files that the command has written."""
     _check(arguments, grant=int)
     return {"taken": finish(session, arguments["grant"])}
 
 
 def finish(session: SessionContext, number: int) -> int:
-    """End the grant of that number, if there is one; how many paths the command has taken in."""
+    """End the grant `number` if it is open. Return the number of paths that the command has written."""
     command = session.commands.open.pop(number, None)
     if command is None:
         return 0
@@ -181,7 +181,7 @@ def finish(session: SessionContext, number: int) -> int:
 
 
 def _caller(arguments: Arguments) -> Caller:
-    """What was asked for, for the record: as much of it as tells what it was."""
+    """Return the caller for the trail: the command line, truncated, and its directory."""
     shown = [arguments["subcommand"], *arguments["arguments"][:_MOST_SHOWN]]
     details: dict[str, Any] = {"command": [str(word)[:_LONGEST_SHOWN] for word in shown]}
     with suppress(KeyError):

@@ -1,6 +1,6 @@
-"""The git worker of a session: started for the first publication, kept for the next, ended when it hangs.
+"""Supervise the git worker of a session: start it for the first publication, keep it, kill it when it hangs.
 
-The worker judges; this relays its questions to the door, with the policy and leases by which the server judges.
+The worker judges. The companion relays its requests to the server, and sends it the server's policy and leases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bonobofs.policy.decision import Refused
 from bonobofs.state.home import read_document, session_directory, write_document
 
 SECONDS: Final = 330.0
-"""For one call of the worker; its own limits are shorter."""
+"""Timeout of one call of the worker. The worker's own timeouts are shorter."""
 _RUN: Final = (
     "import sys; sys.path[:0] = sys.argv[2:3]; sys.path += sys.argv[3:]; "
     "from bonobofs.git.worker import main; sys.exit(main(int(sys.argv[1])))"
@@ -43,10 +43,10 @@ _FILE: Final = "git-worker.json"
 
 
 class GitWorker:
-    """The worker, and what it asks. Used by the threads that answer calls, one call at a time."""
+    """The worker process and the handling of its requests. Thread-safe; a lock serializes the calls."""
 
     def __init__(self, session: SessionContext, leases: Callable[[], list[dict[str, Any]]]) -> None:
-        """The working directory is the source. What an earlier companion left is removed by `recover`."""
+        """The working directory must be the source. Call `recover` to clean up after an earlier companion."""
         self._session: Final = session
         self._authorizer: Final[RemoteAuthorizer] = session.guard
         self._leases: Final = leases
@@ -59,11 +59,11 @@ class GitWorker:
         kept = read_document(self._file) if self._file.exists() else {}
         self._directory: str = kept.get("directory", "")
         self._left: Final[dict[str, str]] = {}
-        """By the directory of a worker of a session that is over, the UUID of its agent."""
+        """{worker directory of an ended session: UUID of its agent}"""
         self._head: str = kept.get("head") or _read_head()
 
     def recover(self) -> None:
-        """Remove what a killed worker left in the source, of this session or of one that is over. Never raises."""
+        """Clean up in the source after killed workers of this session or of ended ones. Ignores errors."""
         with self._turn, suppress(OSError, BonobofsError, EOFError):
             sessions = import_module("bonobofs.state.sessions")
             own = self._session.who
@@ -80,14 +80,14 @@ class GitWorker:
                 self._start()
 
     def close(self) -> None:
-        """End the worker once its call is over, and remove its directory."""
+        """End the worker after its current call, and remove its directory."""
         with self._turn:
             self._stop()
             if self._directory:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def call(self, do: str, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
-        """Have the worker do something, and return its answer. OSError, GitError: it failed, or took too long."""
+        """Send the request `do` to the worker and return its answer. Raises OSError, GitError on failure or timeout."""
         with self._turn:
             if do == "head" or "head" in arguments:
                 arguments |= {"expected": self._head, "shared": self._is_shared()}
@@ -114,7 +114,7 @@ class GitWorker:
                 return done
             self._send(self._answer(asked.pop("ask"), asked))
 
-    # -- what the worker asks
+    # -- requests of the worker
 
     def _answer(self, what: str, asked: dict[str, Any]) -> dict[str, Any]:
         if what == "admit":
@@ -122,7 +122,7 @@ class GitWorker:
         if what == "ended":
             admission = self._open.pop(asked["number"])
             admission.reason, admission.details = asked["reason"], asked["details"]
-            with suppress(OSError):  # it is recorded; that the mount may not show it yet changes nothing for git
+            with suppress(OSError):  # the outcome is recorded; only the mount may show the change later
                 admission.end(asked["error"])
         elif what == "refuse":
             self._authorizer.deny(decode_denied(asked), Caller(*asked["caller"]), guard=asked["guard"])
@@ -145,7 +145,7 @@ class GitWorker:
         return {**encode_decision(admission.permit), "number": admission.seq}
 
     def _state(self) -> dict[str, Any]:
-        """The policy and leases by which the server judges. What changes meanwhile changes the generation, too."""
+        """Return the server's policy and leases. A concurrent change also changes the generation."""
         state = self._authorizer.generation()
         known = self._leases()
         leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]
@@ -159,7 +159,7 @@ class GitWorker:
         return module.PublishedBranches(self._session.home, _common_dir(), agent_id or self._authorizer.agent.id)
 
     def _is_shared(self) -> bool:
-        """Whether another session that lives has the same source."""
+        """True if another live session has a mount of the same source."""
         sessions = import_module("bonobofs.state.sessions")
         own = self._session.who
         return any(
@@ -222,7 +222,7 @@ class GitWorker:
             self._process = None
 
     def _abandon(self) -> None:
-        """The worker hangs or is dead: end it, remove what it left, and enter how its changes ended."""
+        """Kill a worker that hangs or is dead, clean up after it, and record its open changes as unknown."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -263,13 +263,13 @@ class GitWorker:
 
 
 def _is_begun(directory: str) -> bool:
-    """Whether the journal in the directory of a worker tells of a publication that has not ended."""
+    """True if the journal in a worker's directory has an unfinished publication."""
     journal = Path(directory, "journal.json")
     return bool(directory) and journal.exists() and journal.stat().st_size > 0
 
 
 def _owner() -> tuple[int, int] | None:
-    """Uid and gid of the owner of the source's repository, if the worker must become that user."""
+    """Return uid and gid that the worker must switch to: of the owner of the source's repository, if we are root."""
     if os.geteuid() != 0:
         return None
     st = os.stat(".git")
@@ -296,7 +296,7 @@ def _common_dir() -> Path:
 
 
 def _read_head() -> str:
-    """HEAD of the source; "" if it is not the root of a work tree."""
+    """Return HEAD of the source, or "" if the source is not the root of a work tree."""
     with suppress(OSError):
         return (_git_dir() / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
     return ""
@@ -319,7 +319,7 @@ def _publish(session: SessionContext, arguments: dict[str, Any]) -> Any:
 
 
 def _head(session: SessionContext, arguments: dict[str, Any]) -> Any:
-    """`check`: only ask whether HEAD could be moved so."""
+    """Move HEAD of the source's checkout. `check` only judges the move."""
     _given(arguments, "head", "check")
     return session.git_worker.call("head", head=_text(arguments, "head"), check=bool(arguments.get("check")))
 

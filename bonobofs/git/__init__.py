@@ -1,1 +1,1 @@
-"""Git: the session's own repository, and the publication of its branches into the source."""
+"""git: the session's own repository, and publication of its branches into the source."""

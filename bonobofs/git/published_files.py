@@ -18,7 +18,7 @@ from bonobofs.git.repository import Repository
 from bonobofs.system.paths import open_directory_beneath
 
 KEPT: Final = 1
-"""Same value as in `fuse.grants`, which this package does not import."""
+"""Same value as in `fuse.git_grants`, which this package does not import."""
 _MODES: Final = (0o100644, 0o100755, 0o120000)
 NOT_PUBLISHED: Final = "no protected branch has this content there now"
 CHANGED: Final = "the file has changes that no commit has"

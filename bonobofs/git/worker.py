@@ -1,7 +1,7 @@
-"""The process that receives, judges and publishes: `main`, with the number of the descriptor of its line.
+"""The git worker process, which receives, judges and publishes. `main` takes the descriptor of its channel.
 
-It works as the owner of the source's repository, in an environment made from nothing, and ends with its companion. It
-takes one request at a time, as a line of JSON with descriptors, and asks the door through the same line meanwhile.
+The worker runs as the owner of the source's repository, with an empty environment, and ends when its companion does.
+It serves one request at a time, a line of JSON with descriptors, and calls the enforcer over the same channel.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from bonobofs.policy.lease_set import UNKNOWN, compile_leases
 from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
 
 MOST_ADVERTISED: Final = 2000
-"""Branches of the source that a push is shown. A push to one that is not shown is refused as moved."""
+"""Number of source branches that a push sees. A push to any other existing branch is refused as moved."""
 SECONDS: Final = 300.0
-"""For one push, from its begin to its end."""
+"""Timeout of one push."""
 _MOST_BYTES: Final = 4 << 30
 _MOST_MEMORY: Final = 4 << 30
 _LONGEST_REQUEST: Final = 1 << 20
 _MOST_TOLD: Final = 500
 _TRIES: Final = 50
 _BETWEEN: Final = 0.1
-"""Seconds between two tries to lock a journal."""
+"""Seconds between retries to lock a journal."""
 _SWITCH: Final = Caller("git checkout")
 _NICE: Final = 5
 ZERO: Final = "0" * 40
@@ -90,7 +90,7 @@ _CONFIG: Final = """\
 
 
 class Channel:
-    """Lines of JSON, with descriptors, to and from the companion."""
+    """JSON lines with descriptors, to and from the companion."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end: Final = end
@@ -101,11 +101,11 @@ class Channel:
         return self._end.fileno()
 
     def send(self, document: dict[str, Any]) -> None:
-        """OSError: the companion is gone."""
+        """Send one line. Raises OSError if the companion is gone."""
         self._end.sendall(json.dumps(document).encode() + b"\n")
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next line, and the descriptors that came with it. EOFError: the companion is gone."""
+        """Return the next line and its descriptors. Raises EOFError if the companion is gone."""
         while b"\n" not in self._received:
             data, descriptors, _, _ = socket.recv_fds(self._end, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
             if not data:
@@ -117,15 +117,15 @@ class Channel:
         return json.loads(line), descriptors
 
     def ask(self, what: str, **document: Any) -> dict[str, Any]:
-        """Ask the companion, and return its answer. OSError, EOFError: it is gone."""
+        """Send a request to the companion and return its answer. Raises OSError or EOFError if it is gone."""
         self.send({"ask": what, **document})
         return self.receive()[0]
 
 
 class JudgingAuthorizer:
-    """An `Authorizer` that decides here, by the policy and leases of the companion; the server records each decision.
+    """`Authorizer` that decides here by the companion's policy and leases. The server records each decision.
 
-    The server compares the generation by which was judged with its own; after a change all is judged again.
+    The server compares the generation of policy and leases with its own. If they differ, the request is judged again.
     """
 
     def __init__(self, channel: Channel, agent: Principal) -> None:
@@ -136,7 +136,7 @@ class JudgingAuthorizer:
         self.policy: Policy = compile_policy({})
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Judge by this from now on: {"policy", "tracked", "leases", "generation"}."""
+        """Replace the state for decisions: {"policy", "tracked", "leases", "generation"}."""
         self._generation = state.pop("generation")
         if state != self._plain:
             self._plain = state
@@ -198,7 +198,7 @@ class JudgingAuthorizer:
         error: int = 0,
         reason: str = "",
     ) -> None:
-        """As `Authorizer.record_call`; publication has no call that changes nothing."""
+        """Not supported: publication has no read-only calls."""
         raise NotImplementedError
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
@@ -207,7 +207,7 @@ class JudgingAuthorizer:
         return Refused(denied)
 
     def sync(self) -> None:
-        """As `Authorizer.sync`; the server syncs the record."""
+        """As `Authorizer.sync`. The server syncs the trail."""
 
     def _ended(self, outcome: Outcome) -> None:
         told = {"error": outcome.error, "reason": outcome.reason, "details": outcome.details}
@@ -215,7 +215,7 @@ class JudgingAuthorizer:
 
 
 class _RemoteBranches:
-    """`Branches`, as the companion has them."""
+    """`Branches` of the companion, over the channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel: Final = channel
@@ -229,12 +229,13 @@ class _RemoteBranches:
 
 
 class Worker:
-    """Serves one session. The working directory is the root of the source."""
+    """Serves one session. The working directory must be the root of the source."""
 
     def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
         """`config`: {"agent", "issue", "directory", "left"}.
 
-        `directory` is of this worker, `left` lists those of dead workers of this source; they are removed. OSError.
+        `directory` belongs to this worker. `left` lists directories of dead workers of this source; they are recovered
+        and removed. Raises GitError, OSError.
         """
         self._channel: Final = channel
         self._issue: Final[str | None] = config["issue"]
@@ -261,7 +262,7 @@ class Worker:
         }
 
     def _finish(self) -> None:
-        """Bring the index of the checkout along, if a killed worker moved its branch."""
+        """Update the checkout's index if a killed worker moved the checked-out branch."""
         head = read_head(self._git_dir)
         for _, left in self._left:
             if left.is_made and head == f"ref: {left.ref}":
@@ -269,7 +270,7 @@ class Worker:
                     index.replace()
 
     def run(self) -> None:
-        """Serve until the companion is gone. EOFError, OSError."""
+        """Serve requests until the companion is gone. Raises EOFError, OSError."""
         self._channel.send({"standing": [[place, *left] for place, left in self._left]})
         while True:
             asked, descriptors = self._channel.receive()
@@ -286,7 +287,7 @@ class Worker:
             self._channel.send({"done": answer})
 
     def _receive(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Run receive-pack on the descriptors; within its hook, judge and publish. Then mirror HEAD."""
+        """Run receive-pack on the descriptors, judge and publish in its hook, then mirror HEAD."""
         receiving = _Receiving(self._directory, self._common, self._advertised(asked.get("ref", "")))
         try:
             answer = self._serve(receiving, descriptors, quiet="head" in asked)
@@ -346,10 +347,10 @@ class Worker:
         return prepared_index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
 
     def _mirror(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Let HEAD and index of the source's checkout follow the session's HEAD. Refused.
+        """Set HEAD and index of the source's checkout to the session's HEAD. Raises Refused.
 
-        `head` is the session's HEAD, `expected` what the session has left in the source, `shared` whether another
-        session works on this checkout.
+        `head` is the session's HEAD. `expected` is the source's HEAD as this session last saw or set it. `shared` is
+        true if another session works on this checkout. `check` only judges.
         """
         head, current = asked["head"], read_head(self._git_dir)
         if head == current:
@@ -358,7 +359,7 @@ class Worker:
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != asked["expected"] or asked["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
-        if asked.get("check"):  # before a command, which may still publish what HEAD is to hold
+        if asked.get("check"):  # the command that follows may publish the commit of the new HEAD
             with self._demanded_index(repository, old, new or old):
                 return {"status": 0, "line": ""}
         if not new and (old or not head.startswith(f"ref: {BRANCHES}")):
@@ -386,7 +387,7 @@ class Worker:
             raise self._refuse(branch_rules.STAGED, f"{error}.", _SWITCH) from error
 
     def _commit_of(self, repository: Repository, head: str) -> str:
-        """The commit that a HEAD stands for; "" if the source has none."""
+        """Return the commit of a HEAD value, or "" if the source does not have it."""
         oid = repository.target(head[5:]) if head.startswith("ref: ") else head
         return oid if oid and repository.commit(oid) is not None else ""
 
@@ -417,7 +418,7 @@ class Worker:
         return prepare(Repository(self._git_dir), rules, descriptors[0], asked)
 
     def _advertised(self, ref: str) -> dict[str, str]:
-        """The protected branches, the branch `ref` and further branches of the source, by reference."""
+        """Return {ref: commit} of the protected branches, `ref` and up to MOST_ADVERTISED branches of the source."""
         repository = Repository(self._git_dir)
         rules = rules_of(self._authorizer.policy.document)
         names = [BRANCHES + name for name in rules.protected_branches]
@@ -431,7 +432,7 @@ class Worker:
 
 
 class _Receiving:
-    """A synthetic git directory for one push or fetch, and the program that works in it."""
+    """Synthetic git directory for one push or fetch, and the git process in it."""
 
     def __init__(self, room: Path, common: Path, refs: dict[str, str]) -> None:
         self._place: Final = Path(tempfile.mkdtemp(prefix="receive-", dir=room))
@@ -461,7 +462,7 @@ class _Receiving:
             os.mkfifo(place / name, 0o600)
 
     def start(self, program: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
-        """Start `git PROGRAM` with these as standard input and output; one serves for both. GitError."""
+        """Start `git PROGRAM` with one descriptor for both stdin and stdout, or one for each. Raises GitError."""
         if not descriptors:
             raise GitError("the call needs a descriptor", kind="usage")
         running = subprocess.Popen(
@@ -476,9 +477,9 @@ class _Receiving:
         return running
 
     def wait_for_hook(self, running: subprocess.Popen[bytes], line: int) -> tuple[list[RefUpdate], Path] | None:
-        """What the hook asks: the updates, and the object directory; None: the program has ended before.
+        """Return the updates and the object directory from the hook, or None if git ended before its hook.
 
-        GitError: it takes too long. EOFError: the companion is gone.
+        Raises GitError after 300 s or for too long a request, and EOFError if the companion is gone.
         """
         deadline = time.monotonic() + SECONDS
         ended = os.pidfd_open(running.pid)
@@ -506,7 +507,7 @@ class _Receiving:
         return [RefUpdate(ref, old, new) for old, new, ref in words], Path(path)
 
     def wait(self, running: subprocess.Popen[bytes], line: int) -> None:
-        """Return when the program has ended. EOFError: the companion is gone; GitError: it takes too long."""
+        """Wait for the end of git. Raises EOFError if the companion is gone, GitError after 300 s."""
         ended = os.pidfd_open(running.pid)
         poll = select.poll()
         poll.register(ended, select.POLLIN)
@@ -523,12 +524,12 @@ class _Receiving:
             raise GitError(f"the transfer took more than {SECONDS:.0f} s", kind="limit")
 
     def answer(self, lines: list[str]) -> None:
-        """Give the hook its answer; the last line is `ok` or `no`."""
+        """Send the hook its answer. The last line is `ok` or `no`."""
         text = "\n".join(" ".join(line.split("\n")) for line in lines)
         os.write(self._answer, text.encode("utf-8", "surrogateescape") + b"\n")
 
     def failure(self) -> str:
-        """Why git took no objects; "" if no part of it failed."""
+        """Return why git stored no objects, or "" if no child of it failed."""
         told, failed = [], False
         with suppress(FileNotFoundError):
             for line in self._events.read_bytes().splitlines():
@@ -545,7 +546,7 @@ class _Receiving:
 
 
 def _limit() -> None:
-    """Limit what this process and those that it starts take. No program that it starts is more than a part of git."""
+    """Limit memory, file size and priority of this process and of its children, which are only parts of git."""
     for kind, most in (
         (resource.RLIMIT_AS, _MOST_MEMORY),
         (resource.RLIMIT_FSIZE, _MOST_BYTES),
@@ -558,7 +559,7 @@ def _limit() -> None:
 
 
 def _patiently(act: Callable[[Path], list[Leftover]], journal: Path) -> list[Leftover]:
-    """Wait for a writer that is about to end. BlockingIOError: it does not."""
+    """Retry for 5 s while another writer holds the journal. Raises BlockingIOError if it does not end."""
     for _ in range(_TRIES):
         with suppress(BlockingIOError):
             return act(journal)
@@ -567,7 +568,7 @@ def _patiently(act: Callable[[Path], list[Leftover]], journal: Path) -> list[Lef
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
-    """End the program, and all that it has started."""
+    """Kill the process group of the program."""
     with suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
@@ -589,7 +590,7 @@ def _refusal(denied: Denied) -> dict[str, Any]:
 
 
 def main(number: int) -> int:
-    """Serve at the socket `number` until the companion is gone."""
+    """Serve on the socket `number` until the companion is gone. Return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=number))
     try:
