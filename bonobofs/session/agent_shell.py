@@ -1,4 +1,4 @@
-"""A shell in a mount, with the session's own programs before all others."""
+"""A shell in a mount, with the session's git and bd first on PATH."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from bonobofs.system import mounts
 from bonobofs.system.paths import is_within
 
 POLICY_VARIABLE: Final = "BONOBOFS_POLICY"
-"""Names the description of the policy in force, `.bonobofs/policy.md` of the mount."""
+"""Variable with the path of the policy's description, `.bonobofs/policy.md` in the mount."""
 _HASH_LENGTH: Final = 16
 _SECONDS: Final = 10.0
 
 
 def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoReturn:
-    """Become the user's shell, or a command, in the mount. MountError: nothing is mounted there, or it does not answer.
+    """Replace this process with the user's shell, or with `command`, in the mount.
 
-    Who stands in the mount already stays where they are; others begin at its root.
+    A working directory inside the mount is kept; otherwise it becomes the mount's root. MountError: nothing is mounted
+    there, the session does not admit this user, the mount does not answer, or the program cannot be run.
     """
     resolved = mounts.resolve(mountpoint)
     session = callable_session(home, resolved)
@@ -66,7 +67,7 @@ def _nothing_to_call(mountpoint: Path, resolved: Path) -> str:
 
 
 def provision(home: Path, session: CallableSession) -> IsolatedShell:
-    """What a shell of a session is given, in CLEO's words."""
+    """Return working directory and environment for a session's shell, with CLEO's variable names. MountError."""
     mountpoint = str(session.mountpoint)
     return provision_isolated_shell(
         worktree_path=mountpoint,
@@ -79,7 +80,7 @@ def provision(home: Path, session: CallableSession) -> IsolatedShell:
 
 
 def _branch(home: Path, mountpoint: str) -> str:
-    """The branch that is checked out; "" for none, also where there is no git or no repository."""
+    """Return the checked-out branch; "" without a branch, a repository or git. MountError: the mount hangs."""
     git = find_program("git", home)
     if git is None:
         return ""
@@ -121,7 +122,7 @@ exec {python} {session} "$@"
 
 
 def make_programs(directory: Path, home: Path) -> Path:
-    """Make `bin` in a session's `inside` directory and give it. A git is in it where one is on PATH, a bd always."""
+    """Create `bin` in a session's `inside` directory; return its path. It has a bd, and a git if PATH has one."""
     place = directory / "bin"
     directory.mkdir(mode=0o700, exist_ok=True)
     place.mkdir(mode=0o700, exist_ok=True)
@@ -139,12 +140,12 @@ def make_programs(directory: Path, home: Path) -> Path:
 
 
 def _python(module: str) -> str:
-    """The beginning of a command line that runs `main` of that module."""
+    """Return the start of a shell command that runs `main` of that module."""
     return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(module), _ROOT])
 
 
 def find_program(name: str, home: Path) -> str | None:
-    """The program of that name on PATH that is none of our shims; None where there is none."""
+    """Return the absolute path of a program on PATH, ignoring the shims of sessions; None if absent."""
     parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
     path = [part for part in parts if part and not is_session_bin(part, home)]
     found = shutil.which(name, path=os.pathsep.join(path))
@@ -152,7 +153,7 @@ def find_program(name: str, home: Path) -> str | None:
 
 
 def is_session_bin(directory: str, home: Path) -> bool:
-    """Whether a directory of PATH is the `bin` of a session, of this state directory or another."""
+    """Return True if a directory of PATH is the `bin` of a session, of this state directory or another."""
     real = Path(os.path.realpath(directory))
     of_another = real.parent.name == INSIDE and real.parent.parent.parent.name == "sessions"
     return of_another or Path(os.path.realpath(home / "sessions")) in real.parents

@@ -1,4 +1,4 @@
-"""Agent Mail as the policies of the sessions name it: which session's record goes where, and under what name."""
+"""Agent Mail settings from the sessions' policies: server, project and sender for each session's trail."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bonobofs.system.locks import locked
 
 
 class Settings(NamedTuple):
-    """[agent_mail] of one policy, for one source. Sessions that share them share a courier."""
+    """[agent_mail] of one policy for one source. Sessions with equal settings share a courier."""
 
     address: Address
     token_file: str | None
     only_denials: bool
     mirrors: bool
-    """Reservations there are to be leases here."""
+    """True if reservations on the server are mirrored as leases."""
 
     @property
     def name(self) -> str:
-        """What the courier is called among those of this state directory."""
+        """Name of the courier, unique in this state directory."""
         url, project, sender, _ = self.address
         return f"{url} {project} {sender}"
 
 
 def settings_of(home: Path, home_id: str, session: Session) -> Settings | None:
-    """Where the record of a session is carried; None where its policy names no place. StateError."""
+    """Return the settings of a session; None without a policy file or [agent_mail]. StateError: the file is damaged."""
     path = session_directory(home, session.session) / "policy.json"
     try:
         return settings_in(read_document(path), home_id, session.source)
@@ -47,15 +47,15 @@ def settings_of(home: Path, home_id: str, session: Session) -> Settings | None:
 
 
 def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings | None:
-    """What a policy, as plain data, says for a source.
+    """Return the settings in a policy, given as JSON data, for a source; None without [agent_mail].
 
-    A sender without a name of its own gets one that no other source and no other state directory has: some servers
-    take a name from one project when another asks for it.
+    The default sender is unique per source and state directory, because some servers move a name to the project that
+    requested it last.
     """
     table = policy.get("agent_mail")
     if not table:
         return None
-    # The name of a directory need not be text; that of a project is.
+    # A path can have bytes outside UTF-8. A project name must be text.
     project = table["project"] or source.encode(errors="backslashreplace").decode()
     sender = table["sender"] or f"bonobo-{sha256(f'{home_id} {project}'.encode()).hexdigest()[:8]}"
     address = Address(table["url"], project, sender, tuple(table["to"]))
@@ -63,7 +63,7 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
 
 
 def is_carried(home: Path, session: Session, seq: int) -> bool:
-    """Whether Agent Mail has the record of a session up to the entry `seq`, or is not to have it. StateError."""
+    """Return True if Agent Mail has the trail up to entry `seq`, or if the session has no settings. StateError."""
     from bonobofs.state.courier_cursors import CourierCursors  # noqa: PLC0415 - most commands need no database
     from bonobofs.state.database import Database, home_id  # noqa: PLC0415 - as above
 
@@ -75,22 +75,22 @@ def is_carried(home: Path, session: Session, seq: int) -> bool:
 
 
 class WitnessReport(NamedTuple):
-    """What the witnesses know."""
+    """Result of `ask_witnesses`."""
 
     findings: list[Finding]
-    """Where the trails are not those whose heads were posted."""
+    """Differences between the trails and the posted heads."""
     letters: int
-    """Number of letters of this state directory that they have. Without a letter they confirm nothing."""
+    """Number of letters of this state directory on the servers. With 0 nothing is confirmed."""
     unknown: list[str]
-    """Sessions whose record should be there, and of which they have no letter: it was not carried yet, or removed."""
+    """UUIDs of sessions with settings and without a letter: it was not sent yet, or it was removed."""
 
 
 def ask_witnesses(home: Path) -> WitnessReport:
-    """What the letters say, in every mailbox to which those of these sessions may have gone.
+    """Compare the trails with the letters in all mailboxes that may have letters of these sessions.
 
-    Asked are those that the sessions' policies name, and those that the policy in force names for the same sources: the
-    sessions' own documents may have been changed with the trails. UsageError when there is none, MailError when one
-    cannot be asked, StateError, TrailError.
+    The mailboxes are those of the sessions' stored policies and of the current policies for the same sources, because
+    an attacker may have changed the stored policies together with the trails. UsageError: no policy names a mailbox.
+    MailError: a server cannot be queried. PolicyError, StateError, TrailError.
     """
     from bonobofs.state.database import home_id  # noqa: PLC0415 - most commands need no database
 
@@ -118,7 +118,7 @@ def ask_witnesses(home: Path) -> WitnessReport:
 
 
 def open_mailbox(home: Path, settings: Settings) -> Mailbox:
-    """The mailbox there; nothing is asked of the server yet. MailError when the token cannot be read."""
+    """Return the mailbox of these settings without contacting the server. MailError: the token cannot be read."""
     token = ""
     if settings.token_file is not None:
         try:
@@ -132,7 +132,7 @@ def open_mailbox(home: Path, settings: Settings) -> Mailbox:
 
 
 class _TokensInFile:
-    """Tokens of registered names in one document (0600): a server says each of them once."""
+    """Stores the tokens of registered names in one file (0600), because a server returns each token only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

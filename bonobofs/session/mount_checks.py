@@ -1,7 +1,7 @@
-"""Where a mount may stand: every pair of source and mountpoint that would hang or lead round the policy is refused.
+"""Checks before a mount: refuse a source and mountpoint that would hang, or that would bypass the policy.
 
-The serving process must never touch its own mount. So nothing that it may need later, its program, its state, its
-working directory, may lie under the mountpoint; and the state must not be reachable through the mount.
+A server that accesses its own mount hangs. So its program and its state directory must be outside the mountpoint. The
+state directory must also be outside the source, where a program in the mount could reach it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_LINKS = 40
 
 
 def check(source: Path, mountpoint: Path, home: Path) -> None:
-    """Raise MountError, one line with the remedy, where this pair cannot be served. All paths are without symlinks."""
+    """Raise MountError, one line with the remedy, if this pair cannot be served. Paths must be free of symlinks."""
     check_source(source, home)
     if not mounts.at(mountpoint):
         _check_directory(mountpoint, "mountpoint")
@@ -49,11 +49,11 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
 
 
 def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
-    """The absolute path of a source or mountpoint without symlinks. MountError.
+    """Return the absolute path of a source or mountpoint without symlinks. MountError.
 
-    Another user who can replace a directory on the way could make the path lead to any directory between this check
-    and the mount. That is refused, unless `allow_writable_parents`. A symlink that such a user can replace is refused
-    always. Trusted are root and the user of this process. A mount of bonobofs is asked nothing: it could be hung.
+    A user who can replace a directory on the way could redirect the path between this check and the mount. Such a path
+    is refused, unless `allow_writable_parents`. A symlink that such a user can replace is always refused. Root and the
+    user of this process are trusted. Existing bonobofs mounts are not accessed, because they could hang.
     """
     covered = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
     here, links = "/", 0
@@ -102,7 +102,7 @@ def _is_replaceable(above: os.stat_result, entry: os.stat_result, directory: str
 
 
 def _group_may_write(above: os.stat_result, directory: str) -> bool:
-    """Whether a user that is neither root nor this one may write in the directory through its group or its ACL."""
+    """Return True if the group or the ACL lets a user other than root and this one write in the directory."""
     if not above.st_mode & stat.S_IWGRP:
         return False
     with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _check_database(home: Path, path: Path, what: str) -> None:
 
 
 def check_source(source: Path, home: Path) -> None:
-    """Raise MountError, one line with the remedy, where this source cannot be guarded."""
+    """Raise MountError, one line with the remedy, if this source cannot be guarded."""
     _check_directory(source, "source")
     _check_unguarded(source, "source")
     if is_within(home, source):
@@ -150,7 +150,7 @@ def check_source(source: Path, home: Path) -> None:
 
 
 def folds_case(directory: Path) -> bool:
-    """Whether `a` and `A` are one name there: by the directory's flag (ext4, f2fs), else by names it already has."""
+    """Return True if names ignore case: by the directory's flag (ext4, f2fs), else by existing names. OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         flags = array.array("L", [0])
@@ -169,7 +169,7 @@ def folds_case(directory: Path) -> bool:
 
 
 def _has_twin(directory: int, name: str) -> bool:
-    """The name with its case swapped leads to the same file, and is no name of its own."""
+    """Return True if the case-swapped name opens the same file and is not an entry of its own."""
     twin = name.swapcase()
     if twin == name:
         return False
@@ -178,7 +178,7 @@ def _has_twin(directory: int, name: str) -> bool:
         there = os.stat(twin, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
-    # Two hard links, `a` and `A`, are two names; so are they in a listing.
+    # Two hard links `a` and `A` are the same file too, but the listing has both.
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino) and twin not in os.listdir(directory)
 
 
@@ -232,7 +232,7 @@ def _check_program(mountpoint: Path) -> None:
 
 
 def has_nameless_files(directory: Path) -> bool:
-    """Whether the file system of a directory can make files without names (O_TMPFILE); True also in doubt."""
+    """Return True if the directory's file system supports O_TMPFILE, or if that cannot be determined."""
     try:
         os.close(os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
     except OSError as error:

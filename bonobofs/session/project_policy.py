@@ -1,4 +1,4 @@
-"""`init`: a policy for one project, written from what its directory holds."""
+"""`init`: generate a policy for one project from the content of its directory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _BUILDS: Final = frozenset(
         *("cmake-build-debug", "cmake-build-release", ".terraform", ".serverless", "storybook-static", "DerivedData"),
     }
 )
-"""Names of directories that builds and tools make again. An ignored directory of another name may hold work."""
+"""Directory names that builds and tools create again. An ignored directory of another name may hold work."""
 _MAX_SIZE: Final = "8GB"
 _MAX_LISTED: Final = 8
 _MAX_PATHS: Final = 100_000
@@ -78,19 +78,19 @@ _GIT_SECONDS: Final = 60
 
 
 class Project(NamedTuple):
-    """What `init` found in a source."""
+    """Content of a source as `init` found it."""
 
     source: Path
     languages: tuple[str, ...]
     lock_files: tuple[str, ...]
     scratch: tuple[str, ...]
-    """Patterns of ignored build directories that are no scratch of the preset."""
+    """Patterns of ignored build directories that the preset does not list as scratch."""
     ignored: tuple[str, ...]
-    """Directories that .gitignore names and that stay in the source, each with the reason."""
+    """Other directories of .gitignore, which stay in the source, each as `PATTERN (REASON)`."""
 
 
 class WrittenPolicy(NamedTuple):
-    """What `init` found and wrote."""
+    """Result of `init`."""
 
     project: Project
     preset: str
@@ -99,10 +99,10 @@ class WrittenPolicy(NamedTuple):
 
 
 def write_policy(home: Path, source: Path, *, force: bool = False) -> WrittenPolicy:
-    """Write the policy of a project to the state directory. Nothing is written into the source.
+    """Write the policy of a project to the state directory. The source is only read.
 
-    UsageError if there is one already and `force` is false, or if the source lies in a mount. MountError for a source
-    that cannot be guarded. PolicyError, StateError.
+    UsageError: a policy exists and `force` is false, or the source is inside a mount. MountError: the source cannot be
+    guarded. PolicyError: an example fails. StateError.
     """
     source = Path(os.path.realpath(source))
     if mounts.mount_around(source) is not None:
@@ -129,7 +129,7 @@ def _compiled(text: str) -> Policy:
 
 
 def _paths(source: Path) -> list[str]:
-    """The files that git tracks, in order; without a repository, the files at the root and one level below."""
+    """Return the files that git tracks; without a repository, the files at the root and one level below."""
     tracked = _tracked(source)
     if tracked is not None:
         return tracked
@@ -147,10 +147,10 @@ def _children(directory: Path) -> list[Path]:
 
 
 def _tracked(source: Path) -> list[str] | None:
-    """Paths in the index of a source's repository; None if there is none. StateError if git cannot tell."""
+    """Return the paths in the git index of a source; None without a repository. StateError: git failed."""
     if not os.path.lexists(source / ".git"):
         return None
-    # The repository's configuration must start no program here.
+    # core.fsmonitor of the repository could start a program.
     safe = ("-c", "core.fsmonitor=false", "-c", f"safe.directory={source}")
     try:
         listed = subprocess.run(
@@ -190,7 +190,7 @@ def _look_at(source: Path, paths: Sequence[str], preset: Policy) -> Project:
 
 
 def _ignored_directories(source: Path) -> Iterator[str]:
-    """Directories that .gitignore at the root names, as patterns of a policy. Wildcards and `!` lines are left out."""
+    """Yield the directories in the root .gitignore as policy patterns. Wildcards and `!` lines are skipped."""
     try:
         lines = (source / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -212,9 +212,9 @@ def _ignored_directories(source: Path) -> Iterator[str]:
 
 
 def _reason_to_keep(pattern: str, paths: Iterable[str], preset: Policy) -> str | None:
-    """Why a directory stays in the source; None if it becomes scratch, "" if it is scratch or closed already."""
+    """Return why a directory stays in the source; None if it becomes scratch, "" if the preset has it as scratch."""
     name = os.path.basename(pattern.strip("/"))
-    # The preset lists some names at the root alone.
+    # The preset lists some names at the root only, so test one level below.
     inner = f"a/{name}" if pattern.startswith("**/") else pattern.strip("/")
     decision = decide(
         preset, Principal("", "", "agent"), Request(Operation.MKDIR, WorkspacePath(inner), Kind.DIRECTORY)
@@ -232,7 +232,7 @@ def _reason_to_keep(pattern: str, paths: Iterable[str], preset: Policy) -> str |
 
 
 def _examples(policy: Policy, project: Project, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Paths of the project that the policy admits, and paths that it refuses."""
+    """Return paths of the project that the policy permits, and paths that it refuses."""
     agent = Principal("example", "", "agent")
     plain = [path for path in paths if path.isprintable() and path.isascii()]
     known = {*_LANGUAGES, *_LOCKS, "Makefile", "README.md"}
@@ -293,7 +293,7 @@ def _array(key: str, values: Sequence[str]) -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file whole. It is complete or absent, also after power loss; mode 0600."""
+    """Write a file atomically and durably, mode 0600. StateError."""
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
         handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)

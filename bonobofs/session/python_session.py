@@ -1,4 +1,4 @@
-"""A session of a Python caller, without a mount: the same register, the same record, the same door."""
+"""A session of the Python API, without a mount. It uses the same register, trail and enforcer as a mount."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
 
 _SYNCED_EVERY: Final = 1.0
-"""Seconds: the most of the record that power loss, or whoever cuts it, can take unnoticed."""
+"""Seconds between syncs of the trail: power loss or truncation can remove at most this much undetected."""
 
 _RENEW_SECONDS: Final = 1.0
 """Seconds that a change waits for an expired lease snapshot to be renewed."""
@@ -37,11 +37,11 @@ _PAUSE: Final = 0.01
 
 
 class ChangeLock:
-    """Held for each change of a session, from its intent to its outcome, by one thread at a time.
+    """Lock for each change of a session, held from its intent to its outcome.
 
-    `with` calls the methods that the two properties return. They are the lock's own, written in C: the interpreter
-    runs no signal handler between them and the block. A Python method would hold the lock after an exception that a
-    handler raises before the method returns.
+    `with` calls the methods that the two properties return. They are the lock's own C methods: the interpreter runs no
+    signal handler between them and the block. If a handler raised an exception in a Python method after it acquired
+    the lock, the lock would stay held.
     """
 
     def __init__(self, enforcer: Enforcer) -> None:
@@ -50,7 +50,7 @@ class ChangeLock:
 
     @property
     def __enter__(self) -> Callable[[], bool]:
-        # The thread that follows the leases may only be late. An Event has a lock written in Python.
+        # The lease thread may only be late. Poll, because an Event has a lock written in Python.
         deadline = monotonic() + _RENEW_SECONDS
         while self._enforcer.leases_expired() and monotonic() < deadline:
             sleep(_PAUSE)
@@ -61,14 +61,14 @@ class ChangeLock:
         return self._lock.__exit__
 
     def apply(self, snapshot: LeaseSnapshot, heartbeat: Callable[[], None]) -> bool:
-        """Judge by `snapshot` once no change is in flight; True. StateError from the heartbeats until then."""
+        """Install `snapshot` once no change is in flight, sending heartbeats until then; return True. StateError."""
         leases = None if snapshot.leases is None else compile_leases(snapshot.leases)
-        # Heartbeats go on: a session that waits for this one must also wait for the change that is in flight.
+        # Heartbeats continue, so that a session that waits for this one also waits for the change in flight.
         while not self._lock.acquire(timeout=BEAT):
             heartbeat()
         try:
             self._enforcer.set_leases(snapshot.expires_at, leases)
-            # The entry that counts repeated denials waits for the next snapshot if it cannot be written now.
+            # If the entry with repeated denials cannot be written now, the next snapshot retries it.
             with contextlib.suppress(TrailError):
                 self._enforcer.flush_idle(monotonic())
         finally:
@@ -77,7 +77,7 @@ class ChangeLock:
 
 
 class OpenSession(NamedTuple):
-    """What a Python caller works with while its session is open."""
+    """An open session of the Python API."""
 
     session: Session
     guard: Enforcer
@@ -89,7 +89,7 @@ class OpenSession(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the source lies."""
+        """Path of the source."""
         return self.session.source
 
 
@@ -102,13 +102,13 @@ def open_session(
     policy: Path | None = None,
     preset: str | None = "aidlc",
 ) -> Iterator[OpenSession]:
-    """A session on `source` for the length of a `with` block; its record is closed at the end.
+    """Open a session on `source` for a `with` block; its trail is closed at the end.
 
-    What a killed session of this source left half done is taken away first.
-    Agent, role and policy are chosen as by `mount`; `policy` is a file or the name of a preset. Without one, and
-    without a policy of the project or of the state directory, `preset` is taken; None takes the one that `mount` would.
-    Raises MountError for a source that cannot be guarded, and PolicyError, UsageError, StateError and TrailError as
-    they come.
+    First it removes temporary files that killed sessions of this source left there.
+    Agent, role and policy are chosen as by `mount`. `policy` is a file or the name of a preset. Without it, and without
+    a policy of the project or the state directory, `preset` is used; None uses the preset that `mount` would use.
+    Raises MountError if the source cannot be guarded, ForbiddenError if the agent may not use the role, PolicyError,
+    UsageError, StateError and TrailError.
     """
     state = home()
     root = Path(os.path.realpath(source))
@@ -159,13 +159,13 @@ def _tidy(state: Path, root: Path, trail: Trail) -> None:
 
 @contextlib.contextmanager
 def _following_leases(home: Path, session: Session, enforcer: Enforcer) -> Iterator[ChangeLock]:
-    """Judge by the leases for the length of a `with` block; gives the lock that each change must hold. StateError."""
+    """Enforce the leases during a `with` block; give the lock that each change must hold. StateError."""
     holder = Holder(session.agent, session.agent_id, session.chain).key
     lock, ended = ChangeLock(enforcer), threading.Event()
     enforcer.set_leases(0.0)
     follower = LeaseFollower(home, session.session, holder, session.source, lock.apply, ended)
     follower.read_first()
-    # An expired snapshot refuses changes, and says why; the error itself needs no report.
+    # Errors need no report: once the snapshot has expired, every change is refused with the reason.
     thread = threading.Thread(target=follower.run, args=(lambda _: None,), name="bonobofs-leases", daemon=True)
     thread.start()
     try:
@@ -177,7 +177,7 @@ def _following_leases(home: Path, session: Session, enforcer: Enforcer) -> Itera
 
 def _keep_synced(trail: Trail, ended: threading.Event) -> None:
     while not ended.wait(_SYNCED_EVERY):
-        # A trail that cannot be synced refuses the next change, and says why.
+        # A failed sync makes the trail refuse the next change with the reason.
         with contextlib.suppress(TrailError):
             if not trail.is_synced:
                 trail.sync()

@@ -1,4 +1,4 @@
-"""Worktrees of agents: a branch and a work tree for one issue, mounted under the policy, and what is kept of it."""
+"""Worktrees of agents: a branch and a mounted work tree for one issue. Removal keeps uncommitted files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ISSUE: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 class WorktreeRequest(NamedTuple):
-    """What `worktree add` was asked for."""
+    """Arguments of `worktree add`."""
 
     repository: Path
     issue: str
@@ -45,37 +45,37 @@ class WorktreeRequest(NamedTuple):
     role: str | None = None
     policy: Path | None = None
     base: str | None = None
-    """Where a new branch begins; None: at main, else master, else HEAD."""
+    """Start of a new branch; None: main, else master, else HEAD."""
     depends_on: Sequence[str] = ()
-    """Issues whose work must be in the base."""
+    """Issues whose commits must be in the base."""
 
 
 class AddedWorktree(NamedTuple):
-    """A worktree that is mounted."""
+    """A mounted worktree."""
 
     worktree: Worktree
     work: Path
     mounted: MountedSession | None
-    """None: it was there and mounted already."""
+    """None: it existed and was mounted already."""
 
 
 class RemovedWorktree(NamedTuple):
-    """What a removal did."""
+    """Result of a removal."""
 
     worktree: Worktree
     kept: Path | None
-    """Where files are kept that were in no commit; None: there were none."""
+    """Directory of the kept files, which were in no commit; None: there were none."""
     files: tuple[str, ...]
     staged: tuple[str, ...]
-    """Files of which other content was staged than they had; it is kept too."""
+    """Files whose staged content differed from the work tree. The staged content is kept too."""
     deleted: tuple[str, ...]
-    """Files that had been deleted without a commit."""
+    """Files whose deletion was not committed."""
     repositories: tuple[str, ...] = ()
-    """For each repository of a session that is kept, with stashes or unpublished commits: where, and how to use it."""
+    """One message for each kept session repository with stashes or unpublished commits: its path and its use."""
 
 
 class WorktreeStatus(NamedTuple):
-    """A worktree and whether it is mounted."""
+    """A worktree, its mountpoint, and whether it is mounted."""
 
     worktree: Worktree
     work: Path
@@ -83,10 +83,10 @@ class WorktreeStatus(NamedTuple):
 
 
 def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
-    """Give an agent a worktree for an issue, or mount again the one that there is.
+    """Create and mount a worktree for an issue, or mount the existing one again.
 
-    ForbiddenError, or Refused by the Beads gate: the issue waits for others. UsageError, GitError, BeadsError,
-    MountError: nothing is left of it.
+    ForbiddenError, or Refused from the Beads gate: the issue is blocked by others, or its branch has foreign commits.
+    UsageError, GitError, BeadsError, MountError. After an error no new worktree is left.
     """
     if not _ISSUE.fullmatch(wanted.issue):
         raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
@@ -109,7 +109,7 @@ def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
 
 
 def unresolved(home: Path, found: linked_worktree.RepositoryLocation, base: str, wanted: WorktreeRequest) -> list[str]:
-    """The issues, of those that are named, whose work is not in the base: a worktree made now would lack it."""
+    """Return the issues of `depends_on` whose work is not in the base, so that the worktree would lack it."""
     common = found.common
     tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
 
@@ -121,7 +121,7 @@ def unresolved(home: Path, found: linked_worktree.RepositoryLocation, base: str,
 
 
 def statuses(home: Path) -> list[WorktreeStatus]:
-    """The worktrees that are there."""
+    """Return the status of all worktrees that are not removed."""
     found = []
     for one in load_all(home):
         if one.removed is None:
@@ -131,10 +131,10 @@ def statuses(home: Path) -> list[WorktreeStatus]:
 
 
 def remove(home: Path, named: str) -> RemovedWorktree:
-    """Take away the worktree of that issue, path or UUID. What is in no commit is kept; its branch stays.
+    """Remove the worktree of that issue, path or UUID. Uncommitted files and the branch are kept.
 
-    MountError: somebody stands in it. UsageError: there is none of that name, or several. Killed midway, it can be run
-    again, and keeps what is left.
+    MountError: a program uses the mount. UsageError: no worktree or several match. After a kill it can be run again,
+    and keeps the remaining files.
     """
     with _alone(home):
         one = _chosen(home, named)
@@ -149,7 +149,7 @@ def remove(home: Path, named: str) -> RemovedWorktree:
 
 
 def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> RemovedWorktree:
-    """Unmount it, keep what is to be kept, and take it away. What is kept is put into `told` before the rest goes."""
+    """Unmount, move uncommitted files away, and remove the worktree. `told["kept"]` is set before the removal."""
     where = worktree_paths(home, one.worktree)
     repositories: tuple[str, ...] = ()
     if mounts.at(where.work) or live_at(home, where.work) is not None:
@@ -161,7 +161,7 @@ def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> RemovedWorktree
 
 
 def _repository(home: Path, named: Path) -> Path:
-    """What is worked on where that is: in a mount, its source."""
+    """Return `named` without symlinks; inside a mount, return the mount's source."""
     path = Path(os.path.realpath(named))
     session = session_around(home, path)
     if session is not None and session.session.mountpoint and mounts.mount_around(path) is not None:
@@ -180,7 +180,7 @@ def _present(home: Path, common: Path) -> list[Worktree]:
 
 
 def _branch(home: Path, wanted: WorktreeRequest, repository: Path, issue: str) -> str:
-    """The branch of an issue: the prefix and the id, lower case, with nothing in it but hyphens."""
+    """Return the branch name of an issue: the prefix and the lower-case id, with `-` for `.` and `_`. UsageError."""
     rules = rules_of(choose_policy(home, wanted.policy, repository).plain)
     branch = rules.branch_prefix + re.sub(r"[._]", "-", issue.lower())
     refusal = new_branch(rules, branch)
@@ -223,7 +223,7 @@ def _make(home: Path, found: linked_worktree.RepositoryLocation, base: str, want
 
 
 def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
-    """The commit of the branch if it exists. ForbiddenError: it has commits that are not this agent's."""
+    """Return the tip of the branch, or None. ForbiddenError: it has commits that this agent did not publish."""
     common = Path(one.common)
     tip = linked_worktree.tip_of(common, one.branch)
     earlier = {
@@ -243,7 +243,7 @@ def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_i
 
 
 def _ready(home: Path, one: Worktree) -> Worktree:
-    """Make its parts. The register has it before they exist. A failure leaves nothing."""
+    """Register the worktree, then create its directories. A failure removes them again."""
     where = worktree_paths(home, one.worktree)
     save(home, one)
     try:
@@ -258,7 +258,7 @@ def _ready(home: Path, one: Worktree) -> Worktree:
 
 @contextlib.contextmanager
 def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterator[dict[str, Any]]:
-    """Enter what is about to be done to a worktree, and how it ended; what is put into the dictionary, too."""
+    """Record intent and outcome of the block in the trail. The outcome includes the entries of the given dictionary."""
     trail, more = opened.guard.trail, dict[str, Any]()
     details: dict[str, Any] = {
         "worktree": one.worktree,
@@ -322,7 +322,7 @@ def _chosen(home: Path, named: str) -> Worktree:
 
 
 def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree:
-    """Put what is in no commit where it is kept."""
+    """Move all content that is in no commit to the directory of kept files."""
     if not where.tree.exists():
         return RemovedWorktree(one, None, (), (), ())
     try:
@@ -330,7 +330,7 @@ def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree
     except GitError as error:
         if error.kind == "busy" or error.paths:
             raise
-        # The repository is gone, and with it every commit: all of it is kept.
+        # The repository is gone with all commits, so keep the whole tree.
         place = _free(where.kept)
         os.rename(where.tree, place)
         return RemovedWorktree(one, place, ("all of it",), (), ())
@@ -342,7 +342,7 @@ def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (where.tree / path).unlink()
     (where.tree / ".git").unlink(missing_ok=True)
-    # Whatever else is there came meanwhile.
+    # Keep files that appeared after the status was read.
     left = [
         os.path.join(at, name)[len(str(where.tree)) + 1 :] for at, _, names in os.walk(where.tree) for name in names
     ]
@@ -359,7 +359,7 @@ def _keep(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
 
 
 def _free(place: Path) -> Path:
-    """A name there that nothing has; the directories above it are made."""
+    """Return `place`, or the first free `place~N`. Creates the parent directories."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number = 2
     free = place
@@ -386,7 +386,7 @@ def _take_away(home: Path, one: Worktree) -> None:
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """One at a time in a home."""
+    """Hold the lock that serializes worktree commands of a state directory."""
     (home / "worktrees").mkdir(mode=0o700, exist_ok=True)
     with locked(home / "worktrees" / "lock"):
         yield
