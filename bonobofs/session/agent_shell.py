@@ -30,8 +30,7 @@ _SECONDS: Final = 10.0
 def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoReturn:
     """Replace this process with the user's shell, or with `command`, in the mount.
 
-    A working directory inside the mount is kept; otherwise it becomes the mount's root. MountError: nothing is mounted
-    there, the session does not admit this user, the mount does not answer, or the program cannot be run.
+    A working directory outside the mount becomes its root. MountError: no mount, no access, no answer or no program.
     """
     resolved = mounts.resolve(mountpoint)
     session = callable_session(home, resolved)

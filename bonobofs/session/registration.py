@@ -246,10 +246,7 @@ def _standing(source: Path, policy: Policy) -> list[str]:
 
 
 def compact(paths: Iterable[str], most: int = MOST) -> list[str]:
-    """Return at most `most` paths that cover `paths`: replace the deepest by their parent directories until few enough.
-
-    Paths at the root are never replaced, so the result can be longer.
-    """
+    """Return at most `most` paths that cover `paths`: the deepest become their parents. Paths at the root stay."""
     kept = set(paths)
     depth = max((path.rstrip("/").count("/") for path in kept), default=0)
     while len(kept) > most and depth:

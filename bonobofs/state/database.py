@@ -297,10 +297,7 @@ def without_secrets(where: URL) -> str:
 
 
 def check_sqlite_file(path: str) -> tuple[int, int]:
-    """Return device and inode of the file.
-
-    StateError: it is absent or not a regular file, belongs to another user, or group or others may write it.
-    """
+    """Return device and inode. StateError: absent, not a regular file, another user's, or writable by others."""
     try:
         found = os.stat(path)
     except FileNotFoundError as error:

@@ -140,8 +140,7 @@ _syscall: Final = _libc.syscall
 def open_beneath(directory: int, path: bytes, flags: int) -> int:
     """Open `path` beneath the descriptor `directory`, without following symlinks or crossing a mount.
 
-    Not thread-safe; only one thread of the server opens. OSError: ELOOP for a symlink, EXDEV for `..` out of the
-    directory or a mount.
+    Not thread-safe; the server opens in one thread. OSError: ELOOP for a symlink, EXDEV for a mount or `..` outside.
     """
     _how.flags = flags | os.O_CLOEXEC
     return _check(_syscall(_OPENAT2, directory, path, _how_pointer, _how_size))

@@ -1,8 +1,7 @@
 r"""The messages in which the watcher reports changed names of a source to the server.
 
-A message has parts separated by NUL. The first is a time in nanoseconds since 1970: earlier messages reported all
-changes before it. Then comes each directory as `/INODE/PATH`, followed by its names. Each name has a one-character
-prefix that encodes its events.
+NUL separates the parts of a message. The first is a time in nanoseconds since 1970: earlier messages reported all older
+changes. Then each directory follows as `/INODE/PATH`, then its names, each with a one-character prefix for its events.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ BEGAN: Final = 8
 """The name's first event was its creation, so it did not exist before."""
 DIRECTORY: Final = 16
 CLOSED: Final = 32
-"""A file that was open for writing was closed. Writes through mmap cause no other event."""
+"""A file that was open for writing was closed: the only event of writes through mmap."""
 _PLAIN: Final = 64
 """Added to the events, so that the prefix is neither NUL nor a slash."""
 _SLASH: Final = 47
