@@ -1,7 +1,7 @@
 """One entry of a trail: its fields, the paths that it names, and its line of JSON.
 
 A line is a JSON object in ASCII without a newline, so that no name or message can forge a line. The keys have the order
-of the fields of `AuditEntry`. `hash` is the last key; it is the hash of the bytes before `,"hash":"`.
+of the fields of `AuditEntry`. The last key `hash` is the SHA-256 of the bytes before `,"hash":"`, in hex.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ COUNTS: Final = "counts"
 REPLACES: Final = "replaces"
 """Key in the details of a rename: true if it replaces a file or an empty directory of the new name."""
 BY: Final = "by"
-"""Key in the details of an intent: temporary sibling name that new content has before it is renamed to its path."""
+"""Key in the details of an intent: temporary sibling name of the new content, until a rename to the path."""
 INODE: Final = "inode"
 """Key in the details of an intent with BY: inode number of the new content, if known."""
 TOUCHES: Final = "touches"
 """Key in the details of an intent: further paths that the change touches. A path with a final `/` is a subtree."""
 
 _OTHER_PATHS: Final = ("to", "from")
-"""Keys in details for another path: `to` is the new name of a rename; `from` is the old name of a link, or the file
-from which bytes were copied."""
+"""Keys in details of another path: `to` is the new name of a rename; `from` is the old name of a link or of a staged
+file, or the file from which bytes were copied."""
 
 _LONG: Final = 1 << 16
-"""Characters of a line up to which its texts stay whole. A path of LONGEST_TEXT characters can take six times that."""
+"""A line with at most this many characters keeps its texts whole. JSON takes up to six characters for one of a path."""
 _LONGEST_BODY: Final = 8 << 20
 LONGEST_TEXT: Final = 8192
 """Characters that each text keeps in a line longer than 64 KiB."""
@@ -57,7 +57,7 @@ Line = bytes
 
 @dataclass(slots=True)
 class AuditEntry:
-    """A request to a guard, and its result. The caller sets the first seven fields, the trail the others."""
+    """A request to a guard, and its result. The caller sets the first seven fields, and the trail sets the others."""
 
     timestamp: datetime
     """Time with its zone; bonobofs writes UTC."""
@@ -80,7 +80,7 @@ class AuditEntry:
     tool: str = ""
     """The function or program that made the request: evidence, never an identity."""
     path: str = ""
-    """Relative to the workspace's root; bytes that are not UTF-8 by surrogateescape."""
+    """Relative to the workspace's root, decoded with surrogateescape."""
     action: str = ""
     """`create`, `modify`, `delete` or ""."""
     governance: str = "pass"
@@ -192,9 +192,9 @@ def body_of(entry: AuditEntry) -> str:
 
 
 def with_path(before: str, path: str, after: str) -> str:
-    """Return `before`, the quoted path and `after`. A path that alone makes the line too long is cut.
+    """Return `before`, the quoted path and `after`. Cuts a path that alone makes the line too long.
 
-    The result is that of `within_bounds`, which formats and parses the whole line: 2 ms for a path of 150 KB.
+    `within_bounds` has the same result, but formats and parses the whole line: 2 ms for a path of 150 KB.
     """
     if len(path) > _LONG and len(before) + len(after) <= LONGEST_TEXT:
         path = shortened(path, 0, LONGEST_TEXT)
@@ -202,9 +202,9 @@ def with_path(before: str, path: str, after: str) -> str:
 
 
 def within_bounds(body: str) -> str:
-    """Return the first part of a line with its long texts cut, because a reader takes lines of up to 16 MiB.
+    """Return the first part of a line with its long texts cut, because readers accept lines of up to 16 MiB.
 
-    A cut text ends with the digest of the whole. Lists stay whole if the line then has at most 8 MiB.
+    A cut text ends with the SHA-256 of the whole text. Lists stay whole if the line then has at most 8 MiB.
     """
     if len(body) <= _LONG:
         return body

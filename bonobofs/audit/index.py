@@ -1,8 +1,8 @@
 """The search index of the trails: update it from a durable cursor, search it and count with it.
 
 The index is derived from the trails and can be rebuilt. One process at a time reads the trails, under `index.lock` of
-the state directory. The cursor moves in the transaction that inserts the entries, so that a killed process neither
-loses nor duplicates an entry.
+the state directory. The transaction that inserts entries also moves the cursor, so that a killed process neither loses
+nor duplicates an entry.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexQuery:
-    """Conditions that a change meets. None: no condition."""
+    """Conditions of a search. None: no condition."""
 
     agent: str | None = None
     """A UUID or a label."""
@@ -125,10 +125,10 @@ class Tables(Protocol):
 
 ENTRIES_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 16 * 1024 * 1024
-"""Most entries and bytes of one transaction; the last entry can exceed the bytes."""
+"""Maximum number of entries and bytes of one transaction. The last entry can exceed the number of bytes."""
 
 _MARKED: Final = 128
-"""Bytes before the cursor that identify the trail. They contain the hash of its last line."""
+"""Number of bytes before the cursor whose digest identifies the trail. They contain the hash of the last line."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -138,7 +138,7 @@ class Progress(NamedTuple):
     entries: int
     """Number of entries that were read."""
     redone: tuple[str, ...] = ()
-    """Sessions whose trail was replaced, and was read again from its beginning."""
+    """Sessions whose trail was replaced. The update read it again from its beginning."""
     unread: tuple[str, ...] = ()
     """One message for each trail that cannot be read."""
 
@@ -152,12 +152,12 @@ class Index:
         self._name: Final = name
         self._tables: Final = tables
         self._looked: dict[str, tuple[_Look, Cursor]] = {}
-        """State of each trail, by session, when the index had all of it. An unchanged trail is not opened again."""
+        """State of each completely indexed trail, by session. `catch_up` does not open an unchanged trail."""
 
     def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
         """Read the new entries of each trail up to its present end. StateError.
 
-        `goes_on` is called between transactions and while another process has the lock. False ends the update early.
+        The index calls `goes_on` between transactions and while it waits for the lock. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
         with _alone(self._home, goes_on) as begun:
@@ -196,7 +196,7 @@ class Index:
         return self.catch_up()
 
     def changes(self, query: IndexQuery) -> Iterator[Change]:
-        """Return the matching changes by time; each trail keeps its order. A rename matches by both names."""
+        """Return the matching changes by time; each trail keeps its order. A path finds a rename by both names."""
         for found in self._tables.find(query):
             outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
             yield Change(AuditEntry.from_line(found.line), outcome)
@@ -208,7 +208,7 @@ class Index:
     def _follow(self, path: Path, cursor: Cursor, end: int, goes_on: Callable[[], bool]) -> tuple[int, Cursor]:
         """Insert the entries from the cursor to `end`; return their number and the new cursor. OSError.
 
-        Entries added meanwhile wait for the next update, so that a busy writer does not delay the other trails.
+        The next update reads entries that are added meanwhile, so that a busy writer does not delay the other trails.
         """
         entries = 0
         while cursor.place < end and goes_on():
@@ -260,7 +260,7 @@ class _Batch:
         seq = _number(entry.seq)
         text = line[:-1].decode("ascii") if seq and line.isascii() else entry.to_json()
         details, result = entry.details, entry.result
-        # An outcome with the result `denied` counts denials and has no open intent.
+        # An outcome with the result `denied` counts denials. Its intent is not open.
         intent = _number(details.get("intent")) if entry.kind == "outcome" and result != "denied" else 0
         if intent:
             change = self._open.pop(intent, None)
@@ -331,7 +331,7 @@ def _mark(stream: BinaryIO, place: int) -> str:
 
 @contextlib.contextmanager
 def _alone(home: Path, goes_on: Callable[[], bool]) -> Iterator[bool]:
-    """Hold the lock of the reader of trails. False: `goes_on` ended the wait for another process."""
+    """Hold `index.lock`. Yields False, without the lock, if `goes_on` ended the wait for another process."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(home / "index.lock", retry=goes_on))

@@ -1,11 +1,11 @@
 """The tables and queries of the search index.
 
-The index is derived from the trails, so it is never migrated: tables of another version are dropped, created and filled
-again. With SQLite the index is a file of its own, `index.db`, because SQLite has one writer at a time, and no lease or
-heartbeat may wait for the index.
+The index is derived from the trails, so it needs no migration: tables of another version are dropped, created and
+filled again. With SQLite the index has its own file `index.db`. SQLite has one writer at a time, and leases and
+heartbeats must not wait for the index.
 
-Every text is stored as the inside of a JSON string in ASCII (`encode_text`): file names can have bytes that are not
-text, and no database stores every character.
+The tables store each text as the inside of a JSON string in ASCII (`encode_text`): file names can have bytes that are
+not text, and no database stores every character.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION: Final = 1
 """Incremented with every change of the tables. An index of another version is rebuilt."""
 
 _TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
-"""Compared byte by byte, so that the paths below a directory are a range."""
+"""Compares byte by byte, so that the paths below a directory are a range."""
 _BIG: Final = BigInteger().with_variant(Integer(), "sqlite")
 _ROWS_AT_ONCE: Final = 1000
 _ONE_CHARACTER: Final = (
@@ -45,7 +45,7 @@ _SQLITE: Final = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
     "busy_timeout = 30000",
-    "wal_autocheckpoint = 10000",  # each checkpoint waits for the disk
+    "wal_autocheckpoint = 10000",  # pages; each checkpoint waits for the disk
     "cache_size = -65536",
 )
 
@@ -127,7 +127,7 @@ def sqlite_engine(path: Path) -> Engine:
 def throw_away(home: Path, error: StateError) -> bool:
     """Remove a SQLite index if `error` says that it is damaged. False: the error has another cause.
 
-    A process that has the index open gets the same error and opens the next one.
+    Another process that has the index open gets the same error, and opens the new index.
     """
     said = getattr(error.__cause__, "orig", None)
     if url(home).get_backend_name() != "sqlite" or getattr(said, "sqlite_errorcode", None) not in _DAMAGED:
@@ -352,7 +352,7 @@ def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
 
 
 def _first_since(moment: int) -> ScalarSelect[int]:
-    """Return the least `began` of the changes that ended since a moment, which bounds the scan by `began`.
+    """Return the least `began` of the changes that ended since a moment. It limits the scan by `began`.
 
     The query uses the index on `ended`. The `+ 0` keeps SQLite from using the index on `began`.
     """
@@ -364,12 +364,12 @@ def _pieces(pattern: str) -> list[str]:
 
 
 def _matches(column: ColumnElement[str], pieces: list[str]) -> ColumnElement[bool]:
-    """Return the condition that a path, or the directory above it, matches a path or pattern."""
+    """Return the condition that a path, or a directory above it, matches a path or pattern."""
     across = f"(?:{_ONE_CHARACTER}|/)*"
     forms = {"**/": f"(?:{across}/)?", "**": across, "*": f"{_ONE_CHARACTER}*", "?": _ONE_CHARACTER}
     literal = encode_text(pieces[0]) if pieces[0] not in forms else ""
     if len(pieces) == 1 and literal:
-        # In ASCII, 0 follows the slash: the range has all names that begin with the path and a slash.
+        # In ASCII, 0 follows the slash, so the range has all names that begin with the path and a slash.
         return or_(column == literal, and_(column >= f"{literal}/", column < f"{literal}0"))
     expression = "".join(forms.get(piece) or re.escape(encode_text(piece)) for piece in pieces)
     matches = column.regexp_match(f"^{expression}(?:/.*)?$")

@@ -1,4 +1,4 @@
-"""A tree of paths that follows renames: what is known of a path moves with it and with the directories above it."""
+"""A tree of paths that follows renames: the node of a path moves with the path and with the directories above it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class PathNode:
-    """One path. The paths below it are its children, so that a renamed directory takes them along."""
+    """One path. The paths below it are its children, so they move with a renamed directory."""
 
     __slots__ = ("children",)
 
@@ -37,7 +37,7 @@ class PathNode:
         self.above(path).children[path.rpartition("/")[2]] = node
 
     def walk(self) -> Iterator[tuple[str, Self]]:
-        """Return every path and its node, each directory before its content, by name."""
+        """Yield every path and its node, each directory before its content, by name."""
         waiting: list[tuple[str, Self]] = [("", self)]
         while waiting:
             path, node = waiting.pop()

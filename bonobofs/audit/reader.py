@@ -1,7 +1,7 @@
 """Read the entries of trails: in order, merged by time, the last ones, new ones; export them.
 
 A trail may have a gigabyte, so all functions stream. A damaged line becomes an entry with the operation `unreadable`,
-so that no query hides the damage; `audit.verify` says what was done to the line.
+so that no query hides the damage. `audit.verify` reports the kind of damage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bonobofs.errors import TrailError, UsageError
 from bonobofs.system.terminal import escape
 
 LONGEST_LINE: Final = 16 * 1024 * 1024
-"""Most bytes of a line. A longer line is split, so that garbage without a newline cannot fill the memory."""
+"""Maximum number of bytes of a line. A longer line is split: garbage without a newline must not fill the memory."""
 
 UNREADABLE: Final = "unreadable"
 
@@ -41,14 +41,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def trails_in(directory: Path) -> list[Path]:
-    """Return the trails of a directory by name; a compressed trail has the name of its plain form."""
+    """Return the paths of all trails of a directory, sorted. A compressed trail has the path of its plain form."""
     return sorted({*directory.glob("*.jsonl"), *(path.with_suffix("") for path in directory.glob("*.jsonl.gz"))})
 
 
 def read(trail: Path) -> Iterator[AuditEntry]:
-    """Return the entries of one trail. An incomplete last line is omitted, because its write may be in progress.
+    """Yield the entries of one trail. Omits an incomplete last line, because its write may be in progress.
 
-    The file is closed between batches of entries: a merge may read more trails than there are descriptors. TrailError.
+    Closes the file between batches of entries: a merge may read more trails than there are descriptors. TrailError.
     """
     place, moment, found = 0, EPOCH, _TOGETHER
     while found == _TOGETHER:
@@ -65,9 +65,9 @@ def read(trail: Path) -> Iterator[AuditEntry]:
 
 
 def merged(trails: Iterable[Path]) -> Iterator[AuditEntry]:
-    """Return the entries of several trails by time. Each trail keeps its order, even if the clock was set back.
+    """Yield the entries of several trails by time. Each trail keeps its order, even if the clock was set back.
 
-    Only trails whose times overlap are read at the same time.
+    Only trails whose times overlap are read at the same time. TrailError.
     """
     waiting = deque(sorted((_began(trail), number, trail) for number, trail in enumerate(trails)))
     heap: list[tuple[datetime, int, AuditEntry, Iterator[AuditEntry]]] = []
@@ -84,7 +84,7 @@ def merged(trails: Iterable[Path]) -> Iterator[AuditEntry]:
 
 
 def last(trail: Path, count: int) -> list[AuditEntry]:
-    """Return the last `count` entries of a trail, oldest first. Only the end of the file is read. TrailError."""
+    """Return the last `count` entries of a trail, oldest first. Reads only the end of the file. TrailError."""
     if count <= 0:
         return []
     try:
@@ -104,7 +104,7 @@ def last(trail: Path, count: int) -> list[AuditEntry]:
 
 
 def is_closed(trail: Path) -> bool:
-    """True if a trail ends with its closing entry. Only the end of the file is read. TrailError."""
+    """True if a trail ends with its closing entry. Reads only the end of the file. TrailError."""
     return any((entry.kind, entry.operation) == ("event", CLOSE) for entry in last(trail, 1))
 
 
@@ -142,7 +142,7 @@ class Change(NamedTuple):
 
 
 def since(text: str, now: datetime) -> datetime:
-    """Parse `10m`, `2h`, `1d` (before `now`) or a time in ISO 8601, local time if it has no zone. UsageError."""
+    """Parse a duration before `now` (`10m`, `2h`, `1d`) or a time in ISO 8601, local if it has no zone. UsageError."""
     short = re.fullmatch(r"(\d{1,6})([smhdw])", text.strip())
     try:
         if short is not None:
@@ -158,15 +158,15 @@ def paths_of(entry: AuditEntry) -> list[str]:
 
 
 def export_jsonl(entries: Iterable[AuditEntry], out: TextIO) -> None:
-    """Write the lines of the trails unchanged: one JSON object a line."""
+    """Write the entries as the lines of their trails: one JSON object a line."""
     out.writelines(f"{entry.to_json()}\n" for entry in entries)
 
 
 def export_csv(entries: Iterable[AuditEntry], out: TextIO) -> None:
     """Write CSV (RFC 4180) with a header; `details` is JSON. The caller opens `out` with newline="".
 
-    Text is escaped by `escape`. Text that a spreadsheet would run as a formula gets an apostrophe in front. The exact
-    text is in the JSON export.
+    `escape` escapes each text. An apostrophe precedes a text that a spreadsheet would run as a formula. The JSON export
+    has the exact text.
     """
     writer = csv.writer(out)
     writer.writerow(FIELDS)
@@ -186,14 +186,14 @@ def _cell(value: object) -> str:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Return the lines of an open trail, each with its newline. Only the last, or one of LONGEST_LINE, has none."""
+    """Yield the lines of an open trail with their newlines. Only the last line, or one of LONGEST_LINE, can lack it."""
     return iter(lambda: stream.readline(LONGEST_LINE), b"")
 
 
 def entries_of(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[tuple[bytes, AuditEntry]]:
-    """Return the lines and entries of an open trail from its position on.
+    """Yield the lines and entries of an open trail from its position on. Omits an incomplete last line.
 
-    An incomplete last line is omitted. `moment` is the time of the entry before, which an unreadable line gets.
+    An unreadable line gets the time of the entry before it; `moment` is the time for the first line.
     """
     for line in lines_of(stream):
         if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
@@ -233,7 +233,7 @@ def _whole_lines_end(trail: Path) -> int:
 
 
 MOST: Final = 1000
-"""Most entries that one call returns."""
+"""Maximum number of entries that one call returns."""
 
 
 class RecentEntries:
@@ -286,7 +286,7 @@ class AuditLog(RecentEntries):
         self._trail.append(entry)
 
     def _last(self, limit: int, matches: Callable[[AuditEntry], bool], searched: int = 0) -> list[AuditEntry]:
-        # An entry that cannot be written now stays queued, and the result lacks it.
+        # If the trail cannot be written, its queued entries stay queued, and the result lacks them.
         with suppress(TrailError):
             self._trail.flush()
         return super()._last(limit, matches, searched)

@@ -1,8 +1,8 @@
 """After an unclean shutdown: find where the source differs from its trails.
 
-Power loss can remove the last second of the trails, and recorded changes that were not yet on the disk. So the trails
-of the source are replayed, and the result is compared with the source: names, sizes, and the changes since the time up
-to which the trails are known to be complete.
+Power loss can remove the last second of the trails, and recorded changes that were not yet on the disk. So `compare`
+replays the trails of a source and compares the result with the source: names, sizes, and changes since the time up to
+which the trails are known to be complete.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bonobofs.system.paths import open_directory_beneath
 OUT_OF_BAND: Final = "out_of_band"
 
 SLACK: Final = 1.0
-"""Seconds by which an entry's time and the kernel's time of the same change can differ."""
+"""Largest difference in seconds between an entry's time and the kernel's time of the same change."""
 
 MOST: Final = 10_000
-"""Differences that are recorded one by one. Further ones are counted."""
+"""Maximum number of differences that are recorded one by one. Further ones are counted."""
 
 KEEPS_CONTENT: Final = frozenset(
     {
@@ -59,11 +59,11 @@ class Difference(NamedTuple):
 
 
 class _Node(PathNode):
-    """The trails' state of one path.
+    """The state of one path according to the trails.
 
-    `began` and `ended` are the span, in seconds since 1970, in which recorded changes explain the inode's ctime. The
-    spans of separate changes are joined, because ctime shows the last change only. `ended` is FOREVER after an intent
-    without outcome. `there` and `size` are None if the trails do not determine them.
+    Recorded changes explain a ctime from `began` to `ended`, in seconds since 1970. The span joins those of separate
+    changes, because ctime shows the last change only. `ended` is FOREVER after an intent without outcome.
+    `there` (the path exists) and `size` (in bytes) are None if the trails do not determine them.
     """
 
     __slots__ = ("began", "content_by", "ended", "size", "there")
@@ -91,11 +91,11 @@ class _Replay:
     def __init__(self) -> None:
         self.root = _Node()
         self.names = _Node()
-        """The span of all changes of names. Each alters the ctime of the file under its other names too."""
+        """The span of all changes of names. Such a change sets the ctime of the file under its other names too."""
         self._open: dict[tuple[str, int], AuditEntry] = {}
         self._touching: dict[tuple[str, int], AuditEntry] = {}
         self._trees: list[tuple[str, float, float]] = []
-        """Subtrees that were changed as a whole, and the span of each change."""
+        """Subtrees that one change touched as a whole (TOUCHES), and the span of each change."""
 
     def explains(self, path: str, moment: float) -> bool:
         """True if the change of a subtree explains a ctime of this path."""
@@ -110,7 +110,7 @@ class _Replay:
                 if TOUCHES in entry.details:
                     self._touching[entry.session, entry.seq] = entry
                 if LAYER in entry.details or entry.guard != "file":
-                    continue  # not a change of a file in the source; its outcome then finds no intent
+                    continue  # not a change of a file in the source; its outcome finds no intent and is ignored
                 self._open[entry.session, entry.seq] = entry
                 if entry.operation not in KEEPS_CONTENT:
                     self.root.reach(entry.path).content_by = (entry.session, entry.seq)
@@ -165,7 +165,7 @@ class _Replay:
         for name in (intent.path, other):
             if name is not None:
                 self.root.reach(name).touch(began, ended)
-                # Also for a change of content: a file can be replaced by a temporary sibling name.
+                # A change of content can touch the directory too: a temporary sibling name can replace the file.
                 self.root.above(name).touch(began, ended)
         if _changes_names(intent):
             self.names.touch(began, ended)
@@ -202,7 +202,7 @@ class _Replay:
             self.root.put(old, replaced)
 
     def _cut(self, path: str) -> _Node:
-        """Remove the node of a path, and put one there that says that the path is absent."""
+        """Replace the node of a path by one that marks the path as absent; return the old node."""
         node = self.root.reach(path)
         absent = _Node()
         absent.there = False
@@ -222,11 +222,11 @@ def _changes_names(intent: AuditEntry) -> bool:
 
 
 def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Difference]:
-    """Return the differences between a source and its trails, in no order; none if all trails are closed.
+    """Yield the differences between a source and its trails, in no order; none if all trails are closed.
 
     `trails` are the trails of all sessions of this source, each with its head. Trails without a closing entry determine
-    the time from which a change needs an explanation; all trails explain changes. File systems mounted below the source
-    are omitted, and no symlink is followed.
+    the time from which a change needs an explanation; all trails explain changes. The walk omits file systems that are
+    mounted below the source, and follows no symlink. TrailError.
     """
     ended_open = [pair for pair in trails if not is_closed(pair[0])]
     if not ended_open:
@@ -237,9 +237,9 @@ def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Diffe
 
 
 def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[str], bool]) -> int:
-    """Record each difference as an event, and that of a protected path as an alert too; return their number.
+    """Record each difference as an event, and one of a protected path also as an alert; return their number.
 
-    After MOST events, differences without an alert are counted in one last entry. TrailError: some are not recorded.
+    After MOST events, one last entry counts the differences without an alert. TrailError: some are not recorded.
     """
     number = left = 0
     for number, (path, what, more) in enumerate(differences, 1):
@@ -277,7 +277,7 @@ class _Comparison:
             try:
                 descriptor = open_directory_beneath(self._source, path)
             except OSError:
-                # Removed or made unreadable since the listing. Its own times are already checked.
+                # A program removed it, or made it unreadable, after the listing. Its own times are already checked.
                 continue
             try:
                 if os.fstat(descriptor).st_dev == self._device:
@@ -313,7 +313,7 @@ class _Comparison:
 
     def _judge(self, path: str, status: os.stat_result, node: _Node | None) -> Iterator[Difference]:
         has_other_names = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
-        # A change of a hard-linked file shows at all its names, and a rename onto another of its names keeps both.
+        # A change of a hard-linked file shows at all its names, and rename(2) between two of its names does nothing.
         if node is not None and not has_other_names:
             if node.there is False:
                 yield Difference(path, "is there, and the record says that it is gone")
@@ -336,7 +336,7 @@ class _Comparison:
             yield difference
 
     def _absent(self, path: str, node: _Node) -> Iterator[Difference]:
-        """Return the topmost names at and below an absent `path` that exist according to the trails."""
+        """Yield the topmost names at and below an absent `path` that exist according to the trails."""
         waiting = [(path, node)]
         while waiting:
             below, node = waiting.pop()

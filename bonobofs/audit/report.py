@@ -18,7 +18,7 @@ from bonobofs.audit.report_markdown import render
 from bonobofs.policy.request import Operation
 
 MOST: Final = 500
-"""Most items of each list. Further ones are counted."""
+"""Maximum number of items of each list. Further items are counted."""
 
 _COUNTED: Final = ("changes", "refused", "failed", "alerts", "out_of_band", "unfinished", "apart", "unreadable")
 
@@ -53,24 +53,24 @@ class _Refusal:
 
 
 class _Node(PathNode):
-    """What a report says of one path."""
+    """The state of one path in a report."""
 
     __slots__ = ("changes", "layer", "was", "what", "written")
 
     def __init__(self) -> None:
         super().__init__()
         self.what = ""
-        """created, modified, deleted or renamed; "" if the changes left nothing."""
+        """`created`, `modified`, `deleted` or `renamed`; "" if the changes cancel each other."""
         self.was = ""
         """The name before a rename."""
         self.layer = False
-        """The bytes are in another layer, so that the path is no file of the source."""
+        """The bytes are in another layer, so the path is not a file of the source."""
         self.changes = 0
         self.written = 0
 
 
 class Report:
-    """The sum of the changes so far. Its size depends on the number of paths, not of changes."""
+    """The sum of the changes so far. Its size depends on the number of paths, not on the number of changes."""
 
     def __init__(self, sessions: Mapping[str, SessionFacts]) -> None:
         """Create an empty report; `sessions` are the facts by UUID."""
@@ -172,7 +172,7 @@ class Report:
     def _change(self, change: Change) -> None:
         entry = change.entry
         if entry.guard != "file":
-            return  # its path is not that of a file
+            return  # the path of an issue or of a git command is not that of a file
         # The changes of a session with unknown source stay separate.
         source = self._facts.get(entry.session, SessionFacts()).source or f"session {entry.session}"
         tree = self._trees.setdefault(source, _Node())
@@ -185,7 +185,7 @@ class Report:
         node.changes += 1
         node.written += (change.outcome or entry).bytes
         if isinstance(held, str):
-            # Written under a staged temporary name, and renamed into the source when complete.
+            # The program wrote a staged file, and renamed it into the source.
             before = tree.take(held)
             node.written += before.written if before is not None else 0
         node.layer = bool(entry.details.get(LAYER))
@@ -212,11 +212,11 @@ class Report:
         moved = tree.take(entry.path) or _Node()
         replaced = tree.reach(other)
         was_there = replaced.what in ("modified", "deleted", "renamed")
-        # Without an earlier entry of the new name, the details tell if the source had a file there.
+        # Without an earlier entry of the new name, the details say whether the source had a file there.
         was_there |= replaced.what != "created" and bool(entry.details.get(REPLACES))
         moved.changes += 1 + replaced.changes
         if moved.what == "created":
-            # Written beside the file and renamed over it, or created under another name.
+            # The program wrote a new file and renamed it over the old one, or to a new name.
             moved.what = "modified" if was_there else "created"
         elif moved.was == other:
             moved.what, moved.was = "modified" if moved.written else "", ""

@@ -1,7 +1,7 @@
 """Render a report as Markdown for a pull request.
 
-Texts of a trail are untrusted: names of files and agents, and reasons of failures. None of them can create a heading, a
-link, an image or a mention, or leave its table cell. The whole fits into the description of a pull request.
+Texts of a trail are untrusted: names of files and agents, and reasons of failures. The renderer escapes them: none can
+create a heading, link, image or mention, or leave its table cell. The result fits into a pull request's description.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from bonobofs.system.terminal import escape
 
 EXAMPLES: Final = 5
-"""Most agents in the title, and most paths of a denial."""
+"""Maximum number of agents in the title, and of paths of a denial."""
 LONGEST: Final = 300
-"""Most characters of a name. A longer name is shortened in its middle."""
+"""Maximum number of characters of a name. A longer name is shortened in its middle."""
 
 _CALLS: Final = re.compile(r"[@#&]|://|www\.", re.IGNORECASE)
 """Text that GitHub and similar sites turn into a link or a mention in spite of a backslash."""

@@ -1,8 +1,8 @@
 """Remove temporary names that a killed process left in the source.
 
-A complete file replaces an existing one by a link to a temporary sibling name and a rename. If the process is killed
-between the two, the temporary name stays. The trail then has the intent without a successful outcome, and the intent
-declares the name. No other program uses such a name: it ends in 32 random digits.
+To replace a file, bonobofs links the complete new file to a temporary sibling name, and renames that name over the old
+file. If the process is killed between the two, the temporary name stays. The trail then has an intent that declares the
+name, without a successful outcome. No other program uses the name, because it ends in 32 random digits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMOVE_STRAY: Final = "remove_temporary"
 _PREFIX: Final = ".bonobofs-"
 _DIGITS: Final = 32
 _LOOKED_AT: Final = 64
-"""Entries that are searched at the end of a trail. Outcomes are written before the next change."""
+"""Number of entries that are searched at the end of a trail: an outcome is written before the next change."""
 
 
 class Stray(NamedTuple):
@@ -74,10 +74,10 @@ def left_in(home: Path, source: Path) -> list[Stray]:
 
 
 def remove(root: int, trail: Trail, strays: Iterable[Stray]) -> None:
-    """Remove the names that still exist below the directory `root`. `trail` records each removal before it is made.
+    """Remove the names that still exist below the directory `root`, after recording each removal in `trail`.
 
-    Only a file or a symlink with the declared inode number is removed, reached without a symlink and on the file system
-    of `root`. The next session tries again if one cannot be removed. TrailError: no unrecorded removal was made.
+    Removes only files and symlinks with the declared inode number, on the file system of `root`, and follows no
+    symlink. The next session retries a failed removal. TrailError: a removal was not recorded, and not made.
     """
     for stray in strays:
         above, _, name = stray.path.rpartition("/")

@@ -52,7 +52,7 @@ def record_head(home: Path) -> Path:
 
 
 def tombstones(home: Path) -> dict[str, Tombstone]:
-    """Read the tombstones of a state directory by session. A damaged tombstone is omitted. TrailError."""
+    """Return the tombstones of a state directory by session. Omits damaged tombstones. TrailError."""
     if not record_path(home).exists():
         return {}
     entries = (entry.details for entry in read(record_path(home)) if entry.operation == PRUNE)
@@ -72,7 +72,7 @@ def _tombstone(details: dict[str, Any]) -> Tombstone | None:
 def appending(home: Path, agent: str) -> Iterator[Trail]:
     """Open the record to append tombstones. The caller holds the retention lock and has verified the record.
 
-    An incomplete last line, which a crash can leave, is cut off. TrailError.
+    Cuts off an incomplete last line, which a crash can leave. TrailError.
     """
     path, head, identity = record_path(home), record_head(home), Identity(PRUNED, agent, "")
     if not path.exists() and not head.exists():

@@ -68,8 +68,8 @@ def size_of(trail: Path) -> int:
 def compress(trail: Path) -> None:
     """Replace the plain form of an ended trail by the compressed form.
 
-    The plain form is removed after the compressed form is on the disk and was read back. A process that is killed at
-    any step leaves the plain form, the compressed form, or both. OSError: the plain form still exists.
+    The plain form is removed only when the compressed form is on the disk and was read back. A kill at any step leaves
+    the plain form, the compressed form, or both. OSError: at least one complete form still exists.
     """
     target = compressed(trail)
     part = target.with_name(f"{target.name}.part")
@@ -218,7 +218,7 @@ class _Blocks(io.RawIOBase):
         return (block, total, offsets) if offsets[-1] == offset else None
 
     def _scan(self) -> tuple[int, int, list[int]]:
-        """Return the same as `_index` from the members themselves, up to the first incomplete one."""
+        """Return the same as `_index`, computed from the members up to the first incomplete one."""
         block, total, offsets = _LARGEST_BLOCK, 0, [0]
         while True:
             data, size = _unpacked(self._pread(2 * block, offsets[-1]), block)

@@ -1,8 +1,8 @@
 """Verify trails: find the first entry that was changed, removed, moved or added, and missing ends.
 
-The hash chain shows the entry at which a trail breaks. The lines after it show what was done. So a trail is read to its
-end in constant memory: at the first break the walk notes what it looks for (the expected entry further down, a second
-copy of this one), and judges at the end.
+The hash chain shows the entry at which a trail breaks. The lines after it show the kind of damage. So `_Walk` reads a
+trail to its end, in constant memory. From the first break on it searches for evidence (the expected entry, a second
+copy of the entry at the break), and it judges the break at the end.
 
 Verification relies on the head, a file outside the trail. It cannot detect that entries after the head (at most one
 second) were cut off, or that a trail was rewritten together with its head. Only the posted heads of an outside witness
@@ -33,10 +33,10 @@ from bonobofs.errors import TrailError
 from bonobofs.system.paths import open_directory_beneath
 
 OPEN_INTENTS: Final = 100_000
-"""Most intents without outcome that a walk keeps. Beyond that the oldest are counted only."""
+"""Maximum number of intents without outcome that a walk keeps. It only counts older ones."""
 
 Look = Callable[[str], str]
-"""Describes in a few words what the source has at a path now."""
+"""Describes in a few words the file that the source has at a path now."""
 
 _CLAIMS = re.compile(rb'"seq":(\d{1,18}),"prev":"([0-9a-f]{64})"')
 _ENDED = re.compile(rb',"hash":"[0-9a-f]{64}"\}.')
@@ -44,7 +44,7 @@ _BEGINNING = b'{"timestamp":"'
 
 
 class What(enum.StrEnum):
-    """What was done to a trail, according to the evidence."""
+    """The kind of damage to a trail, according to the evidence."""
 
     CHANGED = "changed"
     MISSING = "missing"
@@ -99,7 +99,7 @@ class Unfinished(NamedTuple):
     operation: str
     path: str
     shows: str
-    """What the source has at the path now; "" if `verify` did not look."""
+    """Description of the file that the source has at the path now; "" if `verify` did not look."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Report:
     status: Status = Status.CRASHED
     entries: int = 0
     torn: bool = False
-    """The last line is incomplete, as after a crash. No change relied on it."""
+    """The last line is incomplete, as after a crash. No change was made under an incomplete intent."""
     findings: list[Finding] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     unfinished_uncounted: int = 0
@@ -134,17 +134,17 @@ def verify(
     expected: Collection[str] = (),
     pruned: Tombstones = dict,
 ) -> Iterator[Report]:
-    """Verify every trail of a state directory, by session.
+    """Verify every trail of a state directory; yield the reports sorted by session.
 
-    `live` returns whether the process of a session runs, `look` returns the Look of a session's source. `expected` are
-    sessions that had a trail. `pruned` reads the tombstones.
+    `live` returns whether the process of a session runs. `look` returns the Look of a session's source, or None.
+    `expected` are sessions that had a trail. `pruned` reads the tombstones.
     """
     found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
     for session in sorted(found.union(expected, pruned())):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
             report = verify_trail(*paths, session=session, live=live(session), look=look(session))
-            # The tombstone is written before the trail is removed, which may happen during this call.
+            # Another process may prune a trail during this call. It writes the tombstone before it removes the trail.
             if report.status is Status.GONE and (tombstone := pruned().get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
             yield report
@@ -156,7 +156,7 @@ def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = Fal
     """Verify one trail against its head. TrailError: it exists and cannot be read."""
     report = Report(session)
     walk = _Walk(report)
-    # Read the head first, so that a trail that grows meanwhile has at least the head's entries.
+    # Read the head first, so that a growing trail has at least the head's entries.
     head = _judged_head(head_path, report)
     try:
         with open_trail(trail) as stream:
@@ -192,10 +192,10 @@ def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
 
 
 def read_head(path: Path) -> Head:
-    """Read a head file. FileNotFoundError; TrailError: it is damaged."""
+    """Read a head file. FileNotFoundError; TrailError: it is damaged or cannot be read."""
     try:
         data = path.read_bytes()[: HEAD_SIZE + 1]
-        # The file is rewritten in place. Two equal reads are a complete content.
+        # The writer rewrites the file in place. Two equal reads show that the content is complete.
         while (again := path.read_bytes()[: HEAD_SIZE + 1]) != data:
             data = again
         document = json.loads(data)
@@ -234,7 +234,7 @@ def look_below(source: Path) -> Look:
 
 
 class _Line(NamedTuple):
-    """A line and its own fields. The fields of an unsound line prove nothing."""
+    """A line and its fields. The fields of a line that is not sound are no evidence."""
 
     number: int
     sound: bool
@@ -356,7 +356,7 @@ class _Walk:
             return
         line = _parsed(raw, self._number, self._report.session)
         self._report.entries += 1
-        # An unsound line counts as one entry. Its own number must not hide a missing tail.
+        # A line that is not sound counts as one entry. Its number must not hide a missing tail.
         self._highest = max(self._highest, line.seq if line.sound else self._due()[0] if self._break is None else 0)
         if line.sound and self.head is not None and (line.seq, line.hash) == (self.head.seq, self.head.hash):
             self._head_seen = True
@@ -405,7 +405,7 @@ class _Walk:
             self._find(What.ORPHAN, line.seq, line.number, message)
 
     def _pair(self, line: _Line) -> bool:
-        """Add an intent, or remove the intent of an outcome. False: the outcome has no open intent."""
+        """Store an intent, or remove the intent of an outcome. False: the outcome has no open intent."""
         document = line.document
         if document.get("result") == "denied":
             return True

@@ -1,11 +1,11 @@
 """Append the hash-chained trail of one session.
 
-The disk is authoritative: `seq` and `prev` advance only after a write(2) has taken the whole line. The trail has an
-intent before its effect. An outcome is queued and written together with the next entry, so that a change costs one
+The file is authoritative: `seq` and `prev` advance only after a write(2) has taken the whole line. The intent of a
+change is written before the change. Its outcome is queued and written with the next entry, so that a change costs one
 system call.
 
-`intent` and `outcome` are on the path of every change. Text that is constant for a session, or for an operation and a
-rule, is formatted once and cached. An outcome gets its number and its hash when it is queued.
+`intent` and `outcome` are on the hot path. Text that is constant for a session, or for an operation and a rule, is
+formatted once and cached. An outcome gets its number and its hash when it is queued.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bonobofs.errors import TrailError, error_text
 from bonobofs.policy.decision import Denied
 
 HEAD_SIZE: Final = 192
-"""Bytes of a head file. The size is constant, so that rewriting the file in place needs no block of a full disk."""
+"""Size in bytes of a head file. It is constant, so that a rewrite in place needs no new block of a full disk."""
 
 LONGEST_OF_REFUSAL: Final = 1024
-"""Most bytes of a path, or of a text in the details, in the entry of a denial. A denied path can have 150 KB."""
+"""Maximum bytes of a path, or of a text in the details, in the entry of a denial. A denied path can have 150 KB."""
 _END_OF_REFUSAL: Final = 255
 """Characters that always fit into LONGEST_OF_REFUSAL bytes; bytes that a longer text keeps of each end."""
 
@@ -62,7 +62,7 @@ class Trail:
     def __init__(
         self, descriptor: int, head_descriptor: int, identity: Identity, path: Path, end: End = (0, ZERO, 0)
     ) -> None:
-        """Use two descriptors. Both files are new and empty, or the trail ends at `end`. `create` opens new ones."""
+        """Append through two open descriptors. The trail ends at `end`; by default both files are empty."""
         self.path: Final = path
         self.identity: Final = identity
         self._descriptor = descriptor
@@ -135,9 +135,9 @@ class Trail:
     ) -> int:
         """Record that a permitted change is about to be made; return its `seq`.
 
-        `caller` is the constant first part of the details, as `object_of` writes it. After the return this entry and
-        all queued outcomes are in the kernel, and survive a kill of the process.
-        TrailError: nothing was recorded, and the caller must not make the change. The next call tries again.
+        `caller` is the constant first part of the details, as `object_of` writes it. When this returns, the kernel has
+        this entry and all queued outcomes, so they survive a kill of the process.
+        TrailError: nothing was recorded, and the caller must not make the change. The next call retries the outcomes.
         """
         micros = time_ns() // 1000
         second = micros // 1000000
@@ -249,7 +249,7 @@ class Trail:
         code: str = "",
         details: dict[str, Any] | None = None,
     ) -> int:
-        """Record an alert for a person; return its `seq`. An alert with a `code` is about a denial. TrailError."""
+        """Record an alert for the operator; return its `seq`. An alert with a `code` is about a denial. TrailError."""
         if code:
             path, details = _cut(path, details)
         entry = self._entry("alert", operation, guard, details, path=path)
@@ -286,7 +286,7 @@ class Trail:
             self._settle(())
 
     def close(self, *, final: bool = True) -> None:
-        """Record the clean end if `final`, sync, and close the files. A second call does nothing."""
+        """Append the closing entry if `final`, sync, and close the files. A second call does nothing. TrailError."""
         with self._syncing:
             if self._descriptor < 0:
                 return
@@ -423,7 +423,7 @@ class Trail:
             self._refusal = f"an incomplete entry could not be cut off: {error_text(error)}"
 
     def _note_failure(self, error: OSError) -> None:
-        """Queue one alert at the first failed write. The first write that succeeds records it."""
+        """Queue one alert at the first failed write. The first successful write records it."""
         if not self._failing:
             self._failing = True
             entry = self._entry("alert", "alert", "file", {"error": error_text(error)})
