@@ -16,17 +16,17 @@ from bonobofs.beads.issue import CLOSED, MESSAGE, OPEN, PARENT, BeadsIssue, NewI
 from bonobofs.errors import UsageError
 
 CALL: Final = "bonobofs_call"
-"""The key of an issue's metadata by which what one call has created is found, though bd never told its id."""
+"""Metadata key that marks the issue of one call. It finds the issue even if bd did not print its id."""
 
 Missing = list[str]
-"""Which parts of what was asked are not stored, in words."""
+"""The names of the requested parts that are not stored."""
 
 
 class Creation:
-    """One issue to be created, under a mark of its own."""
+    """One issue to create, with a unique mark in its metadata."""
 
     def __init__(self, new: NewIssue, mark: str) -> None:
-        """UsageError: a label that bd would take apart, or a description that it would read from elsewhere."""
+        """Raises UsageError for a label that bd would split, or the description `-`, for which it reads stdin."""
         for label in new.labels:
             check_label(label)
         check_description(new.description)
@@ -37,7 +37,7 @@ class Creation:
         new = self.new
         return [
             ("title", new.title),
-            # bd makes a message one that passes away, and a task that becomes a message one that stays.
+            # bd creates a message as ephemeral. A task that becomes a message is permanent.
             ("type", "task" if new.issue_type == MESSAGE else new.issue_type),
             ("priority", str(new.priority)),
             *((name, value) for name, value in self._texts().items() if value),
@@ -63,19 +63,19 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Fields of an issue to be changed; None leaves one as it is, "" empties it."""
+    """Changes of an issue's fields. None keeps a value, "" clears it."""
 
     texts: Mapping[str, str | None]
-    """title, status, priority, assignee, description, design, acceptance, notes."""
+    """By name: title, status, priority, assignee, description, design, acceptance, notes."""
     metadata: Mapping[str, Any] | None = None
-    """All of it, with what was there before."""
+    """The whole new metadata, with the old keys."""
     add_labels: Sequence[str] = ()
     remove_labels: Sequence[str] = ()
     parent: str | None = None
     _texts: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """UsageError: a label or a description as of a new issue, or a status by which an issue would be closed."""
+        """Raises UsageError for a label or description as `Creation` does, and for the status `closed`."""
         if self.texts.get("status") == CLOSED:
             raise UsageError("an issue is closed by closing it: an update would pass over what keeps it open")
         for label in (*self.add_labels, *self.remove_labels):
@@ -104,7 +104,7 @@ class Update:
 
 
 def same(stored: str, asked: str) -> bool:
-    """Some versions of bd take the blanks around a text away."""
+    """Return True if the texts are equal. Some versions of bd strip blanks around a text."""
     return stored == asked or stored.strip() == asked.strip()
 
 
@@ -163,19 +163,19 @@ FLAGS: Final[dict[str, frozenset[str]]] = {
     "dep remove": frozenset(),
     "comments add": frozenset(),
 }
-"""No flag that leads elsewhere (--db, --repo, -C), that overrules bd (--force, but to take away what we have made),
-that chooses an id, or that reads a file."""
+"""The flags of each command. None of them selects another database (--db, --repo, -C), chooses an id or reads a file.
+--force, which overrides bd, only deletes an issue that the same turn has created."""
 
 _LABEL: Final = 255
 _CONTROL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
-"""In JSON, where backspace, tab, line feed, form feed and carriage return have words of their own."""
+"""Control characters in JSON, except backspace, tab, line feed, form feed and carriage return."""
 
 Flag = tuple[str, str | None]
-"""A name and its value; None for one that has none."""
+"""Name and value of a flag. The value is None for a switch."""
 
 
 def command(name: str, actor: str, flags: Iterable[Flag] = (), named: Iterable[str] = ()) -> list[str]:
-    """The arguments of one call. UsageError: a value holds what no program can be told, or bd cannot store."""
+    """Return the arguments of one call. Raises UsageError for NUL or invalid UTF-8, KeyError for other flags."""
     arguments = [*name.split(), "--json", f"--actor={actor}"]
     known = FLAGS[name]
     for flag, value in flags:
@@ -190,7 +190,7 @@ def command(name: str, actor: str, flags: Iterable[Flag] = (), named: Iterable[s
 
 
 def check_text(text: str) -> None:
-    """UsageError for what is not UTF-8, which bd does not store, and for NUL, which ends an argument."""
+    """Raises UsageError for text that is not UTF-8, which bd does not store, and for NUL, which ends an argument."""
     if "\0" in text:
         raise UsageError("a text for bd must not hold NUL")
     try:
@@ -200,7 +200,7 @@ def check_text(text: str) -> None:
 
 
 def check_label(label: str) -> None:
-    """UsageError for a label that bd would take apart, or read as something else, or cut."""
+    """Raises UsageError for a label that bd would split, misread or cut."""
     if not label or label != label.strip() or not label.isprintable() or any(mark in label for mark in ',"'):
         raise UsageError(f"bd cannot be told the label {label!r}: no commas, quotes, or blanks around it")
     if len(label) > _LABEL:
@@ -208,7 +208,7 @@ def check_label(label: str) -> None:
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> str:
-    """The JSON of it. UsageError for control characters, with which bd stores it and then lists no issue at all."""
+    """Return the JSON. Raises UsageError for control characters: bd stores them, and then cannot list any issue."""
     text = json.dumps(metadata)
     if _CONTROL.search(text):
         raise UsageError("metadata for bd must not hold control characters: bd could not list its issues any more")
@@ -216,6 +216,6 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
 
 
 def check_description(text: str) -> None:
-    """UsageError for the one text in whose place bd would read its standard input."""
+    """Raises UsageError for `-`, for which bd reads its standard input."""
     if text == "-":
         raise UsageError("bd cannot be told the description '-': it would read its standard input for it")

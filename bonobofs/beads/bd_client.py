@@ -41,15 +41,15 @@ from bonobofs.policy.request import Principal
 from bonobofs.state.worktree_registry import repository_of
 
 LIMIT: Final = 30.0
-"""Seconds for one call of bd; with a thousand issues its slowest takes about one."""
+"""Time limit of one call of bd in seconds. With a thousand issues, the slowest call takes about 1 s."""
 WAIT: Final = 120.0
-"""Seconds to wait until others are done with the same `.beads`."""
+"""Seconds to wait for the lock of a `.beads`."""
 _STEERING: Final = (".env", "config.yaml", "metadata.json")
-"""Files by which bd could be led to another database."""
+"""Files in `.beads` that can make bd use another database."""
 
 
 def find_beads(source: Path, home: Path | None = None) -> Path:
-    """As `seek_beads`; BeadsError if there is none."""
+    """Find the `.beads` as `seek_beads` does. Raises BeadsError also if there is none."""
     found = seek_beads(source, home)
     if found is None:
         raise BeadsError(f"{source} has no .beads; run `bd init` there")
@@ -57,10 +57,10 @@ def find_beads(source: Path, home: Path | None = None) -> Path:
 
 
 def seek_beads(source: Path, home: Path | None = None) -> Path | None:
-    """The `.beads` of this directory, without symlinks; BeadsError if agents could write what steers bd.
+    """Return the resolved `.beads` of this directory, or None. Raises BeadsError if it links to files of agents.
 
-    A worktree of git has that of its repository's main worktree, as bd has it, though a copy may have been checked out.
-    With the state directory, worktrees that were made there are known too.
+    For a git worktree, the `.beads` of the main worktree comes first, as in bd, even if the worktree has a copy.
+    With `home`, this applies also to the worktrees that bonobofs made in that state directory.
     """
     source = Path(os.path.realpath(source))
     made = None if home is None else repository_of(home, source)
@@ -75,7 +75,7 @@ def seek_beads(source: Path, home: Path | None = None) -> Path | None:
 
 
 def _main_worktree(source: Path) -> Path | None:
-    """Where the repository of this worktree is at home; None where this is no worktree that the repository knows."""
+    """Return the main worktree of the repository; None if `source` is not a worktree registered in one."""
     link = source / ".git"
     try:
         own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
@@ -88,7 +88,7 @@ def _main_worktree(source: Path) -> Path | None:
 
 
 class Beads:
-    """bd on one `.beads`, for one agent. May be used by several threads; nothing runs before the first turn."""
+    """bd on one `.beads`, for one agent. May be used by several threads. The first turn starts the first bd."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Beads:
         limit: float = LIMIT,
         wait: float = WAIT,
     ) -> None:
-        """`beads`: from `find_beads`. `program`: None for the one that is found (`find_program`).
+        """`beads` is from `find_beads`; `program` is bd, by default from `find_program`.
 
-        `limit`, `wait`: seconds for one call, and for others to be done. UsageError: the agent has no name.
+        `limit` is in seconds for one call, `wait` for the lock. Raises UsageError if the agent has no label.
         """
         if not agent.label.strip():
             raise UsageError("an agent without a name cannot act on issues: bd would take it for somebody else")
@@ -113,13 +113,13 @@ class Beads:
         self._limit: Final = limit
         self._wait: Final = wait
         self._checked: tuple[int, ...] | None = None
-        """Of which `.beads` and program it is known that they are what they should be."""
+        """Identity of the `.beads` and the program that were checked last."""
 
     @contextmanager
     def turn(self) -> Iterator[BdClient]:
-        """Have the issues to oneself, as far as all go through here, across processes.
+        """Hold the lock of the issues, which all processes of bonobofs use, and give a client.
 
-        BeadsError: bd is missing or not supported, would work elsewhere, or others have been busy for too long.
+        Raises BeadsError if bd is missing, not supported or uses another database, or if the lock is not free in time.
         """
         path = self._named if self._named is not None else find_program(self._home, self._beads)
         with hold_lock(self._home, self._beads, self._wait) as held, surroundings(self._home, self._beads) as around:
@@ -136,7 +136,7 @@ class Beads:
                 turn.end()
 
     def _identity(self, program: Path) -> tuple[int, ...]:
-        """Changes when there is another `.beads`, another program, or something else that steers it."""
+        """Return numbers that change with the `.beads`, the program and the files that configure it."""
         if os.path.lexists(self._beads / "redirect"):
             raise BeadsError(f"{self._beads / 'redirect'} leads to other issues; open the session where those are")
         steering = (self._beads / name for name in _STEERING)
@@ -150,7 +150,7 @@ class Beads:
         return beads.st_dev, beads.st_ino, *files
 
     def _check_place(self, program: Program, held: Lock) -> None:
-        """Whether bd works where it is told to: a directory that it does not take it passes over without a word."""
+        """Check that bd uses this `.beads`. bd silently ignores a directory that it does not accept."""
         output = program.run(command("where", self._agent.label), held)
         told = payload(output)
         path = told.get("path") if isinstance(told, dict) else None
@@ -163,7 +163,7 @@ class Beads:
 
 
 class Calls:
-    """What reads. For one thread, and until `end`."""
+    """The calls that read. For one thread, until `end`."""
 
     def __init__(self, program: Program, held: Lock, actor: str) -> None:
         self._program: Final = program
@@ -174,11 +174,11 @@ class Calls:
         self._ended = False
 
     def end(self) -> None:
-        """The lock is no longer ours."""
+        """Refuse further calls, because the lock is released."""
         self._ended = True
 
     def everything(self, *, fresh: bool = False) -> Issues:
-        """All issues, as they were when this turn last asked or changed something; `fresh`: as they are now."""
+        """Return all issues, as this turn listed them last. `fresh`: list them again."""
         if self._known is None or fresh:
             before, self._known = self._last, None
             flags = [("limit", "0"), ("all", None), ("include-infra", None), ("include-gates", None)]
@@ -190,13 +190,13 @@ class Calls:
         return self._known
 
     def find(self, id: str) -> BeadsIssue | None:  # noqa: A002 - it is bd's word
-        """The issue of this full id, None where there is none. UsageError: it names none."""
+        """Return the issue of this full id, or None. Raises UsageError for a blank id."""
         if not id.strip():
             raise UsageError("name an issue: bd would take the one that was touched last")
         return self.everything().get(id)
 
     def comments(self, id: str) -> list[Comment]:  # noqa: A002 - it is bd's word
-        """What has been said of an issue, the oldest first."""
+        """Return the comments of an issue, oldest first."""
         self.issue(id)
         told = self._array(command("comments", self._actor, named=[id]), f"the comments of {id}")
         try:
@@ -205,9 +205,9 @@ class Calls:
             raise BeadsError(f"bd lists what is no comment to us ({error}); is it a bd 1.x?") from error
 
     def read(self, arguments: Sequence[str]) -> Output:
-        """Run a reading command, in bd's own words, which the caller has held to a list of what only reads.
+        """Run a command with bd's own arguments. The caller has checked that the command only reads.
 
-        Nothing but `--readonly` and `--actor` is added to it, and read-only mode refuses a part of what writes.
+        This adds only `--readonly` and `--actor`. bd's read-only mode refuses some of the writing commands, not all.
         """
         first, *rest = arguments
         for argument in arguments:
@@ -215,7 +215,7 @@ class Calls:
         return self._run([first, "--readonly", f"--actor={self._actor}", *rest], bare=True)
 
     def issue(self, id: str) -> BeadsIssue:  # noqa: A002 - it is bd's word
-        """The issue. BeadsError for an id that is none, or the short form of one: bd would take what fits."""
+        """Return the issue. Raises BeadsError for an unknown or abbreviated id, which bd would expand."""
         found = self.find(id)
         if found is None:
             raise BeadsError(f"there is no issue {id}; ids are given in full")
@@ -234,7 +234,7 @@ class Calls:
         return told
 
     def _read_back(self, output: Output) -> Issues:
-        """Everything, after a change that ended so."""
+        """List all issues after a change. Raises BeadsError with carried_out None if that fails."""
         try:
             return self.everything(fresh=True)
         except BeadsError as error:
@@ -243,7 +243,7 @@ class Calls:
 
 
 def why(output: Output) -> str:
-    """Why a call has not done what was asked, as far as bd says."""
+    """Return the reason of a failed call, as far as bd prints one."""
     if output.status is None:
         return "bd was ended at its time limit"
     if output.status < 0:
@@ -252,26 +252,26 @@ def why(output: Output) -> str:
 
 
 def said(output: Output) -> tuple[str, ...]:
-    """What is worth telling of a call that has done what was asked, a line each."""
+    """Return the notices of a call whose change is stored, one line each, and its error if it failed."""
     failed = () if output.status == 0 else (why(output),)
     return (*failed, *(line for line in notices(output) if line not in failed))
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A change that is stored, as reading back has shown."""
+    """A change that is stored, as reading it back has confirmed."""
 
     issue: BeadsIssue
-    """As it is now; of a dependency, the one that is blocked."""
+    """The issue after the change. For a dependency, the blocked issue."""
     after: Issues
     said: tuple[str, ...] = ()
-    """What bd said beside its answer, a line each; also why it failed, where it has stored everything all the same."""
+    """Notices of bd, one line each, and its error if it failed after it stored everything."""
 
 
 class BdClient(Calls):
-    """bd, within `Beads.turn`. For one thread. Ids are full ones; BeadsError for an issue that there is not.
+    """bd within `Beads.turn`, for one thread. Ids are full; all methods raise BeadsError for an unknown issue.
 
-    Each change costs one call of bd and a `list` after it. What `everything` has read serves until the next change.
+    Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
     """
 
     def __init__(self, program: Program, held: Lock, actor: str) -> None:
@@ -279,7 +279,7 @@ class BdClient(Calls):
         self._made: set[str] = set()
 
     def create_issue(self, new: NewIssue, permit: Permit) -> Stored:
-        """Create an issue, all of it or nothing. A message is made so that it lasts and is listed."""
+        """Create a whole issue, or none. A message is created as a permanent issue, which `list` shows."""
         mark = uuid.uuid4().hex
         creation = Creation(new, mark)
         if new.parent:
@@ -300,8 +300,8 @@ class BdClient(Calls):
             self._take_away(made.id, permit, f"{_words(missing)} could not be stored ({why(output)})")
         return Stored(made, after, said(output))
 
-    def undo_create(self, made: Stored, permit: Permit) -> Issues:  # noqa: ARG002 - no change without one
-        """Take away for good what this turn has created; give what is left. UsageError: it has not created that."""
+    def undo_create(self, made: Stored, permit: Permit) -> Issues:  # noqa: ARG002 - a change requires one
+        """Delete an issue that this turn created; return the remaining ones. Raises UsageError for another issue."""
         id_ = made.issue.id
         if id_ not in self._made:
             raise UsageError(f"{id_} was not created just now; only that can be taken away again")
@@ -329,9 +329,9 @@ class BdClient(Calls):
         remove_labels: Sequence[str] = (),
         parent: str | None = None,
     ) -> Stored:
-        """Change fields of an issue; None leaves one as it is, "" empties it. `metadata` is added to what is there.
+        """Change fields of an issue. None keeps a value, "" clears it. `metadata` is merged into the old metadata.
 
-        The status is a word of bd, and never `closed`: closing asks bd whether something keeps the issue open.
+        `status` is a word of bd. Raises UsageError for `closed`: only `close_issue` makes bd check for blockers.
         """
         issue = self.issue(id)
         if parent:
@@ -354,7 +354,7 @@ class BdClient(Calls):
         return self._change_one(command("update", self._actor, flags, [id]), id, update.missing, permit)
 
     def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
-        """Close an issue; BeadsError where bd says that something keeps it open."""
+        """Close an issue. Raises BeadsError if bd refuses because of a blocker."""
         self.issue(id)
 
         def missing(now: BeadsIssue) -> Missing:
@@ -365,7 +365,7 @@ class BdClient(Calls):
         return self._change_one(command("close", self._actor, flags, [id]), id, missing, permit)
 
     def reopen_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
-        """Open a closed issue again."""
+        """Reopen a closed issue."""
         self.issue(id)
 
         def missing(now: BeadsIssue) -> Missing:
@@ -375,7 +375,7 @@ class BdClient(Calls):
         return self._change_one(command("reopen", self._actor, flags, [id]), id, missing, permit)
 
     def add_dependency(self, blocked: str, blocker: str, kind: str, permit: Permit) -> Stored:
-        """Let `blocked` depend on `blocker`; `kind` is a word of bd, of which it checks very little."""
+        """Make `blocked` depend on `blocker`. `kind` is a word of bd, which hardly validates it."""
         self.issue(blocked)
         self.issue(blocker)
         edge = Edge(blocked, blocker, kind)
@@ -387,7 +387,7 @@ class BdClient(Calls):
         return self._change_one(arguments, blocked, missing, permit)
 
     def remove_dependency(self, blocked: str, blocker: str, permit: Permit) -> Stored:
-        """Let `blocked` no longer depend on `blocker`, in whichever way it did."""
+        """Remove the dependency of `blocked` on `blocker`, whatever its kind."""
         self.issue(blocked)
         self.issue(blocker)
 
@@ -398,7 +398,7 @@ class BdClient(Calls):
         return self._change_one(arguments, blocked, missing, permit)
 
     def add_comment(self, id: str, text: str, permit: Permit) -> Stored:  # noqa: A002, ARG002 - as above
-        """Say something of an issue. Reads the comments back, and not everything."""
+        """Add a comment to an issue. Reads back its comments only."""
         issue = self.issue(id)
         if not text.strip():
             raise UsageError("a comment must say something")
@@ -416,7 +416,7 @@ class BdClient(Calls):
         return Stored(issue, known, said(output))
 
     def _make_message(self, output: Output, mark: str) -> Output:
-        """Make a message of the task that has been created for it."""
+        """Change the type of the created task to message."""
         told = payload(output)
         id_ = told.get("id") if output.status == 0 and isinstance(told, dict) else None
         if not isinstance(id_, str):
@@ -427,7 +427,7 @@ class BdClient(Calls):
         return self._run(command("update", self._actor, [("type", MESSAGE)], [id_]))
 
     def _change(self, arguments: Sequence[str]) -> tuple[Output, Issues]:
-        """Run a changing command, and read everything back however it ended."""
+        """Run a command that changes an issue, and list all issues whatever its exit status is."""
         output = self._run(arguments)
         return output, self._read_back(output)
 
@@ -436,7 +436,7 @@ class BdClient(Calls):
         arguments: Sequence[str],
         id: str,  # noqa: A002 - it is bd's word
         missing: Callable[[BeadsIssue], Missing],
-        permit: Permit,  # noqa: ARG002 - no change without one
+        permit: Permit,  # noqa: ARG002 - a change requires one
     ) -> Stored:
         was_missing = missing(self.issue(id))
         output, after = self._change(arguments)
@@ -457,7 +457,7 @@ class BdClient(Calls):
         )
 
     def _take_away(self, id: str, permit: Permit, reason: str) -> None:  # noqa: A002, ARG002 - as above
-        """An issue that could not be made as asked is not left half made."""
+        """Delete an issue that was created only in part, and raise BeadsError with the reason."""
         output, after = self._change(command("delete", self._actor, [("force", None)], [id]))
         if id in after:
             what = f"{id} is created in part: {reason}; taking it away failed: {why(output)}"
@@ -467,7 +467,7 @@ class BdClient(Calls):
 
 
 def _nothing_made(output: Output) -> BeadsError:
-    """It may be configured to keep new issues elsewhere; then it tells an id that is none of these issues."""
+    """Return the error. If bd is configured to create issues elsewhere, it prints an id that `list` does not show."""
     told = payload(output)
     id_ = told.get("id") if output.status == 0 and isinstance(told, dict) else None
     if id_:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 
-class Unanswered(Exception):  # noqa: N818 - no fault: it is what the gate says to a command line
-    """A command line that the gate does not answer. `rule` is the rule, without `beads.`; `about` what it is about."""
+class Unanswered(Exception):  # noqa: N818 - a refusal, not an error
+    """The gate refuses a command line. `rule` is the rule without `beads.`, `about` a sentence with details."""
 
     def __init__(self, rule: str, about: str = "") -> None:
         super().__init__(rule, about)
@@ -21,43 +21,43 @@ class Unanswered(Exception):  # noqa: N818 - no fault: it is what the gate says 
 
 
 class Form(NamedTuple):
-    """What one command may have."""
+    """The flags and the number of words of one command."""
 
     values: Mapping[str, str]
-    """Flags with a value, by each of their spellings, without dashes; and their names."""
+    """Flags with a value: the name of the flag for each spelling, without dashes."""
     switches: Mapping[str, str]
-    """Flags without a value."""
+    """Flags without a value, in the same form."""
     least: int
-    """How many words it has beside its flags, at least and at most."""
+    """Minimum and maximum number of words that are not flags."""
     most: int
 
 
 class Parsed(NamedTuple):
-    """A command line taken apart."""
+    """A parsed command line."""
 
     words: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
-    """What each flag was given, in order."""
+    """All values of each flag, in order."""
     switches: frozenset[str]
 
     def last(self, name: str) -> str | None:
-        """The value that counts where only one does."""
+        """Return the last value of a flag, which counts if the flag takes one; None if it is absent."""
         return self.values[name][-1] if name in self.values else None
 
     def each(self, name: str) -> list[str] | None:
-        """Values of a flag that takes several, also by commas; None where it is not given."""
+        """Return the values of a flag that takes several, also split at commas; None if it is absent."""
         if name not in self.values:
             return None
         return [part.strip() for value in self.values[name] for part in value.split(",")]
 
 
 def form(values: str = "", switches: str = "", words: tuple[int, int] = (0, 0)) -> Form:
-    """A form from words such as `assignee:a`: a flag, and after the colons its other spellings."""
+    """Make a form from flags such as `assignee:a`: the name, then its other spellings after colons."""
     return Form(_spelled(values), _spelled(switches), *words)
 
 
 def parse(arguments: Sequence[str], known: Form) -> Parsed:
-    """Unanswered: a flag that is not known, a value that is missing, too few or too many words, or a file."""
+    """Raises Unanswered for an unknown flag, a missing value, a wrong number of words, or a file (`@...`)."""
     words: list[str] = []
     values: dict[str, list[str]] = {}
     switches: set[str] = set()
@@ -100,7 +100,7 @@ def _take(
 
 
 def _take_short(known: Form, letters: str, rest: list[str], values: dict[str, list[str]], switches: set[str]) -> None:
-    """`-p1`, `-p=1`, `-p 1`, and several switches in one, the last of which may be a flag with a value."""
+    """Parse `-p1`, `-p=1`, `-p 1`, and several switches in one argument, which may end in a flag with a value."""
     while letters:
         letter, letters = letters[0], letters[1:]
         if letter in known.switches:
@@ -127,7 +127,7 @@ def _spelled(flags: str) -> dict[str, str]:
 
 
 def joined(forms: Iterable[Form]) -> Form:
-    """One form with the flags of all; the words of the last."""
+    """Merge forms: the flags of all, the number of words of the last."""
     every = list(forms)
     values = {spelling: name for each in every for spelling, name in each.values.items()}
     switches = {spelling: name for each in every for spelling, name in each.switches.items()}
@@ -137,7 +137,7 @@ def joined(forms: Iterable[Form]) -> Form:
 MANY: Final = 1000
 _WORD: Final = re.compile(r"[a-z][a-z-]*")
 _EVERYWHERE: Final = form(switches="json quiet:q verbose:v")
-"""Flags that every command takes: how it is answered, never what is done."""
+"""Flags that every command takes. They change the output only."""
 _TIMES: Final = "created-after created-before updated-after updated-before closed-after closed-before"
 _WHICH: Final = (
     "assignee:a label:l label-any status:s type:t limit:n desc-contains notes-contains priority-min priority-max"
@@ -193,7 +193,7 @@ READING: Final[Mapping[str, Form]] = {
     "swarm list": form(),
     "swarm status": form("", "", (1, 1)),
 }
-"""Commands that the real bd answers in its read-only mode, and the flags with which it does no more than read."""
+"""Commands that the real bd runs in its read-only mode, with the flags that only read."""
 
 WRITING: Final[Mapping[str, Form]] = {
     "create": form(
@@ -217,32 +217,32 @@ WRITING: Final[Mapping[str, Form]] = {
     "comment": form("", "", (2, MANY)),
     "comments add": form("", "", (2, 2)),
 }
-"""Commands that the gate answers."""
+"""Commands that become operations of the gate."""
 
 _ALIASES: Final = {"new": "create", "done": "close", "view": "show", "dep rm": "dep remove"}
 _FAMILIES: Final = frozenset(name.split()[0] for name in (*READING, *WRITING) if " " in name)
 _FILES: Final = frozenset({"body-file", "design-file", "reason-file", "file", "graph", "stdin", "metadata", "output"})
-"""Flags by which bd reads or writes a file; they are refused with that as the reason."""
+"""Flags by which bd would read or write a file. Their refusal gives this reason."""
 
 
 class Reading(NamedTuple):
-    """For the real bd, which only reads: not what was said, but that written out anew, with nothing else in it."""
+    """A command line for the real bd, which only reads. It is rebuilt from the parsed one."""
 
     arguments: tuple[str, ...]
-    """All of it, the command first."""
+    """All arguments, the command first."""
 
 
 class Step(NamedTuple):
-    """One call of the gate."""
+    """One operation of the gate."""
 
     name: str
-    """create, update, close, reopen, tie, untie, label, comment."""
+    """create, update, close, reopen, tie, untie, label or comment."""
     issue: str
     arguments: Mapping[str, Any]
 
 
 class Asking(NamedTuple):
-    """For the gate: one call after the other, until one is refused."""
+    """Operations for the gate, in order, until one is refused."""
 
     command: str
     steps: tuple[Step, ...]
@@ -251,7 +251,7 @@ class Asking(NamedTuple):
 
 
 def understand(arguments: Sequence[str]) -> Reading | Asking:
-    """What a command line asks for. Unanswered: nothing that the gate answers."""
+    """Parse a command line. Raises Unanswered if the gate refuses it."""
     before, words = _leading(arguments)
     if not words:
         return Reading(("help",))
@@ -272,7 +272,7 @@ def understand(arguments: Sequence[str]) -> Reading | Asking:
 
 
 def _leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags that stand before the command, none of which has a value, and the rest."""
+    """Return the flags before the command, which take no values, and the rest."""
     for at, argument in enumerate(arguments):
         if not argument.startswith("-"):
             return list(arguments[:at]), list(arguments[at:])
@@ -284,7 +284,7 @@ def _leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _named(words: list[str]) -> tuple[str, list[str]]:
-    """The command, of one word or two, and what stands after it."""
+    """Return the command, of one or two words, and the words after it."""
     if words[0] in _FAMILIES and len(words) > 1:
         two = " ".join(words[:2])
         two = _ALIASES.get(two, two)
@@ -292,7 +292,7 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
             return two, words[2:]
         if words[0] not in READING and words[0] not in WRITING and not words[1].startswith("-"):
             return two, words[2:]
-        # A family whose second word is none of its commands is bd's own command of one word, as `comments ID`.
+        # Otherwise the first word is a command of its own, as in `comments ID`.
     return _ALIASES.get(words[0], words[0]), words[1:]
 
 

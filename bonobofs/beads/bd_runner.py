@@ -40,18 +40,18 @@ from bonobofs.system.locks import lock, never
 from bonobofs.system.paths import is_within
 
 GRACE: Final = 2.0
-"""Seconds between asking a bd that is out of time to end, which it does without a half-stored issue, and ending it."""
+"""Seconds from SIGTERM, on which bd ends without a half-stored issue, to SIGKILL."""
 OLDEST: Final = (1, 0, 4)
-"""The first version that keeps everything in its database alone; before, files beside it changed issues."""
+"""First supported version. In earlier ones, files beside the database can change issues."""
 BEFORE: Final = (2,)
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class Program:
-    """bd, for one `.beads` and one agent, where `around` lets it run."""
+    """bd for one `.beads` and one agent, run in the environment of `around`."""
 
     def __init__(self, path: Path, beads: Path, around: Surroundings, agent: Principal, limit: float) -> None:
-        """`limit`: seconds for one call."""
+        """`limit` is the time limit of one call, in seconds."""
         self.path: Final = path
         self._around: Final = around
         self._limit: Final = limit
@@ -63,7 +63,7 @@ class Program:
             "BD_NON_INTERACTIVE": "1",
             "BD_NO_HOOKS": "1",
             "BD_NO_PAGER": "1",
-            # bd takes this for the owner of what it creates.
+            # bd stores this as the owner of new issues.
             "GIT_AUTHOR_EMAIL": f"{agent.id}@bonobofs.invalid",
             "GIT_CEILING_DIRECTORIES": str(around.cwd.parent),
             "GIT_CONFIG_GLOBAL": str(around.configuration),
@@ -73,9 +73,9 @@ class Program:
         self._environment: Final = {**self._bare, "BD_JSON_ENVELOPE": "1"}
 
     def run(self, arguments: Sequence[str], lock: Lock, *, bare: bool = False) -> Output:
-        """One call; `bare`: its JSON is as people's tools read it. When this returns no process of it is left.
+        """Run bd once, and kill its process group at the end. `bare`: print JSON without an envelope.
 
-        bd holds the lock too. UsageError: the arguments are too long, or hold NUL; BeadsError: it cannot be started.
+        bd inherits the lock. Raises UsageError for too long arguments or NUL, BeadsError if bd cannot be started.
         """
         with _Stream() as stdout, _Stream() as stderr:
             try:
@@ -100,7 +100,7 @@ class Program:
             return Output(started.returncode if in_time else None, stdout.text(), stderr.text())
 
     def check_version(self, lock: Lock) -> str:
-        """The version, once it is known to be one that keeps what we rely on; else BeadsError."""
+        """Return the version. Raises BeadsError if it is unknown or not supported."""
         output = self.run(["version", "--json"], lock)
         told = payload(output)
         word = told.get("version") if isinstance(told, dict) else output.stdout
@@ -115,7 +115,7 @@ class Program:
 
 
 class _Stream:
-    """Where bd writes. Not a pipe: a program that outlived bd would keep that open, and we would wait for it."""
+    """A memory file for output of bd. A process that outlives bd would keep a pipe open and delay the caller."""
 
     def __init__(self) -> None:
         self.descriptor: Final = os.memfd_create("bd")
@@ -131,7 +131,7 @@ class _Stream:
 
 
 def _await_end(started: subprocess.Popen[bytes], limit: float, lock: Lock) -> bool:
-    """Wait for it and end its process group, in any case; false when it took too long."""
+    """Wait for the process, then kill its process group. Returns False if it reached the time limit."""
     try:
         lock.note(started.pid, limit + GRACE)
         in_time = _has_ended(started.pid, limit)
@@ -139,7 +139,7 @@ def _await_end(started: subprocess.Popen[bytes], limit: float, lock: Lock) -> bo
             _signal_group(started.pid, signal.SIGTERM)
             _has_ended(started.pid, GRACE)
     finally:
-        # Its number is not free for others before it is waited for, so no other group can be meant.
+        # The kernel does not reuse the pid before wait(), so this kills no other group.
         _signal_group(started.pid, signal.SIGKILL)
         started.wait()
     return in_time
@@ -162,32 +162,32 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 _DECODER: Final = json.JSONDecoder()
 _MESSAGE_LIMIT: Final = 300
-"""Characters of a complaint that are told; an unknown flag is answered with fifty lines."""
+"""Characters of an error that are reported: bd answers an unknown flag with fifty lines."""
 
 
 class Output(NamedTuple):
-    """How one call of bd ended."""
+    """The result of one call of bd."""
 
     status: int | None
-    """Its exit status, or the negative number of a signal; None: it was ended at its time limit."""
+    """Exit status, or the negative number of a signal; None if it reached its time limit."""
     stdout: str
     stderr: str
 
 
 def payload(output: Output) -> Any:
-    """The JSON on standard output, without its envelope; None where there is none. An error is its object."""
+    """Return the JSON on standard output without its envelope, also of an error; None if there is none."""
     return _payload(output.stdout)
 
 
 def complaint(output: Output) -> str:
-    """Why bd says that it failed, on one line; "" where it says nothing of the kind."""
+    """Return the error that bd prints, on one line; "" if it prints none."""
     for stream in (output.stdout, output.stderr):
         found = _payload(stream)
         if isinstance(found, dict) and "error" in found:
             return _line(str(found.get("message") or found["error"]))
     if output.status == 0:
         return ""
-    # What was wrong stands before the usage, or behind the notices.
+    # The error stands before the usage text, or after the notices.
     lines = [line.strip() for line in output.stderr.partition("\nUsage:")[0].splitlines() if line.strip()]
     wrong = [line for line in lines if line.lower().startswith("error")]
     told = (wrong or lines or [""])[0 if wrong else -1]
@@ -195,13 +195,13 @@ def complaint(output: Output) -> str:
 
 
 def notices(output: Output) -> tuple[str, ...]:
-    """What bd said beside its answer, a line each."""
+    """Return the notices on standard error, one line each."""
     lines = output.stderr.splitlines() if _payload(output.stderr) is None else ()
     return tuple(_line(line) for line in lines if line.strip())
 
 
 def _payload(text: str) -> Any:
-    """The longest JSON that begins a line: what a notice holds of it is shorter than an answer."""
+    """Return the longest JSON that starts a line, because JSON in a notice is shorter than an answer."""
     found: Any = None
     longest = start = 0
     while (start := _opening(text, start)) >= 0:
@@ -219,7 +219,7 @@ def _payload(text: str) -> Any:
 
 
 def _opening(text: str, start: int) -> int:
-    """Where the next line begins that could be JSON: an object or an array opens with it; -1 for none."""
+    """Return the index of the next line that starts with an object or array; -1 if there is none."""
     while start <= len(text):
         if text[start : start + 1] in ("{", "[") and (start == 0 or text[start - 1] == "\n"):
             return start
@@ -239,15 +239,15 @@ _LINE: Final = 128
 
 
 class Lock:
-    """A lock that is held."""
+    """The held lock of one `.beads`."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor: Final = descriptor
-        """For reading alone: what bd is given of it tells nobody whom to end."""
+        """Read-only: bd inherits it, and must not choose the process that a waiter kills."""
         self._path: Final = path
 
     def note(self, pid: int, seconds: float) -> None:
-        """Write down, for whoever waits, that this bd runs under the lock, and how long it may."""
+        """Write the process of bd and its time limit in seconds to the lock file, for processes that wait."""
         numbers = (os.getpid(), processes.start_time(os.getpid()), pid, processes.start_time(pid), _now() + seconds)
         notes = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -257,9 +257,9 @@ class Lock:
 
 
 def lock_path(home: Path, beads: Path) -> Path:
-    """The file of the lock; its directory is made. It is written when a bd is started, and touched when it is let go.
+    """Return the path of the lock file, and create its directory. A start of bd writes the file, a release touches it.
 
-    OSError: there is no such `.beads`, or the directory cannot be made.
+    Raises OSError if the `.beads` does not exist or the directory cannot be created.
     """
     status = beads.stat()
     directory = home / "beads" / "locks"
@@ -269,7 +269,7 @@ def lock_path(home: Path, beads: Path) -> Path:
 
 @contextmanager
 def hold_lock(home: Path, beads: Path, seconds: float) -> Iterator[Lock]:
-    """Hold the lock of this `.beads`. BeadsError: others have held it for all of these seconds, or there is none."""
+    """Hold the lock of this `.beads`. Raises BeadsError if it is not free within `seconds`, or cannot be opened."""
     try:
         path = lock_path(home, beads)
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -281,14 +281,14 @@ def hold_lock(home: Path, beads: Path, seconds: float) -> Iterator[Lock]:
             yield Lock(descriptor, path)
         finally:
             os.utime(descriptor)
-            # Said outright, and not left to the closing: what bd may have started must not keep it.
+            # Unlock explicitly: a process that bd started can still have the descriptor open.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock of this file. OSError: there is none."""
+    """Return True if a process holds the lock. Raises OSError if the file does not exist."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         lock(descriptor, shared=True, retry=never)
@@ -313,7 +313,7 @@ def _wait(descriptor: int, beads: Path, seconds: float) -> None:
 
 
 def _end_orphan(descriptor: int) -> None:
-    """End a bd whose caller is gone and whose time is over."""
+    """Kill a bd whose caller has exited and whose time limit has passed."""
     words = os.pread(descriptor, _LINE, 0).decode("ascii", "replace").split()
     try:
         caller, called, pid, started = map(int, words[:4])
@@ -331,13 +331,13 @@ def _now() -> float:
 
 
 _CONFIGURATION: Final = "[beads]\n\trole = maintainer\n"
-"""What git is configured with; without a role bd complains at every call."""
+"""Git configuration for bd. Without a role, bd warns at every call."""
 _FOR_OTHERS: Final = "/run"
-"""Where root makes a directory for another user: nobody else can put anything above it."""
+"""Where root creates the directories of a bd that runs as another user. Only root can write here."""
 
 
 class Ids(TypedDict, total=False):
-    """Whom bd runs as, where that is another user than ours."""
+    """User and groups of bd, if it runs as another user; otherwise empty."""
 
     user: int
     group: int
@@ -345,21 +345,21 @@ class Ids(TypedDict, total=False):
 
 
 class Surroundings(NamedTuple):
-    """What bd is given beside its arguments."""
+    """The directories, PATH and user of a bd."""
 
     home: Path
     cwd: Path
     configuration: Path
-    """Git's, for this user."""
+    """The global git configuration file."""
     path: str
     ids: Ids
 
 
 @contextmanager
 def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
-    """Directories for bd, in the state directory, or for the time of this where bd may not reach that.
+    """Create directories for bd: in the state directory, or temporary ones if bd runs as another user.
 
-    BeadsError: they cannot be made, or `.beads` is gone.
+    Raises BeadsError if they cannot be created, or if `.beads` does not exist.
     """
     path = search_path(home, beads)
     try:
@@ -405,7 +405,7 @@ INSTALL: Final = (
 
 
 def find_program(home: Path, beads: Path) -> Path:
-    """`$BONOBOFS_BD`, else `bd` on PATH; BeadsError where there is none, or where agents could change it."""
+    """Return `$BONOBOFS_BD`, else `bd` on PATH. Raises BeadsError if there is none, or if agents can write it."""
     named = os.environ.get("BONOBOFS_BD")
     path = search_path(home, beads)
     found = shutil.which(named or "bd", path=path)
@@ -420,16 +420,16 @@ def find_program(home: Path, beads: Path) -> Path:
 
 
 def search_path(home: Path, beads: Path) -> str:
-    """PATH without relative directories, and without what an agent could put there."""
+    """Return PATH without relative directories and directories that agents can write."""
     closed = _of_agents(home, beads)
     absolute = [each for each in os.environ.get("PATH", os.defpath).split(":") if os.path.isabs(each)]
-    # As it is written first: what hangs in a dead mount is not to be looked at.
+    # Compare the written path first: realpath can hang in a dead mount.
     named = [each for each in absolute if not _is_below(os.path.normpath(each), closed)]
     return ":".join(each for each in named if not _is_below(os.path.realpath(each), closed))
 
 
 def _of_agents(home: Path, beads: Path) -> list[str]:
-    """Our shims and worktrees, this workspace, and what is mounted."""
+    """Return the directories that agents can write: shims, worktrees, this workspace and all mounts."""
     return [str(home), str(beads.parent), *(str(mount.mountpoint) for mount in mounts.bonobofs_mounts())]
 
 

@@ -19,7 +19,7 @@ REFUSED: Final = Refused.exit_code
 
 
 def main() -> int:
-    """`bd`, with the session's directory before its own arguments; the exit status."""
+    """Run `bd`, with the session's directory as the first argument. Returns the exit status."""
     session, *words = sys.argv[1:]
     variables = [name for name, value in os.environ.items() if value and name.startswith(("BEADS_", "BD_"))]
     try:
@@ -39,7 +39,7 @@ def _failed(told: str, status: int = 1, denied: list[dict[str, Any]] | None = No
 
 
 def _refusal(words: list[str], decision: dict[str, Any]) -> str:
-    """A decision for programs on a line of its own, and for people on the next."""
+    """Format a denial: one line of JSON for programs, and one line of text for people."""
     subcommand = next((word for word in words if not word.startswith("-")), "")
     document = {"error": decision["reason"], **decision, "subcommand": subcommand}
     told = " ".join(filter(None, (decision["reason"], decision.get("about"), decision["instead"])))

@@ -1,4 +1,4 @@
-"""One call of the gate as plain data, as it comes over a socket or from a command line."""
+"""Make a call of the gate from plain data, as the guard socket and bd's command line deliver it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bonobofs.policy.request import Principal
 
 
 def act(acting: IssueService, agent: Principal, step: Step, tool: str) -> BeadsIssue:
-    """Do it as that agent, and give the issue as it is then. Raises as `IssueService` does."""
+    """Make the call as `agent` and return the issue after it. Raises as `IssueService` does."""
     given = dict(step.arguments)
     if step.name == "create":
         title, kind, priority = given.pop("title"), given.pop("type", "task"), given.pop("priority", None)

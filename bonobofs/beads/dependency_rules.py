@@ -13,13 +13,13 @@ from bonobofs.beads.issue import OPEN, PARENT, Actor, BeadsIssue, Edge, Issues, 
 from bonobofs.beads.refusals import Fault, named
 
 NEW: Final = "the new issue"
-"""Stands in edges for the issue that is not made yet; no id has blanks."""
+"""Id of an issue that is not created yet, in its edges. Ids of bd contain no blanks."""
 
 _NOT_BEGUN: Final = frozenset({OPEN, "blocked", "deferred"})
 
 
 def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, who: Actor) -> Fault | Edge | None:
-    """The edge that is to be added."""
+    """Return the edge to add, or None if it exists."""
     kind = KINDS.get(word)
     if kind is None:
         return Fault(refusals.KIND)
@@ -30,7 +30,7 @@ def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str
 
 
 def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, who: Actor) -> Fault | Edge | None:
-    """The edge that is to be removed, whatever its kind."""
+    """Return the edge to remove, whatever its kind, or None if there is none."""
     blocked = own(issues, blocked_id, who)
     if isinstance(blocked, Fault):
         return blocked
@@ -38,7 +38,7 @@ def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, who: Actor) 
 
 
 def judge_begin(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
-    """The issue, if it waits for nothing, so that a worktree may be made for it. Its parent it need not wait for."""
+    """Return the issue if a worktree may be made for it: all its blockers are closed. The parent may be open."""
     issue = existing(issues, issue_id)
     if isinstance(issue, Fault):
         return issue
@@ -47,13 +47,13 @@ def judge_begin(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
 
 
 def what_came_in_between(issues: Issues, edge: Edge) -> Fault | None:
-    """Whether an edge that was added has, by what others did meanwhile, closed a circle or given a second parent."""
+    """Return a fault if concurrent changes made an added edge close a cycle or add a second parent."""
     others = [one for one in issues.edges if one != edge]
     return _second_parent(others, edge) or _closed_circle(others, edge)
 
 
 def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Fault | Edge | None:
-    """The edge, if it may come to what there is and to those of the new issue; None where it is there."""
+    """Judge an edge against all issues and the other edges of a new issue (`tied`). Returns None if it exists."""
     if edge.on != NEW and isinstance(other := existing(issues, edge.on), Fault):
         return other
     edges = (*issues.edges, *tied)
@@ -70,7 +70,7 @@ def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Fault | Edge |
 
 
 def tie_new(issues: Issues, tied: Sequence[Edge], text: str, who: Actor) -> Fault | Edge | None:
-    """One dependency of an issue that is not made yet."""
+    """Judge one dependency of a new issue: `text` is ID, TYPE:ID or blocks:ID, as for `bd create --deps`."""
     word, colon, other = text.rpartition(":")
     if word == "blocks" and colon:
         blocked = own(issues, other, who)
@@ -112,15 +112,15 @@ def _closed_circle(edges: Iterable[Edge], edge: Edge) -> Fault | None:
 
 
 ORDERING: Final = frozenset({"blocks", "conditional-blocks", "waits-for"})
-"""Kinds of edges along which the issue waits for what it depends on."""
+"""Kinds of edges that make an issue wait until the other one is closed."""
 FREE: Final = frozenset({"related", "discovered-from"})
-"""Kinds that order nothing."""
+"""Kinds of edges without an order."""
 KINDS: Final[Mapping[str, str]] = {"parent": PARENT, **{kind: kind for kind in (*ORDERING, PARENT, *FREE)}}
-"""The words for dependencies, and what bd calls each."""
+"""bd's kind for each word that a caller may use."""
 
 
 def waits_for(issues: Mapping[str, BeadsIssue], edges: Iterable[Edge], issue: str) -> list[str]:
-    """What the issue waits for and has not ended. What cannot be found has not."""
+    """Return the open blockers of the issue. An unknown issue counts as open."""
     return sorted({on for one, on, kind in edges if one == issue and kind in ORDERING and not _ended(issues, on)})
 
 
@@ -133,10 +133,10 @@ def parents(edges: Iterable[Edge], issue: str) -> list[str]:
 
 
 def circle(edges: Iterable[Edge], new: Edge) -> list[str]:
-    """The issues of a circle that the edge closes, from its one end back to it; [] where it closes none.
+    """Return the issues of the cycle that the edge closes, from one end back to it; [] if it closes none.
 
-    Two orders are kept. In bd's a child follows its parent, and is held up with it. And since no issue is closed before
-    its children, a parent ends after them: a child that waits, over whatever issues, for its own parent never ends.
+    Two orders must be free of cycles. In bd's order, a child comes after its parent and is blocked with it. In
+    the order of closing, a parent comes after its children: a child that waits for its own parent can never close.
     """
     if new.kind not in ORDERING and new.kind != PARENT:
         return [new.issue, new.on] if new.issue == new.on else []
@@ -149,7 +149,7 @@ def _ended(issues: Mapping[str, BeadsIssue], issue: str) -> bool:
 
 
 def _ending(edge: Edge) -> tuple[str, str]:
-    """Which of the two cannot end before which other."""
+    """Return the edge as (later, earlier): the first issue is closed after the second."""
     return (edge.on, edge.issue) if edge.kind == PARENT else (edge.issue, edge.on)
 
 

@@ -1,4 +1,4 @@
-"""Issues as bd tells of them. The words are bd's own: an issue that has ended is `closed`, never `done`."""
+"""Issues, in the form and the words of bd: a finished issue is `closed`, never `done`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARENT: Final = "parent-child"
 
 
 class Edge(NamedTuple):
-    """`issue` depends on `on`: it is blocked by it, is its child, was discovered from it."""
+    """`issue` depends on `on`: for example, it is blocked by it, or is its child."""
 
     issue: str
     on: str
@@ -28,7 +28,7 @@ class Edge(NamedTuple):
 
 
 class Comment(NamedTuple):
-    """What somebody has said of an issue."""
+    """A comment on an issue."""
 
     id: str
     author: str
@@ -38,7 +38,7 @@ class Comment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BeadsIssue:
-    """One issue. What bd leaves out is "", () or {}; times are ISO 8601, in whole seconds."""
+    """One issue. A field without a value is "", () or {}. Times are ISO 8601 in whole seconds."""
 
     id: str
     title: str
@@ -51,7 +51,7 @@ class BeadsIssue:
     notes: str
     assignee: str
     created_by: str
-    """The actor that bd was told; a name that anybody could have given."""
+    """The actor in the call of bd. It is unverified: any caller of bd can pass any name."""
     owner: str
     created_at: str
     updated_at: str
@@ -59,7 +59,7 @@ class BeadsIssue:
     close_reason: str
     labels: tuple[str, ...]
     edges: tuple[Edge, ...]
-    """Those of which this is `issue`."""
+    """The edges whose `issue` is this one."""
     metadata: Mapping[str, Any]
     ephemeral: bool
     comment_count: int
@@ -71,28 +71,28 @@ class BeadsIssue:
 
 @dataclass(frozen=True, slots=True)
 class NewIssue:
-    """An issue to be created. The id is bd's to choose."""
+    """An issue to create. bd chooses the id."""
 
     title: str
     issue_type: str = "task"
     priority: int = 2
-    """0, the most urgent, to 4."""
+    """From 0, the most urgent, to 4."""
     description: str = ""
     design: str = ""
     acceptance: str = ""
     notes: str = ""
     assignee: str = ""
     labels: tuple[str, ...] = ()
-    """Beside these bd gives a child the labels of its parent."""
+    """bd adds the labels of the parent."""
     parent: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Issues(Mapping[str, BeadsIssue]):
-    """All issues at one moment, by their full ids: the closed, messages and gates too."""
+    """A snapshot of all issues by full id, with closed issues, messages and gates."""
 
     def __init__(self, issues: Iterable[BeadsIssue], told: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """`told`: what they were read from, by their ids."""
+        """`told` has the JSON object of each issue, by id."""
         self.told: Final = told or {}
         self._issues: Final = {issue.id: issue for issue in issues}
         self.edges: Final = tuple(edge for issue in self._issues.values() for edge in issue.edges)
@@ -111,14 +111,14 @@ class Issues(Mapping[str, BeadsIssue]):
         return [self._issues[child] for child in found]
 
     def parents(self, child: str) -> list[str]:
-        """Ids; bd lets in more than one."""
+        """Return the ids of the parents. bd allows more than one."""
         return [edge.on for edge in self._issues[child].edges if edge.kind == PARENT]
 
 
 def read_issues(told: Iterable[Mapping[str, Any]], before: Issues | None = None) -> Issues:
-    """The issues of `list`; those that are told as they were before are not read again.
+    """Parse the output of `list`. Issues whose JSON is the same as in `before` are not parsed again.
 
-    AttributeError, KeyError, TypeError, ValueError: something there is no issue.
+    Raises AttributeError, KeyError, TypeError or ValueError for JSON that is no issue.
     """
     known = {} if before is None else before.told
     issues = []
@@ -131,7 +131,7 @@ def read_issues(told: Iterable[Mapping[str, Any]], before: Issues | None = None)
 
 
 def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
-    """An issue of `list`. AttributeError, KeyError, TypeError, ValueError: it is not one."""
+    """Parse one issue of `list`. Raises as `read_issues` does."""
     get = told.get
     return BeadsIssue(
         id=str(told["id"]),
@@ -150,7 +150,7 @@ def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
         updated_at=str(get("updated_at") or ""),
         closed_at=str(get("closed_at") or ""),
         close_reason=str(get("close_reason") or ""),
-        # bd collects both in whatever order its database has them.
+        # bd prints both in the order of its database, which changes.
         labels=tuple(sorted(map(str, get("labels") or ()))),
         edges=tuple(sorted([_read_edge(edge) for edge in get("dependencies") or ()])),
         metadata=_read_metadata(get("metadata")),
@@ -160,7 +160,7 @@ def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
 
 
 def read_comment(told: Mapping[str, Any]) -> Comment:
-    """A comment of `comments`. KeyError, TypeError: it is not one."""
+    """Parse one comment of `comments`. Raises KeyError or TypeError for other JSON."""
     return Comment(str(told["id"]), str(told["author"]), str(told["text"]), str(told.get("created_at") or ""))
 
 
@@ -169,7 +169,7 @@ def _read_edge(told: Mapping[str, Any]) -> Edge:
 
 
 def _read_metadata(told: object) -> dict[str, Any]:
-    """Any JSON can stand there; what is no object says nothing to us."""
+    """Return the metadata; {} if it is JSON other than an object."""
     if isinstance(told, str):
         try:
             told = json.loads(told)
@@ -185,14 +185,14 @@ WORKTREE: Final = "bonobofs_worktree"
 
 
 class Actor(NamedTuple):
-    """The agent that asks."""
+    """The agent that makes a call."""
 
     label: str
     id: str
 
 
 def is_open_to(issue: BeadsIssue, who: Actor) -> bool:
-    """Whether the issue is the agent's own, or nobody's."""
+    """Return True if the issue is assigned to the agent, or unassigned."""
     if not issue.assignee:
         return True
     if is_kept(issue):
@@ -201,12 +201,12 @@ def is_open_to(issue: BeadsIssue, who: Actor) -> bool:
 
 
 def is_kept(issue: BeadsIssue) -> bool:
-    """Whether the identity of the assignee is known, and of no earlier one."""
+    """Return True if the metadata has the UUID of the current assignee."""
     return issue.metadata.get(ASSIGNEE) == issue.assignee and bool(issue.metadata.get(ASSIGNEE_ID))
 
 
 def is_made_by(issue: BeadsIssue, who: Actor) -> bool:
-    """Whether the agent created the issue."""
+    """Return True if the agent created the issue."""
     if issue.metadata.get(CREATOR_ID):
         return bool(issue.metadata[CREATOR_ID] == who.id)
     return issue.created_by == who.label
@@ -217,7 +217,7 @@ def has_had_worktree(issue: BeadsIssue) -> bool:
 
 
 def assigned(label: str, identity: str | None) -> dict[str, str]:
-    """The metadata of an issue that is assigned to `label` now; `identity` is None where that is no agent."""
+    """Return the metadata for an assignment to `label`. `identity` is its UUID, None if it is no agent."""
     return {ASSIGNEE: label, ASSIGNEE_ID: identity or ""}
 
 
@@ -256,7 +256,7 @@ _NAMES: Final = {
 
 
 def issue_document(issue: BeadsIssue) -> dict[str, Any]:
-    """An issue as `bd show --json` has it: keys with empty values are left out."""
+    """Return an issue in the form of `bd show --json`, without keys for empty values."""
     found = {key: getattr(issue, name) for name, key in _NAMES.items()}
     edges = [{"issue_id": edge.issue, "depends_on_id": edge.on, "type": edge.kind} for edge in issue.edges]
     told = {**found, "labels": [*issue.labels], "metadata": dict(issue.metadata), "dependencies": edges}

@@ -1,12 +1,12 @@
-"""One call at the Beads gate, from who asks to how it ended, as one entry of the record.
+"""One call of the Beads gate: check the agent and the role, judge, change, and record the outcome.
 
-    with gate.call(Asked(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
+    with gate.call(IssueCall(Operation.CLOSE_ISSUE, "guarded_close", {"issue": id}), agent) as call:
         call.judged(judge_close(call.issues, ...))
         with call.session_turn, call.changing() as change:
             call.turn.close_issue(id, change.permit)
 
-Whose the call is and what the role has is known before any bd runs. The issues are then ours alone until the call is
-over, and the session's turn is held for the change itself: nobody's files wait while others are busy with the issues.
+The gate checks the agent and the role before it runs bd. The call then holds the lock of the issues until its end. It
+holds the session's change lock for the change only, so that changes of files do not wait for the lock of the issues.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "beads"
 BEADS: Final = ".beads"
-"""Where bd keeps all that it stores."""
+"""The directory of bd's database."""
 NOWHERE: Final = WorkspacePath("")
-"""The path of every entry: issues are no files of the workspace."""
+"""The path in every entry, because an issue is not a file of the workspace."""
 _TOLD: Final = 200
-"""Characters of a text that the record has; of a longer one it has the size."""
+"""Limit in characters of a text in the trail. A longer argument is recorded as its length."""
 _MOST: Final = 20
-"""Members of a list, and fields, that it has."""
+"""Limit of fields, and of members of a list, in the trail."""
 
 _T = TypeVar("_T")
 
 
 class IssueCall(NamedTuple):
-    """What is asked of the gate."""
+    """The operation and the arguments of a call."""
 
     operation: Operation
     tool: str
     details: dict[str, Any]
     also: tuple[Operation, ...] = ()
-    """Further operations that the role must have for it."""
+    """Further operations that the role must permit."""
 
     @property
     def caller(self) -> Caller:
@@ -55,7 +55,7 @@ class IssueCall(NamedTuple):
 
 
 class InFlight:
-    """A change that is under way. What `note` is told is entered with its outcome."""
+    """A change in progress. `note` adds details to its outcome."""
 
     def __init__(self, permit: Permit, admission: Admission) -> None:
         self.permit: Final = permit
@@ -66,7 +66,7 @@ class InFlight:
 
 
 class LockedCall:
-    """A call whose agent and role are known to be right, while the issues are ours alone."""
+    """A call that has passed the checks of agent and role, and holds the lock of the issues."""
 
     def __init__(self, session: GuardedSession, asked: IssueCall, turn: BdClient) -> None:
         self._session: Final = session
@@ -80,7 +80,7 @@ class LockedCall:
         return self.turn.everything()
 
     def judged(self, verdict: _T | Fault) -> _T:
-        """The verdict, if it is no fault. Refused, once entered, where it is one."""
+        """Return the verdict. If it is a fault, record it and raise Refused."""
         if isinstance(verdict, Fault):
             self.is_entered = True
             with self._session.change_lock:
@@ -88,7 +88,7 @@ class LockedCall:
         return verdict
 
     def answer(self) -> Decision:
-        """Enter that the change would be allowed, and give by what. Refused, once entered, where it no longer is."""
+        """Record that the change would be permitted, and return the decision. Raises Refused if it no longer is."""
         request = _request(self._asked.operation)
         self.is_entered = True
         with self._session.change_lock:
@@ -97,12 +97,12 @@ class LockedCall:
 
     @property
     def session_turn(self) -> AbstractContextManager[object]:
-        """Held around `changing`: an interrupted generator would hold it until its traceback is freed."""
+        """Hold this around `changing`: an interrupted generator would keep the lock until its traceback is freed."""
         return self._session.change_lock
 
     @contextmanager
     def changing(self) -> Iterator[InFlight]:
-        """Leave for the change, which the block makes; how the block ends is the outcome."""
+        """Authorize the change that the block makes, and record the result of the block as the outcome."""
         request, *more = (_request(each) for each in (self._asked.operation, *self._asked.also))
         self.is_entered = True
         admission = self._session.guard.authorize(
@@ -136,16 +136,16 @@ class IssueGate:
 
     @property
     def known(self) -> Conventions:
-        """What the policy in force says that issues are like."""
+        """The conventions for issues in the policy in force."""
         return conventions(self._session.guard.policy.document)
 
     @contextmanager
     def call(self, asked: IssueCall, agent: str, fault: Fault | None = None) -> Iterator[LockedCall]:
-        """Have the issues for one call by the agent that is named.
+        """Hold the lock of the issues for one call by `agent`.
 
-        Refused, once entered, for another agent than the session's, for what the role lacks, and for the fault, which
-        is wrong with what is asked whatever the issues are. Whatever else goes wrong before the change is entered with
-        result `error`, and raised.
+        Raises Refused, and records it, for an agent other than the session's, for an operation that the role lacks, and
+        for `fault`, which the caller found without the issues. Other errors before the change are recorded with result
+        `error`, and raised.
         """
         self._enter(asked, agent, fault)
         call: LockedCall | None = None
@@ -177,13 +177,13 @@ class IssueGate:
 
 
 def denied(fault: Fault, operation: Operation) -> Denied:
-    """A fault as the refusal of what was asked."""
+    """Return the denial of an operation because of a fault."""
     about = fault.about if len(fault.about) <= _TOLD else f"{fault.about[:_TOLD]}…"
     return Denied(*fault.refusal, NOWHERE, operation, about=about)
 
 
 def shown(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked for, as the record has it: bounded, whatever somebody gives."""
+    """Return the arguments of a call for the trail, with limits for number and length."""
     details = {
         _short(name): _shown(value) for name, value in itertools.islice(given.items(), _MOST) if value is not None
     }

@@ -42,20 +42,20 @@ _FIELDS: Final = frozenset(
 
 
 class Edit(NamedTuple):
-    """What an update comes to."""
+    """The changes of an update."""
 
     fields: Mapping[str, str | int]
-    """New title, texts, priority, assignee and status (in_progress), as far as they change."""
+    """Changed values of title, texts, priority, assignee and status (in_progress)."""
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
     closes: bool = False
-    """At last it is closed."""
+    """True if the issue is then closed."""
 
 
 def judge_update(
     issues: Issues, issue_id: str, changes: Mapping[str, Any], who: Actor, known: Conventions
 ) -> Fault | Edit | None:
-    """UsageError: a value is of the wrong kind."""
+    """Return the changes, or None if there are none. Raises UsageError for a value of the wrong type."""
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
         return issue
@@ -86,7 +86,7 @@ def judge_update(
 
 
 def judge_close(issues: Issues, issue_id: str, reason: str, who: Actor) -> Fault | BeadsIssue | None:
-    """The issue that is to be closed."""
+    """Return the issue to close, or None if it is closed."""
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
         return issue
@@ -96,7 +96,7 @@ def judge_close(issues: Issues, issue_id: str, reason: str, who: Actor) -> Fault
 
 
 def judge_reopen(issues: Issues, issue_id: str, reason: str, who: Actor) -> Fault | BeadsIssue | None:
-    """The issue that is to be opened again."""
+    """Return the issue to reopen, or None if it is open."""
     issue = own(issues, issue_id, who)
     if isinstance(issue, Fault):
         return issue
@@ -160,7 +160,7 @@ def _assignee(issue: BeadsIssue, asked: Mapping[str, Any], who: Actor, known: Co
 def _labels(
     issue: BeadsIssue, asked: Mapping[str, Any], known: Conventions
 ) -> Fault | tuple[tuple[str, ...], tuple[str, ...]]:
-    """The labels that come, and those that go."""
+    """Return the labels to add and the labels to remove."""
     add = list(require_texts(asked.get("add_labels", ())))
     remove = list(require_texts(asked.get("remove_labels", ())))
     whole = require_texts(asked.get("labels", ()))
@@ -177,7 +177,7 @@ def _labels(
 
 
 def _status(now: str, word: str) -> str | Fault:
-    """The status, in the words of bd, after a step that has this word."""
+    """Return the status, as a word of bd, after the transition from `now` to the caller's `word`."""
     if word == now:
         return now
     if word == CLOSED or (word == DONE and now == IN_PROGRESS):
@@ -191,7 +191,7 @@ EPIC: Final = "epic"
 
 
 class Draft(NamedTuple):
-    """An issue as it is asked for."""
+    """The requested fields of a new issue."""
 
     title: str
     issue_type: str
@@ -200,15 +200,15 @@ class Draft(NamedTuple):
     assignee: str = ""
     parent: str = ""
     texts: tuple[tuple[str, str], ...] = ()
-    """Names and contents of the longer texts."""
+    """Names and contents of the fields in TEXTS."""
     dependencies: tuple[str, ...] = ()
-    """As `bd create --deps` takes them: ID, TYPE:ID, or blocks:ID for one that is to wait for the new issue."""
+    """In the form of `bd create --deps`: ID, TYPE:ID, or blocks:ID for an issue that waits for the new one."""
     strange: tuple[str, ...] = ()
-    """Names of fields that no new issue has."""
+    """Names of unknown fields."""
 
 
 def draft(title: object, issue_type: object, priority: int | str | None, fields: Mapping[str, Any]) -> Draft:
-    """What a caller asks for. UsageError: a value is of the wrong kind."""
+    """Parse the fields of a new issue. Raises UsageError for a value of the wrong type."""
     given = {SPELLINGS.get(name, name): value for name, value in fields.items() if value is not None}
     return Draft(
         require_text("title", title),
@@ -224,7 +224,7 @@ def draft(title: object, issue_type: object, priority: int | str | None, fields:
 
 
 def judge_draft(draft: Draft, known: Conventions) -> Fault | None:
-    """What is wrong with a new issue whatever others there are."""
+    """Return the first fault of a new issue that can be found without the other issues."""
     return (
         check_title(draft.title)
         or check_fields(draft.strange)
@@ -240,7 +240,7 @@ def judge_draft(draft: Draft, known: Conventions) -> Fault | None:
 
 
 def judge_create(issues: Issues, draft: Draft, who: Actor) -> Fault | tuple[Edge, ...]:
-    """The edges that a new issue, with which nothing is wrong by itself, gets beside its parent."""
+    """Return the edges of a new issue that passed `judge_draft`, without the edge to its parent."""
     tied: list[Edge] = []
     if draft.parent:
         found = new_edge(issues, tied, Edge(NEW, draft.parent, PARENT))
@@ -262,7 +262,7 @@ def _not_to_human(draft: Draft, known: Conventions) -> Fault | None:
 
 
 def judge_comment(issues: Issues, issue_id: str, text: str) -> Fault | BeadsIssue:
-    """The issue that is commented on; anybody may, whosever it is."""
+    """Return the issue to comment on. It may be assigned to any agent."""
     issue = existing(issues, issue_id)
     if isinstance(issue, Fault):
         return issue
@@ -271,33 +271,33 @@ def judge_comment(issues: Issues, issue_id: str, text: str) -> Fault | BeadsIssu
 
 _CONTROLS: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _TURNED: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What makes a line look on a terminal as it is not."""
+"""Bidirectional controls, which make a terminal show a line in another order."""
 _LABEL_NAME: Final = re.compile(r"[^\s,\"]{1,200}")
 _LONGEST_NAME: Final = 64
 _PRIORITY: Final = re.compile(r"[Pp]?([0-4])")
 
 
 def require_text(name: str, value: object) -> str:
-    """What a caller gives as a text. UsageError: it is none."""
+    """Return a text argument. Raises UsageError for another type."""
     if not isinstance(value, str):
         raise UsageError(f"the {name} of an issue is text, not {type(value).__name__}")
     return value
 
 
 def require_texts(value: object) -> tuple[str, ...]:
-    """Labels as a caller gives them. UsageError: it is no list of texts."""
+    """Return an argument that is a list of texts. Raises UsageError for another type."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise UsageError("labels are a list of texts")
     return tuple(require_text("label", each) for each in value)
 
 
 def check_count(wanted: Sequence[str]) -> Fault | None:
-    """Labels, or dependencies: each is looked up among all issues, while nobody else may use them."""
+    """Limit labels or dependencies: each one is looked up while the call holds the lock of the issues."""
     return Fault(refusals.MANY, f"There are {len(wanted)}.") if len(wanted) > MOST else None
 
 
 def check_fields(names: Iterable[str]) -> Fault | None:
-    """About fields that nobody knows here."""
+    """Return a fault for unknown fields, if there are names."""
     told = ", ".join(map(ascii, sorted(names)))
     return Fault(refusals.FIELD, f"This is about {told}.") if told else None
 
@@ -309,7 +309,7 @@ def check_title(line: str) -> Fault | None:
 
 
 def check_text(name: str, content: str) -> Fault | None:
-    """A longer text; it may have lines."""
+    """Check a text that may have several lines."""
     try:
         fits = len(content.encode()) <= LARGEST_TEXT
     except UnicodeEncodeError:
@@ -318,7 +318,7 @@ def check_text(name: str, content: str) -> Fault | None:
 
 
 def parse_priority(value: int | str) -> int | Fault:
-    """The number of a priority; bd writes it as P2 too."""
+    """Return the number of a priority, which callers may also write as P2."""
     found = None if isinstance(value, int) and not 0 <= value <= 4 else _PRIORITY.fullmatch(str(value))
     return Fault(refusals.PRIORITY) if found is None else int(found[1])
 
@@ -329,7 +329,7 @@ def check_assignee(name: str) -> Fault | None:
 
 
 def check_labels(wanted: Iterable[str], known: Conventions) -> Fault | None:
-    """Those of an issue that is made, or that come to it."""
+    """Check the labels of a new issue, or labels to add."""
     for label in wanted:
         prefix, colon, name = label.partition(":")
         if prefix not in known.label_prefixes or not colon or not _LABEL_NAME.fullmatch(name) or not name.isprintable():

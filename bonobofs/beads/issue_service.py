@@ -1,6 +1,6 @@
-"""The operations on issues, each judged, made and entered as one call, for `BeadsGuard` and for the session's `bd`.
+"""The operations on issues, for `BeadsGuard` and for the session's `bd`: each is judged, made and recorded as one call.
 
-Each gives the issue as it is afterwards, the one that is blocked for a dependency.
+Each returns the issue after the change; an operation on a dependency returns the blocked issue.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Fields = Mapping[str, Any]
 
 
 class IssueService:
-    """What the agent of one session does with the issues of one workspace. May be used by several threads.
+    """The operations of one session's agent on the issues of one workspace. May be used by several threads.
 
-    `agent` must be the session's agent in every call; `tool` is what the record names as the caller. Refused, once
-    entered, for whatever the rules do not admit; UsageError for values of the wrong kind; BeadsError where bd fails.
+    `agent` must be the session's agent in every call; `tool` is the caller's name in the trail. All methods raise
+    Refused for a recorded denial, UsageError for a value of the wrong type, BeadsError if bd fails.
     """
 
     def __init__(self, session: GuardedSession, beads: Beads) -> None:
@@ -48,7 +48,7 @@ class IssueService:
         self._home: Final = session.home
 
     def validate_create(self, title: str, issue_type: str, fields: Fields, agent: str, tool: str) -> Decision:
-        """Whether such an issue may be created, entered and without anything being changed."""
+        """Return and record whether the agent may create this issue. Nothing is changed."""
         wanted = draft(title, issue_type, None, fields)
         return self._validated(
             _of_create(tool, wanted, fields),
@@ -58,7 +58,7 @@ class IssueService:
         )
 
     def validate_update(self, issue_id: str, changes: Fields, agent: str, tool: str) -> Decision:
-        """Whether an issue may be changed so."""
+        """Return and record whether the agent may make these changes."""
         return self._validated(
             _of_update(tool, issue_id, changes),
             agent,
@@ -66,7 +66,7 @@ class IssueService:
         )
 
     def validate_dependency(self, blocked: str, blocker: str, word: str, agent: str, tool: str) -> Decision:
-        """Whether one issue may come to depend on another."""
+        """Return and record whether the agent may add this dependency."""
         return self._validated(
             _of_edge(Operation.ADD_DEPENDENCY, tool, blocked, blocker, word),
             agent,
@@ -76,7 +76,7 @@ class IssueService:
     def create(
         self, title: str, issue_type: str, priority: int | str | None, fields: Fields, agent: str, tool: str
     ) -> BeadsIssue:
-        """Create an issue, all of it or nothing."""
+        """Create a whole issue, or none."""
         wanted = draft(title, issue_type, priority, fields)
         fault = judge_draft(wanted, self._gate.known)
         with self._gate.call(_of_create(tool, wanted, fields), agent, fault) as call:
@@ -89,13 +89,13 @@ class IssueService:
         return self._edited(_of_update(tool, issue_id, changes), issue_id, changes, agent)
 
     def label(self, issue_id: str, add: object, remove: object, agent: str, tool: str) -> BeadsIssue:
-        """Give an issue labels, and take others away."""
+        """Add labels to an issue, and remove labels from it."""
         changes = {"add_labels": add, "remove_labels": remove}
         asked = IssueCall(Operation.LABEL_ISSUE, tool, shown({"issue": issue_id, **changes}))
         return self._edited(asked, issue_id, changes, agent)
 
     def close(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
-        """Close an issue that nothing keeps open."""
+        """Close an issue. Refused while a blocker or a child is open."""
         why = require_text("reason", reason or "")
         asked = IssueCall(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
@@ -107,7 +107,7 @@ class IssueService:
         )
 
     def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
-        """Open a closed issue again."""
+        """Reopen a closed issue."""
         why = require_text("reason", reason or "")
         asked = IssueCall(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
         return self._changed(
@@ -119,7 +119,7 @@ class IssueService:
         )
 
     def tie(self, blocked: str, blocker: str, word: str, agent: str, tool: str) -> BeadsIssue:
-        """Let one issue depend on another."""
+        """Make one issue depend on another."""
         asked = _of_edge(Operation.ADD_DEPENDENCY, tool, blocked, blocker, word)
         with self._gate.call(asked, agent) as call:
             edge = call.judged(judge_dependency(call.issues, blocked, blocker, word, self._gate.who))
@@ -129,7 +129,7 @@ class IssueService:
                 return _tie(call.turn, change, edge, asked.operation)
 
     def untie(self, blocked: str, blocker: str, agent: str, tool: str) -> BeadsIssue:
-        """Let one issue no longer depend on another, in whichever way it did."""
+        """Remove the dependency of one issue on another, whatever its kind."""
         return self._changed(
             _of_edge(Operation.REMOVE_DEPENDENCY, tool, blocked, blocker),
             blocked,
@@ -139,7 +139,7 @@ class IssueService:
         )
 
     def comment(self, issue_id: str, comment: str, agent: str, tool: str) -> BeadsIssue:
-        """Say something of an issue, whosever it is."""
+        """Add a comment to an issue of any assignee."""
         said = require_text("comment", comment)
         return self._changed(
             IssueCall(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
@@ -150,7 +150,7 @@ class IssueService:
         )
 
     def begin(self, issue_id: str, worktree: str, agent: str, tool: str) -> BeadsIssue:
-        """Note that a worktree is about to be made for an issue, which waits for no other."""
+        """Store the UUID of the worktree that is about to be made for an issue. Refused while a blocker is open."""
         return self._changed(
             IssueCall(Operation.UPDATE_ISSUE, tool, shown({"issue": issue_id, "worktree": worktree})),
             issue_id,
@@ -177,7 +177,7 @@ class IssueService:
         judge: Callable[[LockedCall], Fault | BeadsIssue | Edge | None],
         make: Callable[[LockedCall, InFlight], Stored],
     ) -> BeadsIssue:
-        """One change of one issue, if the verdict is that there is something to be changed."""
+        """Judge and make one change of one issue. If the verdict is None, record that nothing changes."""
         with self._gate.call(asked, agent) as call:
             verdict = call.judged(judge(call))
             with call.session_turn, call.changing() as change:
@@ -235,7 +235,7 @@ class IssueService:
         return turn.close_issue(issue.id, change.permit).issue if edit.closes else issue
 
     def _identity_of(self, label: str) -> str | None:
-        """The UUID of the agent of that label; None for a person."""
+        """Return the UUID of the agent with this label; None if no agent has it."""
         if not label or label == self._gate.who.label:
             return self._gate.who.id if label else None
         with Database.open(self._home) as database:
@@ -243,13 +243,13 @@ class IssueService:
 
 
 def _as_it_was(call: LockedCall, change: InFlight, issue_id: str) -> BeadsIssue:
-    """What is asked for is so already."""
+    """Record that the request changes nothing, and return the issue."""
     change.note(changed=False)
     return call.issues[issue_id]
 
 
 def _tie(turn: BdClient, change: InFlight, edge: Edge, operation: Operation) -> BeadsIssue:
-    """Add an edge, and take it away again if, by what was done without the gate meanwhile, it must not be."""
+    """Add an edge, and remove it again if a concurrent change outside the gate made it invalid."""
     changed = turn.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
     fault = what_came_in_between(changed.after, edge)
     if fault is not None:
@@ -269,7 +269,7 @@ def _of_create(tool: str, wanted: Draft, fields: Mapping[str, Any]) -> IssueCall
 
 
 def _of_update(tool: str, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
-    # By whatever route an issue is closed, the role must have closing.
+    # The role must permit closing also if an update closes the issue.
     closes = changes.get("status") in ("done", "closed")
     also = (Operation.CLOSE_ISSUE,) if closes else ()
     return IssueCall(Operation.UPDATE_ISSUE, tool, {**shown({"issue": issue_id}), "changes": shown(changes)}, also)

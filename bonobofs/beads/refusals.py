@@ -9,16 +9,16 @@ from bonobofs.policy.denials import Refusal, listed
 from bonobofs.policy.grants import Conventions
 
 LONGEST_TITLE: Final = 500
-"""Bytes, by bd's own limit."""
+"""Limit of bd, in bytes."""
 LARGEST_TEXT: Final = 100_000
-"""Bytes. Text goes to bd as an argument, and Linux takes none of more than 128 KiB."""
+"""Limit in bytes: bd gets a text as an argument, and Linux limits an argument to 128 KiB."""
 
 MOST: Final = 100
-"""Labels, or dependencies, of one call."""
+"""Limit of the labels, and of the dependencies, of one call."""
 
 
 class Fault(NamedTuple):
-    """Why something is refused, and the particulars for people: which issue, which label."""
+    """The reason of a refusal, and details for people, such as the issue or the label."""
 
     refusal: Refusal
     about: str = ""
@@ -148,7 +148,7 @@ UNANSWERED: Final = {
         "Take the variable away; place and agent are the session's.",
     ),
 }
-"""Of command lines that are not answered."""
+"""The refusals of command lines, by the rule of `Unanswered`."""
 
 
 def wrong_type(known: Conventions) -> Refusal:
@@ -177,5 +177,5 @@ def _any(words: list[str] | tuple[str, ...]) -> str:
 
 
 def named(ids: list[str]) -> str:
-    """Issues, for people; long lists end in how many more there are."""
+    """Format a list of ids for people. A long list ends with the number of further ids."""
     return listed(ids, "and")
