@@ -269,7 +269,7 @@ class Stored:
 
 
 class BdClient(Calls):
-    """bd within `Beads.turn`, for one thread. Ids are full; all methods raise BeadsError for an unknown issue.
+    """bd within `Beads.turn`, for one thread. Ids are full. An unknown issue is a BeadsError, except for `find`.
 
     Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
     """
@@ -311,7 +311,7 @@ class BdClient(Calls):
         self._made.discard(id_)
         return after
 
-    def update_issue(  # noqa: PLR0913 - an issue has as many fields as it has
+    def update_issue(  # noqa: PLR0913 - one argument for each field
         self,
         id: str,  # noqa: A002 - it is bd's word
         permit: Permit,

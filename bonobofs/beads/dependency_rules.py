@@ -1,4 +1,4 @@
-"""The rules for dependencies between issues, and the search for cycles.
+"""The rules for dependencies between issues, and the search for cycles. A rule refuses a change with a Fault.
 
 bd looks for cycles along some kinds of edges only. This module searches all edges that order issues.
 """

@@ -1,4 +1,4 @@
-"""The rules for creating, updating, closing, reopening and commenting on issues.
+"""The rules for creating, updating, closing, reopening and commenting on issues. Each refuses a call with a Fault.
 
 A rule checks the caller's words before they are mapped to bd's: bd has no status `done`. An update leaves out every
 value that the issue already has, because bd would write it again: closing a closed issue changes its reason and time.
