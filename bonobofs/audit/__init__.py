@@ -1,1 +1,1 @@
-"""The trails: hash-chained, append-only records of every change, and what reads them."""
+"""The trails, hash-chained append-only files of the entries, and their readers, index and verification."""

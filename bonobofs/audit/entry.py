@@ -57,7 +57,7 @@ Line = bytes
 
 @dataclass(slots=True)
 class AuditEntry:
-    """A request to a guard, and its result. The caller sets the first seven fields, and the trail sets the others."""
+    """A request to a guard, and its result. `Trail.append` sets `session`, `seq`, `prev`, `hash` and a missing UUID."""
 
     timestamp: datetime
     """Time with its zone; bonobofs writes UTC."""

@@ -34,7 +34,7 @@ _OFFSET: Final = struct.Struct("<Q")
 
 
 def compressed(trail: Path) -> Path:
-    """Return the path of the compressed form."""
+    """Return the path of the compressed form of a trail."""
     return trail.with_name(f"{trail.name}.gz")
 
 

@@ -1,1 +1,1 @@
-"""The one place where a change is authorized and recorded; see `enforcer`."""
+"""The enforcer, which authorizes and records each change; see `enforcer`."""

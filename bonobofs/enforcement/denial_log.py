@@ -109,7 +109,7 @@ class DenialLog:
             if not _is_attempt(denied.path) and self._window.add():
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
-            pass  # the denial stands without its entry; the next sync records that the trail failed
+            pass  # the denial is raised without an entry; the trail queued an alert about the failed write
         self.show(denied, caller)
         return Refused(denied)
 

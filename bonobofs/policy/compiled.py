@@ -31,7 +31,7 @@ from bonobofs.policy.request import Operation, WorkspacePath
 
 EVERYTHING: Final = "**"
 REPOSITORY: Final = ".git"
-"""Where a mount shows the repository."""
+"""Path at which a mount shows the repository."""
 ALWAYS_PROTECTED: Final = ("**/.git/", "**/.beads/")
 """Protected by every policy. No source contains the state directory (`session.mount_checks`)."""
 DEFAULT_ROLE: Final = "agent"
@@ -224,7 +224,7 @@ class Policy:
         return dataclasses.replace(self, tracked=tracked)
 
     def with_repository(self) -> Policy:
-        """Return this policy for a mount with a `.git` of the session's own."""
+        """Return this policy for a mount in which the session has its own `.git`."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
         table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, denials.REPOSITORY)
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)

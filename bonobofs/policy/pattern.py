@@ -22,7 +22,7 @@ from bonobofs.errors import PolicyError
 
 ANY_DEPTH: Final = "**"
 NAME_MAX: Final = 255
-"""Longest file name in bytes on Linux. A longer literal component matches nothing."""
+"""Maximum size of a file name in bytes on Linux. `parse` refuses a component that matches longer names only."""
 DEPTH_MAX: Final = 256
 """Maximum number of components of one pattern. `**` matches deeper paths."""
 
