@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -72,10 +73,9 @@ def holds(common: Path, commit: str, older: str) -> bool:
 
 def commits_since(common: Path, base: str, tip: str) -> list[str]:
     """Return at most 10 commits that `tip` reaches and `base` does not, newest first, each as `ID SUBJECT`."""
-    repository = Repository(common)
-    found = repository.new_commits(tip, [base], _LISTED)[-_LISTED:]
-    commits = (repository.commit(one) for one in reversed(found))
-    return [f"{str(one.id)[:10]} {one.message.partition(chr(10))[0]}" for one in commits if one is not None]
+    walk = Repository(common).raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL)
+    walk.hide(pygit2.Oid(hex=base))
+    return [f"{str(commit.id)[:10]} {commit.message.partition(chr(10))[0]}" for commit in islice(walk, _LISTED)]
 
 
 def make(common: Path, name: str, tree: Path, branch: str, base: str) -> None:

@@ -170,6 +170,10 @@ class Publisher:
                 if follow is not None:
                     follow(permit)
                 self._move_refs(published, operation.value)
+                # An error of the steps below leaves the refs moved, so the publisher is stored first.
+                for one in published:
+                    if one.ref.startswith(BRANCHES):
+                        self._branches.note(one.ref, one.new)
                 sync_refs(common, [one.ref for one in published if one.new])
                 self._add_objects(token)  # git gc may have removed objects that nothing referred to
                 if then is not None:
@@ -177,9 +181,6 @@ class Publisher:
             finally:
                 if journal is not None:
                     journal.end()
-        for one in published:
-            if one.ref.startswith(BRANCHES):
-                self._branches.note(one.ref, one.new)
         return published
 
     # -- judging

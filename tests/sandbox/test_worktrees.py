@@ -106,13 +106,14 @@ def test_the_agent_commits_for_its_issue(home: Path, wanted: WorktreeRequest) ->
 
 
 def test_a_branch_that_another_prepared_is_refused(home: Path, wanted: WorktreeRequest) -> None:
-    """The agent would publish commits that it did not make: they are listed, and nothing is made."""
+    """The agent would publish commits that it did not make. The refusal lists the ten newest, and makes nothing."""
     git(wanted.repository, "branch", "aidlc/gt-2")
     git(wanted.repository, "switch", "-qc", "aidlc/gt-1")
-    git(wanted.repository, "commit", "-q", "--allow-empty", "-m", "Prepared by the operator")
+    for number in range(12):
+        git(wanted.repository, "commit", "-q", "--allow-empty", "-m", f"Prepared {number}")
     tip = git(wanted.repository, "rev-parse", "HEAD").stdout.strip()
     git(wanted.repository, "switch", "-q", "main")
-    with pytest.raises(ForbiddenError, match=f"alice did not publish: {tip[:10]} Prepared by the operator;"):
+    with pytest.raises(ForbiddenError, match=rf"alice did not publish: {tip[:10]} Prepared 11; .* Prepared 2; rename"):
         add(home, wanted)
     assert list(load_all(home)) == []
     assert add(home, wanted._replace(issue="gt-2")).worktree.branch == "aidlc/gt-2", "it has no commit of its own"
