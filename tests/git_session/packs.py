@@ -8,11 +8,10 @@ import sys
 import zlib
 from collections.abc import Iterable
 
+from bonobofs.git.session_repository import CLIENT
 from tests.git_session.conftest import Publishing
-from tests.worlds import ROOT
 
 ZERO = "0" * 40
-CLIENT = ROOT / "bonobofs" / "git" / "client.py"
 _COMMIT, _TREE, _BLOB, _REF_DELTA = 1, 2, 3, 7
 KINDS = {"commit": _COMMIT, "tree": _TREE, "blob": _BLOB}
 
