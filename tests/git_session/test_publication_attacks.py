@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+from bonobofs.git.session_repository import CLIENT
 from tests.git_session import packs
 from tests.git_session.conftest import FILES, GUARDED, Publishing, PublishingMaker
 from tests.git_session.packs import ZERO
@@ -235,7 +236,7 @@ def test_pushes_race_with_each_other_and_with_the_operator(publishing: Publishin
 
 def test_a_call_that_hands_over_odd_descriptors(publishing: PublishingMaker, tmp_path: Path) -> None:
     one = publishing()
-    command = [sys.executable, "-I", "-S", "-E", str(packs.CLIENT), str(one.socket), "receive-pack", "x"]
+    command = [sys.executable, "-I", "-S", "-E", str(CLIENT), str(one.socket), "receive-pack", "x"]
     for path in (Path("/dev/null"), tmp_path, Path("/dev/full")):
         number = os.open(path, os.O_RDONLY)
         subprocess.run(command, stdin=number, stdout=number, stderr=number, check=False, timeout=60)
