@@ -1,4 +1,4 @@
-"""File operations on one layer. This is the only module that changes the source.
+"""File operations on one layer. In the mount, only this module changes the source.
 
 Each method that changes a layer takes the enforcer's `Permit`, so no change can bypass the enforcer. New files are
 created as the caller. All other operations run as the serving user, after the kernel has checked the caller's rights.

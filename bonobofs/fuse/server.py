@@ -1,7 +1,7 @@
 """The server of one mount, from its configuration to its end.
 
 It imports every module and changes to `/` before it mounts: a server that needs a file of its own mount would wait for
-itself. It loads the standard library alone.
+itself. It loads the standard library alone; the portable transport adds mfusepy.
 """
 
 from __future__ import annotations

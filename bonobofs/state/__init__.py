@@ -1,1 +1,1 @@
-"""What is kept outside the workspaces, and what stands on this machine: home, agents, sessions, mounts, processes."""
+"""The state directory and the database: agents, sessions, leases, worktrees, backups, migrations."""

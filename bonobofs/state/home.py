@@ -3,7 +3,7 @@
 bonobofs.db             teams, agents, sessions and leases (`schema`), unless BONOBOFS_DATABASE names another database
 home.id                 the UUID of this directory, among those that share a database
 backups/                copies of the database, from `db backup` and before every `db upgrade`
-sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch`)
+sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch_dir`)
 sessions/UUID/inside/   guard.sock and bin, which the user of `mount --user` can reach
 trails/UUID.jsonl       the trail of one session, UUID.jsonl.gz once it has ended; UUID.head holds its last number
                         and hash

@@ -1,1 +1,1 @@
-"""Migrations of the database, run by Alembic. Each is named by its number; `tables.REVISION` is the newest."""
+"""Migrations of the database, run by Alembic. The number names each one; `schema.REVISION` is the newest."""

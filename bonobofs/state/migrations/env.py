@@ -1,4 +1,4 @@
-"""What Alembic runs to migrate: on the connection, and in the transaction, that `state.upgrade` hands it."""
+"""The script that Alembic runs to migrate, in the transaction of the connection that `state.migrate` passes."""
 
 from __future__ import annotations
 
