@@ -269,16 +269,22 @@ def test_a_killed_server_leaves_nothing_that_can_be_reached(mounted: Mounted, so
 def test_a_stopped_server_answers_no_request(mounted: Mounted) -> None:
     """A change waits while the server is stopped, and is judged when it continues."""
     world = mounted()
-    os.kill(world.pid, signal.SIGSTOP)
+    # The shell enters the mount while the server runs: this process would wait with it for the stopped server.
     with subprocess.Popen(
-        ["sh", "-c", "echo EVIL >> src/main.py; echo $?"],
+        ["sh", "-c", "echo ready; read line; echo EVIL >> src/main.py; echo $?"],
         cwd=world.path,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "ready\n"
+        os.kill(world.pid, signal.SIGSTOP)
         try:
-            assert attacker.stdout is not None
+            attacker.stdin.write("go\n")
+            attacker.stdin.flush()
             assert select.select([attacker.stdout], [], [], 0.3) == ([], [], [])
             assert (world.source / "src/main.py").read_bytes() == CONTENT
         finally:
