@@ -92,7 +92,8 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
     main thread, which gets the signals. StateError: another daemon runs.
     """
     ended = threading.Event()
-    with alone(directory) as is_ours, _signals(ended):
+    # The handlers are set before the PID file exists: a reader of it may send a signal at once.
+    with _signals(ended), alone(directory) as is_ours:
         notes = _Notes(directory)
         threads = [
             threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)

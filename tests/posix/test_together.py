@@ -8,8 +8,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.posix.calls import make, names, opened, opening, read, write
 from tests.posix.harness import See, attempt, case
+
+pytestmark = pytest.mark.alone
 
 
 def _together(*calls: Callable[[], object]) -> list[Any]:
