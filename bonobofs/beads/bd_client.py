@@ -105,7 +105,7 @@ class Beads:
         `limit` is in seconds for one call, `wait` for the lock. Raises UsageError if the agent has no label.
         """
         if not agent.label.strip():
-            raise UsageError("an agent without a name cannot act on issues: bd would take it for somebody else")
+            raise UsageError("an agent without a name cannot act on issues: bd would act under another name")
         self._beads: Final = beads
         self._home: Final = home
         self._agent: Final = agent
@@ -223,7 +223,7 @@ class Calls:
 
     def _run(self, arguments: Sequence[str], *, bare: bool = False) -> Output:
         if self._ended:
-            raise RuntimeError("the turn is over, and the lock somebody else's")
+            raise RuntimeError("the lock is released; another process may hold it")
         return self._program.run(arguments, self._held, bare=bare)
 
     def _array(self, arguments: Sequence[str], what: str) -> list[Any]:

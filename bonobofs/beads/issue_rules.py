@@ -129,7 +129,7 @@ def _texts(issue: BeadsIssue, asked: Mapping[str, Any], who: Actor, _: Conventio
     new = {name: require_text(name, asked[name]) for name in ("title", *TEXTS) if name in asked}
     changed = {name: text for name, text in new.items() if text != getattr(issue, name)}
     if changed and not is_made_by(issue, who):
-        return Fault(refusals.AUTHOR, f"{issue.id} was made by {issue.created_by or 'somebody unknown'}.")
+        return Fault(refusals.AUTHOR, f"{issue.id} was made by {issue.created_by or 'an unknown person'}.")
     for name, text in changed.items():
         fault = check_title(text) if name == "title" else check_text(name, text)
         if fault is not None:

@@ -6,7 +6,7 @@ which RESOLVE_BENEATH does not detect. A mismatch is ESTALE, and the kernel look
 
 The kernel sends no RELEASE, because OPEN is answered with ENOSYS. Descriptors that could not be opened again are kept
 until FORGET. Others are in a small cache that closes them when idle. A descriptor open for writing is closed soon,
-because nobody can execute the file meanwhile (ETXTBSY).
+because no process can execute the file meanwhile (ETXTBSY).
 """
 
 from __future__ import annotations

@@ -379,10 +379,10 @@ def mirrored(database: Database, prefix: str) -> dict[str, Lease]:
 
 
 def holder_of_mail(database: Database, name: str, source: str) -> Holder:
-    """Who an agent of Agent Mail is here: the living agent whose label it is, as it is written there, else nobody's.
+    """Return the holder for a name of Agent Mail: the one living agent of that label, else the name without an agent.
 
-    Agent Mail keeps letters and digits only, or a few signs more, and case does not count. An agent that works in the
-    source for a chain holds by the chain: what it has reserved must not keep itself out.
+    Agent Mail keeps only letters, digits and a few signs, and ignores case. If the agent works in the source for one
+    chain, the chain is the holder: an agent's own reservation must not block it.
     """
     with database.read() as connection:
         rows = connection.execute(select(agents.c.name, agents.c.id).where(agents.c.removed.is_(None))).all()

@@ -212,7 +212,7 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
 
 
 def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
-    """bd would take it for somebody else."""
+    """bd would act under another name."""
     with pytest.raises(UsageError, match="without a name"):
         Beads(place, home, Principal(" ", "0b5c1f2a", "agent"))
 
