@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -112,3 +113,8 @@ class ProtocolError(BonobofsError):
 def error_text(error: BaseException) -> str:
     """Return the text of an error: that of its errno, its message, or the name of its class."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+
+
+def os_error(number: int) -> OSError:
+    """Return the OSError of an errno: FileNotFoundError for ENOENT, and so on."""
+    return OSError(number, os.strerror(number))

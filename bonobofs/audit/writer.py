@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
 from bonobofs.audit.trail_file import sync_directory
-from bonobofs.errors import TrailError, error_text
+from bonobofs.errors import TrailError, error_text, os_error
 from bonobofs.policy.decision import Denied
 
 HEAD_SIZE: Final = 192
@@ -399,7 +399,7 @@ class Trail:
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise os_error(errno.ENOSPC)
             end = (seq, link, size + written)
         except BaseException as error:
             # A signal handler may raise after the write. Remove the bytes, because `_end` does not count them.
@@ -437,7 +437,7 @@ class Trail:
         try:
             written = os.pwrite(self._head_descriptor, f"{text:<{HEAD_SIZE - 1}}\n".encode(), 0)
             if written != HEAD_SIZE:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise os_error(errno.ENOSPC)
         except OSError as error:
             raise TrailError(f"the head of the trail {self.path} cannot be written: {error_text(error)}") from error
         self._synced = seq

@@ -9,7 +9,7 @@ import stat
 from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Admission, RelatedChange
-from bonobofs.errors import ProtocolError
+from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.external_changes import fingerprint_of
@@ -99,7 +99,7 @@ class AttrOps(LookupOps):
         weeks. For any other file it gets EROFS, and stores the object in the session.
         """
         if not node.name.endswith(b".pack"):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            raise os_error(errno.EROFS)
         return bytes(p.ATTR_OUT.size) + self._attr(node, node.store.stat(node))
 
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
@@ -242,7 +242,7 @@ class AttrOps(LookupOps):
         size, _ = p.GETXATTR_IN.unpack_from(body)
         (name,) = p.strings(body[p.GETXATTR_IN.size :], 1)
         if header.node_id >= virtual_dir.FIRST_ID:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+            raise os_error(errno.ENODATA)
         node = self._attribute_node(self._node(header.node_id))
         if name.startswith(_WHY_NAME):
             return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
@@ -272,9 +272,9 @@ class AttrOps(LookupOps):
         """
         parent = self._node(header.node_id)
         if not parent.is_dir:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise os_error(errno.ENOTDIR)
         if name in (b"", *_DOTS) or b"/" in name:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            raise os_error(errno.EINVAL)
         entry = self._lookup(header, memoryview(name + b"\0"))
         assert isinstance(entry, bytes)
         found = p.ENTRY_OUT.unpack_from(entry)[0]
@@ -344,5 +344,5 @@ def _sized_reply(value: bytes, size: int) -> bytes:
     if size == 0:
         return p.XATTR_OUT.pack(len(value), 0)
     if len(value) > size:
-        raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+        raise os_error(errno.ERANGE)
     return value

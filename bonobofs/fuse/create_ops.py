@@ -8,6 +8,7 @@ import stat
 from typing import Final
 
 from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.fd_cache import stale
@@ -182,7 +183,7 @@ class CreateOps(GrantOps):
         st = node.store.stat(node, changing=True)
         self._check_external(node, st)
         if node.parent is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         kind = kind_of(st.st_mode)
         old = Request(Operation.LINK, self._inodes.path(node), kind)
         new = Request(Operation.LINK, self._inodes.join(parent, name), kind)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.inode_table import Node
@@ -121,7 +122,7 @@ class DirOps(BranchMirrorOps):
 
     def _read_virtual(self, node_id: int, cookie: int) -> bytes:
         if node_id != virtual_dir.DIRECTORY_ID:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise os_error(errno.ENOTDIR)
         out = bytearray()
         for number, name in enumerate([b".", b"..", *self._virtual_dir.names()], 1):
             if number > cookie:

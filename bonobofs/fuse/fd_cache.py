@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.policy.decision import Layer
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
@@ -49,7 +50,7 @@ Opener = Callable[[int], int]
 
 def stale() -> OSError:
     """Return ESTALE: the name does not lead to the node."""
-    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    return os_error(errno.ESTALE)
 
 
 class FdCache:
@@ -284,7 +285,7 @@ class FdCache:
             self._close_cached(node)
             fd = self._open_directory(node)
             if not node.access & R:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                raise os_error(errno.EACCES)
         return fd
 
     def file(self, node: Node, need: int) -> int:
@@ -575,7 +576,7 @@ class FdCache:
         if node.keeps_fd or node.pin >= 0:
             return
         if self.is_full:
-            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+            raise os_error(errno.ENFILE)
         if node.fd >= 0:
             self.keep_open(node)
             node.pin = node.fd

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.entry import BY
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import Node
@@ -226,7 +227,7 @@ class GrantOps(OverlayOps):
         found = None if replaced is None else file_state(replaced)
         is_free = path not in self.grants.published and (replaced is None or path in self.grants.hidden)
         if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         other = None if replaced is None else self._pin_for_removal(parent, directory, name, replaced)
         flags = syscalls.RENAME_NOREPLACE if replaced is None else 0
         self._unpin_on_failure(other, lambda: store.rename(directory, temporary, directory, name, flags, permit))

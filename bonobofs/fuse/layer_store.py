@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.errors import os_error
 from bonobofs.fuse.fd_cache import FILE, FdCache, R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.policy.decision import Layer, Permit
@@ -230,7 +231,7 @@ class LayerStore(FdCache):
         self._room = v.f_bavail * v.f_frsize - needed
         self._room_read = self.now
         if self._room < 0 and v.f_bavail < v.f_bfree:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise os_error(errno.ENOSPC)
 
     def statvfs(self) -> os.statvfs_result:
         """Return the statvfs of the layer."""
@@ -291,7 +292,7 @@ class LayerStore(FdCache):
         while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
             yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
             if os.lseek(fd, 0, os.SEEK_CUR) == done:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                raise os_error(errno.EIO)
 
     def create_nameless(self, directory: int, mode: int, permit: Permit) -> int:
         """Create a regular file without a name and open it for reading and writing. `publish` gives it a name.
@@ -302,10 +303,10 @@ class LayerStore(FdCache):
             return os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, mode, dir_fd=directory)
         except OSError as error:
             if error.errno in _NAMELESS_UNKNOWN:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from error
+                raise os_error(errno.EOPNOTSUPP) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self.close_unused()
-                raise OSError(errno.ENFILE, os.strerror(errno.ENFILE)) from error
+                raise os_error(errno.ENFILE) from error
             raise
 
     def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], permit: Permit) -> int:

@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.errors import MountError, ProtocolError
+from bonobofs.errors import MountError, ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import stale
@@ -208,7 +208,7 @@ class _Callbacks:
     def _opened(self, handle: int) -> PathEntry:
         name = self._handles.get(handle)
         if name is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            raise os_error(errno.EBADF)
         return name
 
     # -- the mount
@@ -448,7 +448,7 @@ class _Callbacks:
 def _raw(path: str | bytes | None) -> bytes:
     """A path as bytes. ENOENT: libfuse has none, because the open file has no name any more."""
     if path is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise os_error(errno.ENOENT)
     return os.fsencode(path)
 
 

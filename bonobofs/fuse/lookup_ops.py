@@ -6,6 +6,7 @@ import errno
 import os
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import R, stale
@@ -64,7 +65,7 @@ class LookupOps(BranchMirrorOps):
                     raise
                 return self._no_entry
             if name == HIDDEN and parent.store.place:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                raise os_error(errno.ENOENT)
             reply = self._entry(parent, name, st)
             if mirrored:
                 return p.believed_for(0, reply)
@@ -98,9 +99,9 @@ class LookupOps(BranchMirrorOps):
         """Return the entry of an object store in `.bonobofs`."""
         repository = self.repository
         if node_id != virtual_dir.DIRECTORY_ID or repository is None or name not in repository.stores:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         if not repository.is_seen(header.uid):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise os_error(errno.EACCES)
         top = repository.stores[name].top
         top.lookups += 1
         seconds = UNCACHED_SECONDS if repository.shared else UNWATCHED_SECONDS
@@ -163,7 +164,7 @@ class LookupOps(BranchMirrorOps):
 
     def _readlink(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual_dir.FIRST_ID:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            raise os_error(errno.EINVAL)
         node = self._node(header.node_id)
         return node.store.readlink(node)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
@@ -159,7 +160,7 @@ class MountContext:
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, node, b"")
             if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.store.stat(node)):
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+                raise os_error(errno.EPERM)
         # A file with several names may have a name below.
         if self._moving_trees and (self._is_moving(self._inodes.path(node)) or self._inodes.links(node.ino)):
             raise Busy
@@ -211,7 +212,7 @@ class MountContext:
             operation,
         )
         self._enforcer.deny(denied, self._caller(header))
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        raise os_error(errno.EPERM)
 
     def _caller(self, header: Header) -> Caller:
         known = self._callers.get((header.pid, header.uid))
@@ -328,7 +329,7 @@ class MountContext:
     def _mounted_over_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Return the entry of a directory that is a mountpoint below the source, shown empty. EACCES for a file."""
         if not stat.S_ISDIR(st.st_mode):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise os_error(errno.EACCES)
         node = self._inodes.reference_mounted_over(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
@@ -406,7 +407,7 @@ class MountContext:
             self._refuse_virtual(header, operation, above + os.fsdecode(name))
         parent = self._node(header.node_id)
         if parent.mounted_over:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise os_error(errno.EXDEV)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self._inodes.root and not parent.store.place:

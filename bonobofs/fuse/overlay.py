@@ -19,6 +19,7 @@ from itertools import count, islice
 from time import monotonic
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
@@ -216,7 +217,7 @@ class Overlay:
         neither file nor symlink.
         """
         if node.kind not in (Kind.FILE, Kind.SYMLINK):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise os_error(errno.EXDEV)
         path, old, below, name = self._inodes.path(node), node.ino, node.parent, node.name
         others = [link for link in self._inodes.links(old) if link != (below, name) and _leads(node, *link)]
         if below is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from bonobofs.enforcement.authorizer import WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
+from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME, UpperDir
@@ -42,7 +43,7 @@ class OverlayOps(TempFileOps):
         if name in upper_dir.names:
             return upper_dir.node, self._overlay.store.directory(upper_dir.node, changing=True)
         if name in upper_dir.whiteouts:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         return parent, directory
 
     def _target_dir(
@@ -71,7 +72,7 @@ class OverlayOps(TempFileOps):
             return parent, directory
         upper_dir = self._overlay.ensure_upper_dir(parent, permit)
         if name in upper_dir.names or (name not in upper_dir.whiteouts and inode_number(directory, name)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         self._overlay.remove_upper_dir(self._inodes.join(parent, name), permit)
         return upper_dir.node, self._overlay.store.directory(upper_dir.node, changing=True)
 
@@ -211,7 +212,7 @@ class OverlayOps(TempFileOps):
             gone = upper_dir.whiteouts if upper_dir is not None else set()
             full = full or any(each not in gone for each in self._source.names_in(directory, name))
         if full:
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            raise os_error(errno.ENOTEMPTY)
 
     # -- usage and denials
 

@@ -8,12 +8,12 @@ contains it. A name without pins may be forgotten, with one FORGET for its refer
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import RECHECK
 from bonobofs.fuse.mount_context import Header
@@ -77,7 +77,7 @@ class PathTable:
             if entry is None or now - entry.checked >= RECHECK or part == GIT:
                 entry, attr = self._lookup(header, parent, part)
                 if not stat.S_ISDIR(p.ATTR.unpack(attr)[9]):
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                    raise os_error(errno.ENOTDIR)
                 entry.checked = now
             parent = entry
         return parent, last
@@ -86,7 +86,7 @@ class PathTable:
         """Keep the reference that a reply with `fuse_entry_out` gave; the entry and its `fuse_attr`."""
         (node,) = p.NODE_ID.unpack_from(reply)
         if not node:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         attr = reply[p.ENTRY_OUT.size : p.ENTRY_OUT.size + p.ATTR.size]
         earlier = parent.children.get(name)
         if earlier is not None:

@@ -6,6 +6,7 @@ import errno
 import os
 from typing import Final
 
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import R, stale
@@ -58,9 +59,9 @@ class ReadOps(MountContext):
             try:
                 size = len(self._virtual_dir.read(header.node_id, 0, 1 << 62))
             except KeyError:
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
+                raise os_error(errno.EINVAL) from None
             if not 0 <= offset < size:
-                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                raise os_error(errno.ENXIO)
             return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)
         node = self._node(header.node_id)
         return p.LSEEK_OUT.pack(os.lseek(node.store.file(node, R), offset, whence))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.git_grants import GrantOps
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, Reply
@@ -32,7 +33,7 @@ class RemoveOps(GrantOps):
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), kind_of(st.st_mode))
         if self._is_hidden(parent, name):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         if self.grants.files and layer_dir is parent and self.grants.hides(request.path, st):
             return NOTHING
         with self._admission(header, request, LEAVES, st) as permit:
@@ -50,7 +51,7 @@ class RemoveOps(GrantOps):
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
         if not layer_dir.layer and self._fails_as_not_empty(request, directory, name):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            raise os_error(errno.ENOTEMPTY)
         with self._admission(header, request, LEAVES) as permit:
             self._check_shown_empty(layer_dir, directory, name, request.path, permit)
             remove = self._removal(layer_dir, permit, layer_dir.store.rmdir)

@@ -10,6 +10,7 @@ from typing import Final
 
 from bonobofs.audit.entry import REPLACES
 from bonobofs.enforcement.authorizer import Caller, RelatedChange, WrongLayerError
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.inode_table import Node, joined
@@ -48,7 +49,7 @@ class RenameOps(OverlayOps):
     def _rename(self, header: Header, target_id: int, flags: int, body: memoryview) -> Reply:
         old, new = p.strings(body, 2)
         if flags & ~(syscalls.RENAME_NOREPLACE | syscalls.RENAME_EXCHANGE):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            raise os_error(errno.EINVAL)
         source = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
         steps = self._rename_ends(header, source, target, flags)
@@ -62,7 +63,7 @@ class RenameOps(OverlayOps):
             if self._temp_files.directories and self._rename_staged(header, source, target, flags):
                 return NOTHING
             if source.st is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                raise os_error(errno.ENOENT)
             return (yield from self._rename_in_a_layer(header, source, target, flags))
         except OSError as error:
             self._show_cross_layer_denial(header, Operation.RENAME, source.path, error)
@@ -118,13 +119,13 @@ class RenameOps(OverlayOps):
     def _check_not_in_use(self, path: str, st: os.stat_result) -> None:
         """EBUSY for a directory in which the companion makes a change that was decided by its path."""
         if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_in_use(path):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            raise os_error(errno.EBUSY)
 
     def _rename_in_overlay(self, header: Header, source: End, target: End, flags: int) -> Steps:
         """Rename within the overlay. EXDEV: an end is not scratch, or a directory of the source would be moved."""
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         source = self._copied_up_end(header, source)
         if exchange and target.st is not None:
             target = self._copied_up_end(header, target)
@@ -181,7 +182,7 @@ class RenameOps(OverlayOps):
         node = self._inodes.reference(end.parent, end.name, end.st)
         try:
             if self._copy_up(header, node) is None:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                raise os_error(errno.EXDEV)
         finally:
             self._forget_node(node.id, 1)
         parent, directory = self._resolve_layer(end.shown, end.directory, end.name)
@@ -206,7 +207,7 @@ class RenameOps(OverlayOps):
     def _check_no_upper(self, *paths: WorkspacePath) -> None:
         """EXDEV if one of the directories, or a directory below, has an upper directory."""
         if self._overlay.directories and any(next(self._overlay.upper_dirs_below(path), None) for path in paths):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise os_error(errno.EXDEV)
 
     def _upper_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """Yield the changes of upper directories that move with a directory of the source.
@@ -284,10 +285,10 @@ class RenameOps(OverlayOps):
                 return source, target
             before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
             if source.st is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                raise os_error(errno.ENOENT)
             if state == self._enforcer.state and all(map(_is_same, before, (source, target))):
                 return source, target
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        raise os_error(errno.EBUSY)
 
     def _judge_changes(self, changes: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
         """Decide each change. None in `changes` is a point at which other requests may be served."""

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, joined
@@ -87,7 +88,7 @@ class TempFiles:
         """Add a staged name of the node. FileExistsError: the name is staged already."""
         names = self.directories.setdefault(directory, {})
         if name in names:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         names[name] = StagedName(next(self._cookies), node)
         paths = self._paths.setdefault(node.id, [])
         paths.append(joined(directory, name))
@@ -243,7 +244,7 @@ class TempFileOps(MountContext):
         except FileNotFoundError:
             if self._temp_files.find(above, name) is None:
                 return above
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        raise os_error(errno.EEXIST)
 
     # -- removal
 
@@ -271,7 +272,7 @@ class TempFileOps(MountContext):
         st = self._source.stat(node)
         path = self._inodes.path(node)
         if not self._temp_files.names(node):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
         taken = self._staged_at(parent, name) is not None
         context = self._staged_context(node, st, request, in_source=False)._replace(held=taken)
@@ -285,7 +286,7 @@ class TempFileOps(MountContext):
             if layer:
                 self._temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+                raise os_error(errno.EPERM)
             else:
                 self._close_batch(node)
                 self._source.publish(node, directory, name, b"", permit)
@@ -319,9 +320,9 @@ class TempFileOps(MountContext):
         if moving is None and replaced is None:
             return False
         if flags & syscalls.RENAME_NOREPLACE and taken:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise os_error(errno.EEXIST)
         if flags & syscalls.RENAME_EXCHANGE and (moving is None or replaced is None):
-            raise CrossLayerError(denials.OF_HELD) if taken else OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise CrossLayerError(denials.OF_HELD) if taken else os_error(errno.ENOENT)
         if moving is None:
             return False
         if moving is replaced:
@@ -446,7 +447,7 @@ class TempFileOps(MountContext):
     def _check_none_staged(self, path: WorkspacePath) -> None:
         """Raise ENOTEMPTY if the directory has staged names."""
         if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            raise os_error(errno.ENOTEMPTY)
 
     def _staged_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
         """Return the context of a staged file that gets the name of `request`.

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from bonobofs.enforcement.authorizer import WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
-from bonobofs.errors import ProtocolError
+from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import may_be_half
@@ -185,7 +185,7 @@ class WriteOps(GrantOps):
             self._check_quota(header, request, node.ino, after)
             if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._overlay.sizes.is_limited(request.path):
                 # the size would not show the blocks that this allocates
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+                raise os_error(errno.EOPNOTSUPP)
         admission = self._enforcer.authorize(
             request, context, caller=self._caller(header), size=length, layer=node.layer
         )
@@ -222,7 +222,7 @@ class WriteOps(GrantOps):
         target = self._node_to_change(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
             # no file to copy from: the caller copies by reads and writes
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            raise os_error(errno.EXDEV)
         source = self._node(header.node_id)
         target_fd = target.store.file(target, R | W if source is target else W)
         source_fd = target_fd if source is target else source.store.file(source, R)

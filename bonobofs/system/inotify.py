@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
+from bonobofs.errors import os_error
 from bonobofs.system.syscalls import file_system_type
 from bonobofs.system.watcher_events import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, Names
 
@@ -408,7 +409,7 @@ class Watcher:
             wd = self._queue.watch(b"/proc/self/fd/%d/." % fd)
         except OSError as error:
             if error.errno == errno.ENOENT:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+                raise os_error(errno.ENOENT) from error
             if above is None:
                 raise UnwatchableError(_said(error)) from error
             self._leave_out(above, _said(error))
