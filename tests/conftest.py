@@ -17,9 +17,10 @@ from bonobofs import session
 from bonobofs.state.database import Database
 from bonobofs.state.project_policies import store_preset
 from bonobofs.system import mounts
-from tests.postgres import Postgres
-from tests.worlds import Mounted, OrdinaryUser, World, commands
-from tests.worlds.issues import find_bd
+from tests.support import commands
+from tests.support.beads_workspace import find_bd
+from tests.support.postgres import Postgres
+from tests.support.world import Mounted, OrdinaryUser, World
 
 # The checkout may not be the tester's to write in, and a database of examples would be looked for there.
 # A deadline would measure the machine and the tests that run beside, not the code.

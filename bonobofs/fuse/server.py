@@ -236,8 +236,8 @@ class Server:
         threading.Thread(target=self._keep_synced, daemon=True).start()
         self._ready.send("ready")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        # No request may leave reference cycles (tests/attacks/test_memory.py): a collection with 100,000 nodes stops
-        # the mount for tens of milliseconds.
+        # No request may leave reference cycles (tests/attacks/test_server_memory.py): a collection with 100,000 nodes
+        # stops the mount for tens of milliseconds.
         gc.collect()
         gc.freeze()
         gc.disable()

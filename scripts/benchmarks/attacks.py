@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bonobofs.errors import BonobofsError
 from bonobofs.ipc.client import call
-from tests.attacks.blocker import hold
+from tests.attacks.directory_lock import hold
 
 CROWD = 50_000
 """Files of the directory that is moved."""

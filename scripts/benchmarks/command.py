@@ -185,7 +185,7 @@ def _file_system(directory: Path) -> str:
 def copy_of_checkout(work: Path, python: str) -> Path:
     """A compiled copy that every user can read and that nobody edits while it is measured."""
     code = work / "code"
-    for name in ("bonobofs", "scripts", "tests/worlds"):
+    for name in ("bonobofs", "scripts", "tests/fakes"):
         shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("policy.toml", "pyproject.toml"):  # the packaged policy is sought beside pyproject.toml
         shutil.copyfile(CHECKOUT / name, code / name)

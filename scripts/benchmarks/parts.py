@@ -32,7 +32,7 @@ from bonobofs.policy.request import Context, Operation, Principal, Request, Work
 from bonobofs.session import open_session
 
 PASSES = 5
-BD = Path(__file__).resolve().parents[2] / "tests" / "worlds" / "bd"
+BD = Path(__file__).resolve().parents[2] / "tests" / "fakes" / "bd"
 """Where no BONOBOFS_BD names another: a small program that keeps bd's contract."""
 PATHS_PER_RULE = 10
 

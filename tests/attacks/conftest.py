@@ -1,4 +1,4 @@
-"""File systems of the tests' own, for attacks that need one that is small, or that uses inode numbers again at once."""
+"""Fixtures: mounts to attack, and small file systems that use an inode number again at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.ground import ground, open_directory
+from tests.support.mount_fixtures import own_place
+
+__all__ = ["MakeFileSystem", "file_system", "ground", "open_directory", "own_place"]
 MakeFileSystem = Callable[..., Path]
 """file_system("ext4", reserved=20, directory=tmp_path) mounts a new one of 16 MiB.
 

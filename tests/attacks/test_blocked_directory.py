@@ -14,12 +14,12 @@ import pytest
 from bonobofs.fuse.notifications import LATE_SECONDS, MAX_BLOCKED
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
-from tests.attacks.blocker import held
-from tests.attacks.bounds import waiting
-from tests.fuse.people import NOBODY, outcome, tell
-from tests.fuse.waiting import until
-from tests.posix.calls import opened
-from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs
+from tests.attacks.directory_lock import held
+from tests.attacks.server_usage import waiting
+from tests.support.syscalls import opened
+from tests.support.users import NOBODY, outcome, tell
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs
 
 pytestmark = pytest.mark.root
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.conftest import MakeFileSystem
-from tests.fuse.people import outcome
-from tests.fuse.waiting import until
-from tests.posix.calls import opened
-from tests.worlds import ALLOW_ALL, Mounted
+from tests.support.syscalls import opened
+from tests.support.users import outcome
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted
 
 pytestmark = pytest.mark.root
 SECRET = b"a secret of another user\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import LONGEST_OF_REFUSAL
 from bonobofs.enforcement.denial_log import BURST, RATE, SHOWN_DENIALS
-from tests.fuse.people import outcome, tell
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+from tests.support.users import outcome, tell
+from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 POLICY = f'{ALLOW_ALL}[[protect]]\npaths = ["closed/", "shut/"]\n'
 FLOOD = 12_000

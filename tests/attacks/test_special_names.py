@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.people import outcome
-from tests.worlds import Mounted
+from tests.support.users import outcome
+from tests.support.world import Mounted
 
 RUN_LATER = (
     "conftest.py",

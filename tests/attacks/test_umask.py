@@ -11,8 +11,8 @@ import pytest
 from bonobofs import session
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import load_all
-from tests.fuse.waiting import until
-from tests.worlds import Mounted, OrdinaryUser, World, bonobofs
+from tests.support.wait import until
+from tests.support.world import Mounted, OrdinaryUser, World, bonobofs
 
 POLICY = 'default = "allow"\n[[scratch]]\npaths = ["**/build/"]\n'
 

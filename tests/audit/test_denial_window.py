@@ -16,7 +16,7 @@ from bonobofs.enforcement.denial_log import ALERT_WINDOW, DenialWindow
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.audit.conftest import Create
-from tests.worlds import Mounted
+from tests.support.world import Mounted
 
 
 def alerts(home: Path) -> list[AuditEntry]:

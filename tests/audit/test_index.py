@@ -31,8 +31,8 @@ from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import Operation, WorkspacePath
 from tests.audit.conftest import Create, creating
-from tests.postgres import Postgres
-from tests.worlds import environment
+from tests.support.postgres import Postgres
+from tests.support.world import environment
 
 DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePath("a.sh"), Operation.CREATE_FILE)
 

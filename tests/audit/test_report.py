@@ -20,7 +20,7 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import Change
 from bonobofs.audit.report import MOST, Report, SessionFacts
 from bonobofs.system.terminal import escape
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs
+from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FROM: dict[str, Any] = {"from": ".t"}

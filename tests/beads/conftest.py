@@ -16,8 +16,8 @@ from bonobofs.guards import BeadsGuard
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import Principal
 from bonobofs.session import OpenSession, open_session
-from tests.worlds.faulty import Faulty
-from tests.worlds.issues import WORLD, Workspace, find_bd
+from tests.fakes.faulty_bd import Faulty
+from tests.support.beads_workspace import WORLD, Workspace, find_bd
 
 ALICE = Principal("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f", "agent")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.issues import Workspace
+from tests.support.beads_workspace import Workspace
 
 ORDINARY = ("task", "epic", "bug", "feature", "chore", "decision")
 

@@ -6,7 +6,7 @@ import pytest
 
 from bonobofs.policy.decision import Refused
 from tests.beads.conftest import Opened
-from tests.worlds.issues import Workspace
+from tests.support.beads_workspace import Workspace
 
 
 def test_a_cycle_is_refused_before_it_is_there(opened: Opened, beads_workspace: Workspace) -> None:

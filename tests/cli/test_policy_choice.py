@@ -13,7 +13,7 @@ from bonobofs import session
 from bonobofs.errors import PolicyError
 from bonobofs.session import choose_policy, open_session
 from bonobofs.state.project_policies import policy_file, store_preset, stored_preset
-from tests.worlds import ALLOW_ALL, World, bonobofs
+from tests.support.world import ALLOW_ALL, World, bonobofs
 
 Mount = Callable[..., World]
 

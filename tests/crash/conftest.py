@@ -16,10 +16,10 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.cli.audit import verify_
 from bonobofs.session import State
-from tests.fuse.people import outcome, tell
-from tests.posix.calls import make
-from tests.trees import Tree, look, unexplained
-from tests.worlds import World
+from tests.support.syscalls import make
+from tests.support.trees import Tree, look, unexplained
+from tests.support.users import outcome, tell
+from tests.support.world import World
 
 
 def _touch_everything(top: Path) -> set[object]:

@@ -17,11 +17,11 @@ import pytest
 
 from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
-from tests.fuse.people import tell
-from tests.fuse.waiting import until
-from tests.posix.calls import RENAME_EXCHANGE, make, opened, renameat2
-from tests.trees import look
-from tests.worlds import ALLOW_ALL, Mounted, World
+from tests.support.syscalls import RENAME_EXCHANGE, make, opened, renameat2
+from tests.support.trees import look
+from tests.support.users import tell
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted, World
 
 KILLS: Final = int(os.environ.get("BONOBOFS_KILLS", "40"))
 _ROUNDS: Final = 10

@@ -19,11 +19,11 @@ import pytest
 from bonobofs.audit.reader import read
 from bonobofs.system import processes
 from tests.crash.conftest import Examine, open_intents
-from tests.fuse.people import tell
-from tests.fuse.waiting import PATIENCE, until
-from tests.posix.calls import RENAME_EXCHANGE, fallocate, make, opened, renameat2
-from tests.trees import Tree, differences, look
-from tests.worlds import ALLOW_ALL, Mounted, World
+from tests.support.syscalls import RENAME_EXCHANGE, fallocate, make, opened, renameat2
+from tests.support.trees import Tree, differences, look
+from tests.support.users import tell
+from tests.support.wait import PATIENCE, until
+from tests.support.world import ALLOW_ALL, Mounted, World
 
 pytestmark = pytest.mark.root
 

@@ -12,10 +12,10 @@ import pytest
 from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
 from tests.crash.test_kill_between import Change, held
-from tests.fuse.people import tell
-from tests.fuse.waiting import until
-from tests.trees import look
-from tests.worlds import Mounted, World
+from tests.support.trees import look
+from tests.support.users import tell
+from tests.support.wait import until
+from tests.support.world import Mounted, World
 
 pytestmark = pytest.mark.root
 

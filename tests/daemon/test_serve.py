@@ -21,9 +21,9 @@ from bonobofs.daemon.main import Daemon, running
 from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard
 from bonobofs.system.processes import is_alive, wait_for_end
-from tests.fuse.waiting import until
-from tests.postgres import Postgres
-from tests.worlds import ALLOW_ALL, Mounted, bonobofs, environment
+from tests.support.postgres import Postgres
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted, bonobofs, environment
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.worlds import ROOT, environment
+from tests.support.world import ROOT, environment
 
 PAGES: Final = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]

@@ -16,8 +16,8 @@ from bonobofs.cli.app import tree
 from bonobofs.policy.decision import ERRNO
 from bonobofs.system import mounts
 from tests.docs.pages import PAGES, PageRun, blocks
-from tests.worlds import ROOT
-from tests.worlds.issues import find_bd
+from tests.support.beads_workspace import find_bd
+from tests.support.world import ROOT
 
 
 def _text(page: str) -> str:

@@ -29,7 +29,7 @@ from bonobofs.policy.decision import Layer
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.request import Principal
-from tests.trees import Tree, look, unexplained
+from tests.support.trees import Tree, look, unexplained
 
 POLICY: Final = """
 [[protect]]

@@ -25,9 +25,9 @@ from tests.posix import differences
 from tests.posix.harness import Case, Seen, World
 from tests.posix.runner import Runner
 from tests.posix.test_directory import CROWD
-from tests.worlds import ALLOW_ALL, NOBODY, OrdinaryUser
-from tests.worlds import ROOT as CHECKOUT
-from tests.worlds import World as Mount
+from tests.support.world import ALLOW_ALL, NOBODY, OrdinaryUser
+from tests.support.world import ROOT as CHECKOUT
+from tests.support.world import World as Mount
 
 ROOT: Final = os.geteuid() == 0
 WORLDS: Final = (

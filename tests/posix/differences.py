@@ -58,10 +58,10 @@ PORTABLE: Final[Differences] = {
     "random.calls": {
         "outcomes 1": (ANY, _REMOVED),
     },
-    "together.made_and_removed": {
+    "concurrency.made_and_removed": {
         "seen otherwise": (ANY, _AT_THAT_MOMENT),
     },
-    "together.opened_while_removed": {
+    "concurrency.opened_while_removed": {
         "used": (ANY, _AT_THAT_MOMENT),
     },
     "special.fifo": {

@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from tests.posix.calls import ANNA, BERT, CLUB, MEMBER, append, make, mode, names, opened, opening, owner, read
 from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import ANNA, BERT, CLUB, MEMBER, append, make, mode, names, opened, opening, owner, read
 
 ACCESS: Final = "system.posix_acl_access"
 DEFAULT: Final = "system.posix_acl_default"

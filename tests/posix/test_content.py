@@ -8,7 +8,8 @@ import os
 import random
 import resource
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, case, in_child
+from tests.support.syscalls import (
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
     append,
@@ -24,7 +25,6 @@ from tests.posix.calls import (
     times,
     write,
 )
-from tests.posix.harness import ANY, See, case, in_child
 
 
 @case()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import (
     Stream,
     changed_since,
     entries,
@@ -25,7 +26,6 @@ from tests.posix.calls import (
     tick,
     times,
 )
-from tests.posix.harness import ANY, See, case
 
 CROWD = 100_000
 """Entries of the directory `crowd` at the top of every world, called entry-000000.md and so on."""

@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 
-from tests.posix.calls import ANNA, BERT, append, make, opened, read
 from tests.posix.harness import ANY, See, attempt, case
+from tests.support.syscalls import ANNA, BERT, append, make, opened, read
 
 SCRIPT = b'#!/bin/sh\necho "$1"\nexit 7\n'
 

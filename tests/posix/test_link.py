@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.posix.calls import (
+from tests.posix.harness import See, case
+from tests.support.syscalls import (
     AT_SYMLINK_FOLLOW,
     inode,
     kind,
@@ -22,7 +23,6 @@ from tests.posix.calls import (
     times,
     write,
 )
-from tests.posix.harness import See, case
 
 
 @case()

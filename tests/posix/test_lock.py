@@ -7,8 +7,8 @@ import os
 import struct
 from collections.abc import Callable
 
-from tests.posix.calls import make, opened
 from tests.posix.harness import See, attempt, case, in_child
+from tests.support.syscalls import make, opened
 
 _FLOCK = "hhqqi4x"
 

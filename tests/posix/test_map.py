@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 
-from tests.posix.calls import make, opened, read, size, times, write
 from tests.posix.harness import ANY, See, case, in_child
+from tests.support.syscalls import make, opened, read, size, times, write
 
 PAGE = mmap.PAGESIZE
 

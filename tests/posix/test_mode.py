@@ -7,7 +7,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, User, case, in_child
+from tests.support.syscalls import (
     ANNA,
     BERT,
     CLUB,
@@ -25,7 +26,6 @@ from tests.posix.calls import (
     times,
     write,
 )
-from tests.posix.harness import ANY, See, User, case, in_child
 
 PLAIN = (0o000, 0o200, 0o400, 0o600, 0o644, 0o666, 0o604, 0o640, 0o066)
 EXECUTABLE = (0o100, 0o755, 0o777, 0o711, 0o610, 0o601)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import unicodedata
 
-from tests.posix.calls import kind, make, names, opening, read
 from tests.posix.harness import See, case
+from tests.support.syscalls import kind, make, names, opening, read
 
 ODD = (
     b"\xff\xfe.md",

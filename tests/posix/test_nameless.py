@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 
-from tests.posix.calls import (
+from tests.posix.harness import See, case, in_child
+from tests.support.syscalls import (
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
     fallocate,
@@ -20,7 +21,6 @@ from tests.posix.calls import (
     size,
     times,
 )
-from tests.posix.harness import See, case, in_child
 
 
 @case()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import (
     inode,
     kind,
     link_open,
@@ -20,7 +21,6 @@ from tests.posix.calls import (
     times,
     write,
 )
-from tests.posix.harness import ANY, See, case
 
 NEW = os.O_WRONLY | os.O_CREAT
 

@@ -6,7 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, User, attempt, case
+from tests.support.syscalls import (
     ANNA,
     BERT,
     CLUB,
@@ -23,7 +24,6 @@ from tests.posix.calls import (
     reread,
     size,
 )
-from tests.posix.harness import ANY, See, User, attempt, case
 
 WAYS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 

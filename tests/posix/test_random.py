@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, attempt, case
+from tests.support.syscalls import (
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
     FALLOC_ZERO_RANGE,
@@ -21,7 +22,6 @@ from tests.posix.calls import (
     renameat2,
     reread,
 )
-from tests.posix.harness import ANY, See, attempt, case
 
 NAMES = [f"{directory}{letter}.md" for directory in ("", "d.md/", "e.md/", "d.md/f.md/") for letter in "abc"]
 DIRECTORIES = ["d.md", "e.md", "d.md/f.md", "e.md/g.md"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, attempt, case
+from tests.support.syscalls import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     inode,
@@ -22,7 +23,6 @@ from tests.posix.calls import (
     times,
     write,
 )
-from tests.posix.harness import ANY, See, attempt, case
 
 
 @case()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import (
     FALLOC_COLLAPSE_RANGE,
     FALLOC_INSERT_RANGE,
     FALLOC_KEEP_SIZE,
@@ -19,7 +20,6 @@ from tests.posix.calls import (
     tick,
     times,
 )
-from tests.posix.harness import ANY, See, case
 
 BLOCK = 4096
 

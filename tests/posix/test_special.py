@@ -6,8 +6,8 @@ import os
 import socket
 import stat
 
-from tests.posix.calls import ANNA, kind, links, make, mode, names, opened, opening, read
 from tests.posix.harness import ANY, See, attempt, case
+from tests.support.syscalls import ANNA, kind, links, make, mode, names, opened, opening, read
 
 
 @case()

@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from tests.posix.calls import (
+from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import (
     ANNA,
     UTIME_NOW,
     UTIME_OMIT,
@@ -23,7 +24,6 @@ from tests.posix.calls import (
     times,
     utimensat,
 )
-from tests.posix.harness import ANY, See, case
 
 
 @case()

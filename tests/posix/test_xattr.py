@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 
-from tests.posix.calls import ANNA, BERT, make, mode, opened, read, times
 from tests.posix.harness import ANY, See, case
+from tests.support.syscalls import ANNA, BERT, make, mode, opened, read, times
 
 
 def _names(path: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.state.database import Database
-from tests.postgres import Postgres
+from tests.support.postgres import Postgres
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

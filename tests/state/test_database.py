@@ -24,10 +24,10 @@ from bonobofs.state import agent_registry, backup, leases, schema
 from bonobofs.state.database import Database, home_id
 from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.leases import Holder, LeaseRequest
-from tests.fuse.waiting import until
-from tests.postgres import Postgres
-from tests.state.test_mounts import acquire, writes
-from tests.worlds import ALLOW_ALL, Mounted, World, bonobofs, environment
+from tests.state.test_mount_leases import acquire, writes
+from tests.support.postgres import Postgres
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs, environment
 
 Harm = Callable[[Database], contextlib.AbstractContextManager[None]]
 

@@ -19,7 +19,7 @@ from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
 from bonobofs.state.schema import leases as rows
-from tests.worlds import environment
+from tests.support.world import environment
 
 
 @pytest.fixture

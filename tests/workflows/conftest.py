@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflows.harness import Workshop
-from tests.worlds import Mounted
+from tests.support.world import Mounted
+from tests.workflows.workshop import Workshop
 
 
 @pytest.fixture

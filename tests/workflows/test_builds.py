@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflows.harness import PACKAGES, Place, workflow
+from tests.workflows.workshop import PACKAGES, Place, workflow
 
 NPM = ("npm", "--offline", "--no-audit", "--no-fund", "--no-update-notifier")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-cache-dir")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.fuse.waiting import until
-from tests.workflows.harness import DEFAULT, Place, workflow
+from tests.support.wait import until
+from tests.workflows.workshop import DEFAULT, Place, workflow
 
 VIM = ("vim", "-N", "-u", "NONE", "-i", "NONE", "--cmd", "set directory=.")
 EMACS = ("emacs", "-Q", "--eval", "(setq native-comp-deferred-compilation nil)")

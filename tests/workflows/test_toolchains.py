@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from tests.workflows.harness import Place, Work, Workshop
+from tests.support.world import ROOT
 from tests.workflows.test_builds import make_wheel
-from tests.worlds import ROOT
+from tests.workflows.workshop import Place, Work, Workshop
 
 TOOLS: Final = Path(os.environ.get("BONOBOFS_TOOLS", ROOT / ".venv-tools"))
 """Where scripts/test puts what Debian does not have."""

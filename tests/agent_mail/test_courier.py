@@ -1,0 +1,585 @@
+"""Every entry reaches the thread once, whatever happens to the server or to the courier."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bonobofs.agent_mail import letter as letters
+from bonobofs.agent_mail.courier import Courier, Pace
+from bonobofs.agent_mail.letter import Letter, Posted, compare, posted
+from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.errors import MailError, StateError
+from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.state.courier_cursors import Carried
+from tests.agent_mail.servers import TOKEN, Fork, Original, answering, running
+
+HOME = str(uuid.uuid4())
+DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePath("a.sh"), Operation.CREATE_FILE)
+AT_ONCE = Pace(digest=0.0, head=0.0)
+
+
+class Kept:
+    """Cursors in memory, which can fail as a database can."""
+
+    def __init__(self) -> None:
+        self.carried: dict[str, Carried] = {}
+        self.down = False
+
+    def load(self, _: str) -> Mapping[str, Carried]:
+        return dict(self.carried)
+
+    def note(self, _: str, session: str, carried: Carried) -> None:
+        if self.down:
+            raise StateError("the database is down")
+        self.carried[session] = carried
+
+
+class Tokens(dict[str, str]):
+    """Tokens of senders in memory."""
+
+    def find(self, address: Address) -> str | None:
+        return self.get(address.sender)
+
+    def keep(self, address: Address, token: str) -> None:
+        self[address.sender] = token
+
+
+class Desk:
+    """A courier's surroundings: trails, cursors, a mailbox; couriers come and go."""
+
+    def __init__(self, home: Path, url: str, project: str, to: tuple[str, ...] = ()) -> None:
+        self.trails = home / "trails"
+        self.kept = Kept()
+        self.told: list[str] = []
+        self.tokens = Tokens()
+        self.address = Address(url, project, f"guard-{uuid.uuid4().hex[:8]}", to)
+
+    def mailbox(self) -> Mailbox:
+        return Mailbox(Server(self.address.url, TOKEN, 5.0), self.address, self.tokens)
+
+    def courier(self, *, only_denials: bool = False, pace: Pace = AT_ONCE) -> Courier:
+        return Courier(
+            "mail", self.mailbox(), self.kept, HOME, only_denials=only_denials, pace=pace, tell=self.told.append
+        )
+
+    def trail(self) -> Trail:
+        session = str(uuid.uuid4())
+        return Trail.create(
+            self.trails / f"{session}.jsonl", self.trails / f"{session}.head", Identity(session, "alice", "a-uuid")
+        )
+
+    def run(self, courier: Courier) -> int:
+        return courier.run({path.stem: path for path in sorted(self.trails.glob("*.jsonl"))})
+
+    def posted(self) -> list[Posted]:
+        found = [posted(sent.subject) for sent in self.mailbox().sent()]
+        return [one for one in found if one is not None]
+
+
+def change(trail: Trail, *paths: str) -> None:
+    for path in paths:
+        trail.outcome(trail.intent(Operation.CREATE_FILE, path, "create", "code"), Operation.CREATE_FILE, path)
+    trail.flush()
+
+
+def test_mailboxes_of_one_sender_may_open_at_the_same_moment(tmp_path: Path, fork: Fork, project: str) -> None:
+    """The courier, the mirror and `audit verify --witness` have one each; the server refuses who comes in between."""
+    for _ in range(3):
+        desk = Desk(tmp_path, fork.url, project)
+        start = threading.Barrier(4)
+
+        def opened(desk: Desk = desk, start: threading.Barrier = start) -> str:
+            mailbox = desk.mailbox()
+            start.wait()
+            return mailbox.open()
+
+        with ThreadPoolExecutor(4) as threads:
+            found = [threads.submit(opened) for _ in range(4)]
+        assert len({one.result() for one in found}) == 1
+
+
+def ranges(letters: list[Posted]) -> list[tuple[int, int]]:
+    return [(letter.first, letter.last) for letter in letters]
+
+
+def assert_each_entry_once(desk: Desk, trail: Trail) -> None:
+    """The letters of a trail follow one another without a gap or an overlap, to its end."""
+    ours = ranges([one for one in desk.posted() if one.session == trail.identity.session])
+    assert [first for first, _ in ours] == [1, *(last + 1 for _, last in ours[:-1])]
+    assert ours[-1][1] == trail.head[0]
+
+
+@pytest.fixture
+def desk(home: Path, server: Fork | Original, project: str) -> Desk:
+    return Desk(home, server.url, project)
+
+
+@pytest.fixture
+def far_desk(home: Path, original: Original, project: str) -> Desk:
+    """At the server of our own, which can be made to fail."""
+    return Desk(home, original.url, project)
+
+
+def test_entries_are_carried_once_and_in_order(desk: Desk) -> None:
+    """To both dialects, from several trails; what is carried is not carried again by another courier."""
+    one, two = desk.trail(), desk.trail()
+    change(one, "a", "b")
+    change(two, "c")
+    courier = desk.courier()
+    assert desk.run(courier) == 2
+    assert desk.run(courier) == 0
+    change(one, "d")
+    assert desk.run(desk.courier()) == 1
+    for trail in (one, two):
+        assert_each_entry_once(desk, trail)
+    letter = next(one for one in desk.posted() if one.first == 5)
+    assert one.head[1].startswith(letter.hash)
+    assert letter.home == HOME[:8]
+
+
+def test_a_refusal_goes_at_once_and_the_rest_waits_for_a_digest(desk: Desk) -> None:
+    """What came before the refusal goes with it, so that the letters follow one another."""
+    trail = desk.trail()
+    change(trail, "a")
+    courier = desk.courier(pace=Pace(digest=3600, head=3600))
+    assert desk.run(courier) == 0
+    trail.denial(DENIED, "create")
+    assert desk.run(courier) == 1
+    assert ranges(desk.posted()) == [(1, 3)]
+    change(trail, "b")
+    trail.alert("three denials")
+    assert desk.run(courier) == 1
+    change(trail, "c")
+    assert desk.run(courier) == 0
+    trail.close()
+    assert desk.run(courier) == 1
+    assert_each_entry_once(desk, trail)
+
+
+def test_a_name_is_what_the_server_says_it_is(home: Path, original: Original, project: str) -> None:
+    """A server may give another name than the one that was asked for."""
+    desk = Desk(home, original.url, project)
+    desk.address = desk.address._replace(sender="Bonobo")
+    assert desk.mailbox().open() == "PearlEagle"
+
+
+def test_others_are_written_to_and_see_what_happened(home: Path, original: Original, project: str) -> None:
+    """A letter says who did what, in a block of code that no name can leave."""
+    original.agents["lead-1"] = "x"
+    desk = Desk(home, original.url, project, to=("lead-1",))
+    trail = desk.trail()
+    change(trail, "a\n~~~\n# forged")
+    trail.denial(DENIED, "create", details={"pid": 1})
+    trail.alert("three denials", code="SUFFIX", path="a.sh")
+    desk.run(desk.courier())
+    (message,) = original.messages
+    assert "lead-1" in message["to"]
+    assert message["importance"] == "urgent"
+    assert message["thread_id"] == "ops"
+    assert message["subject"].startswith("alice: 1 alert, 1 denied, 4 entries [")
+    lines = message["body_md"].splitlines()
+    assert (lines[3], lines[-1]) == ("~~~text", "~~~")
+    assert [re.sub(r"\d\d:\d\d:\d\d\.\d{6} ", "", line) for line in lines[4:-1]] == [
+        "#1 allowed create_file a\\n~~~\\n# forged",
+        "#2 done 1",
+        "#3 denied create_file a.sh SUFFIX: Only .md.",
+        "#4 alert alert a.sh SUFFIX: three denials",
+    ]
+
+
+def test_where_only_denials_are_carried_the_rest_is_witnessed(far_desk: Desk, original: Original) -> None:
+    """Nothing of it is told, and the head is posted at intervals."""
+    trail = far_desk.trail()
+    change(trail, "secret-name")
+    assert far_desk.run(far_desk.courier(only_denials=True)) == 1
+    (message,) = original.messages
+    assert "secret-name" not in message["body_md"]
+    assert "2 of them are not listed" in message["body_md"]
+    assert_each_entry_once(far_desk, trail)
+
+
+def test_long_trails_go_in_several_letters(far_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entries and by characters."""
+    monkeypatch.setattr(letters, "MOST_ENTRIES", 5)
+    trail = far_desk.trail()
+    change(trail, *(f"f{number}" for number in range(6)))
+    assert far_desk.run(far_desk.courier()) == 3
+    monkeypatch.setattr(letters, "MOST_CHARACTERS", 600)
+    change(trail, "x" * 590, "y" * 590)
+    assert far_desk.run(far_desk.courier()) == 3
+    assert_each_entry_once(far_desk, trail)
+
+
+def test_while_the_server_is_down_the_courier_keeps_its_place(home: Path, project: str) -> None:
+    """It catches up when the server is there again."""
+    server = Original()
+    desk = Desk(home, server.url, project)
+    trail = desk.trail()
+    courier = desk.courier()
+    with running(server):
+        change(trail, "a")
+        desk.run(courier)
+    change(trail, "b")
+    with pytest.raises(MailError, match="cannot be reached"):
+        desk.run(courier)
+    with running(server):
+        server.status = 503
+        with pytest.raises(MailError, match="answers 503"):
+            desk.run(courier)
+        server.status = 200
+        assert desk.run(courier) == 1
+        assert_each_entry_once(desk, trail)
+
+
+def test_a_letter_of_which_nothing_is_heard_is_looked_for(far_desk: Desk, original: Original) -> None:
+    """It has arrived, and the courier does not know: by the same courier or by the next, no entry goes twice."""
+    trail = far_desk.trail()
+    courier = far_desk.courier()
+    for number, again in enumerate((courier, far_desk.courier(), far_desk.courier())):
+        change(trail, f"f{number}")
+        original.silent_after = 0
+        with pytest.raises(MailError, match="broke off"):
+            far_desk.run(courier)
+        assert len(original.messages) == number + 1
+        courier = again
+        assert far_desk.run(courier) == 0
+        assert_each_entry_once(far_desk, trail)
+
+
+def test_a_letter_that_could_not_be_noted_is_not_sent_again(desk: Desk) -> None:
+    """The database may be down when the mail server is not; and the courier may be killed then."""
+    trail = desk.trail()
+    change(trail, "a")
+    desk.kept.down = True
+    courier = desk.courier()
+    with pytest.raises(StateError):
+        desk.run(courier)
+    with pytest.raises(StateError):
+        desk.run(courier)
+    desk.kept.down = False
+    for again in (courier, desk.courier()):
+        desk.kept.carried.clear()
+        change(trail, "b")
+        assert desk.run(again) == 1
+        assert_each_entry_once(desk, trail)
+
+
+def test_another_home_at_the_same_mailbox_is_not_disturbed(far_desk: Desk) -> None:
+    """Two hosts may write under one name."""
+    trail = far_desk.trail()
+    change(trail, "a")
+    far_desk.run(far_desk.courier())
+    other = Courier("mail", far_desk.mailbox(), Kept(), str(uuid.uuid4()), pace=AT_ONCE)
+    assert far_desk.run(other) == 1
+
+
+def test_a_server_that_answers_in_events_is_understood(far_desk: Desk, original: Original) -> None:
+    """Streamable HTTP leaves it to the server."""
+    original.events = True
+    trail = far_desk.trail()
+    change(trail, "a")
+    assert far_desk.run(far_desk.courier()) == 1
+    assert_each_entry_once(far_desk, trail)
+
+
+def test_a_wrong_token_and_a_server_that_is_none_are_told(home: Path, original: Original, project: str) -> None:
+    """In one line each."""
+    wrong = Mailbox(Server(original.url, "wrong"), Address(original.url, project, "a-b"), Tokens())
+    with pytest.raises(MailError, match=r"answers 401: .*Unauthorized"):
+        wrong.open()
+    unknown = Mailbox(Server(original.url, TOKEN), Address(original.url, "relative", "a-b"), Tokens())
+    with pytest.raises(MailError, match=r"refuses: .*absolute"):
+        unknown.open()
+
+
+def test_a_trail_that_was_rewritten_whole_is_found_by_its_letters(desk: Desk) -> None:
+    """Its head agrees with it, and the letters do not."""
+    kept, rewritten, cut, gone = (desk.trail() for _ in range(4))
+    for trail in (kept, rewritten, cut, gone):
+        change(trail, "a", "b")
+    desk.run(desk.courier())
+    assert list(compare(desk.posted(), desk.trails, HOME)) == []
+    for trail in (rewritten, cut):
+        trail.path.unlink()
+        trail.path.with_suffix(".head").unlink()
+        anew = Trail.create(trail.path, trail.path.with_suffix(".head"), trail.identity)
+        change(anew, *("x", "b")[: 2 if trail is rewritten else 1])
+        anew.close()
+    gone.path.unlink()
+    found = {one.session: one for one in compare(desk.posted(), desk.trails, HOME)}
+    assert set(found) == {trail.identity.session for trail in (rewritten, cut, gone)}
+    assert "the trail was rewritten" in found[rewritten.identity.session].message
+    assert "entry 4 is missing" in found[cut.identity.session].message
+    assert "is missing: the witness has its entries" in found[gone.identity.session].message
+    assert list(compare(desk.posted(), desk.trails, str(uuid.uuid4()))) == []
+
+
+def test_a_trail_that_changed_under_the_courier_is_told(far_desk: Desk) -> None:
+    """It carries on, and says what it saw."""
+    trail = far_desk.trail()
+    change(trail, "a", "b")
+    far_desk.run(far_desk.courier())
+    raw = trail.path.read_bytes()
+    trail.path.write_bytes(raw[: len(raw) // 2])
+    far_desk.run(far_desk.courier())
+    assert far_desk.told == [f"the trail of session {trail.identity.session} is shorter than the part that was sent"]
+
+
+def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) -> None:
+    """It is told; one that is gone is not there."""
+    (far_desk.trails / "a.jsonl").symlink_to("a.jsonl")
+    (far_desk.trails / "b.jsonl").symlink_to("nothing")
+    change(trail := far_desk.trail(), "a")
+    assert far_desk.run(far_desk.courier()) == 1
+    assert_each_entry_once(far_desk, trail)
+    (told,) = far_desk.told
+    assert "a.jsonl cannot be read: Too many levels" in told
+
+
+def test_a_letter_that_is_refused_is_cut_and_keeps_nobody_waiting(far_desk: Desk, original: Original) -> None:
+    """Servers take so much and no more; what was cut grows again."""
+    long, short = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    change(long, *("x" * 200 for _ in range(300)))
+    change(short, "a")
+    original.largest = 20_000
+    courier = far_desk.courier()
+    with pytest.raises(MailError, match="answers 413"):
+        far_desk.run(courier)
+    assert {one.session for one in far_desk.posted()} == {short.identity.session}
+    original.largest = 2**62
+    while far_desk.run(courier):
+        pass
+    assert_each_entry_once(far_desk, long)
+    assert 600 // 8 in [one.last for one in far_desk.posted()]
+    original.largest = 2_000
+    change(long, *("y" * 200 for _ in range(20)))
+    while len([one for one in far_desk.posted() if one.last == 640]) == 0:
+        with contextlib.suppress(MailError):
+            far_desk.run(courier)
+    assert_each_entry_once(far_desk, long)
+
+
+def test_a_server_that_refuses_everything_for_a_while_loses_nothing(far_desk: Desk, original: Original) -> None:
+    """What it refused is due as before."""
+    change(far_desk.trail(), "a")
+    courier = far_desk.courier()
+    original.status = 500
+    for _ in range(3):
+        with pytest.raises(MailError, match="answers 500"):
+            far_desk.run(courier)
+    original.status = 200
+    assert far_desk.run(courier) == 1
+
+
+def test_who_is_refused_without_end_keeps_nobody_waiting(far_desk: Desk) -> None:
+    """An agent that hammers must not keep others' alerts from the thread."""
+    hammering, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    other.alert("look")
+    hammering.denial(DENIED, "create")
+
+    def goes_on() -> bool:
+        hammering.denial(DENIED, "create")
+        return True
+
+    trails = {path.stem: path for path in sorted(far_desk.trails.glob("*.jsonl"))}
+    far_desk.courier().run(trails, goes_on)
+    assert other.identity.session in {one.session for one in far_desk.posted()}
+
+
+def test_a_session_may_go_to_another_courier_and_come_back(far_desk: Desk) -> None:
+    """As when its policy is changed, and changed back; the mailbox is the same."""
+    trail = far_desk.trail()
+    couriers = far_desk.courier(), far_desk.courier(only_denials=True)
+    trails = {trail.path.stem: trail.path}
+    for number in range(5):
+        change(trail, f"f{number}")
+        for courier in couriers:
+            courier.run(trails if courier is couriers[number % 2] else {})
+    assert_each_entry_once(far_desk, trail)
+
+
+def test_a_trail_that_cannot_be_read_back_does_not_keep_the_others(far_desk: Desk, original: Original) -> None:
+    """When it can be read again, nothing of it goes twice."""
+    lost, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
+    change(lost, "a")
+    original.silent_after = 0
+    with pytest.raises(MailError):
+        far_desk.run(far_desk.courier())
+    aside = lost.path.with_suffix(".aside")
+    lost.path.rename(aside)
+    lost.path.symlink_to(lost.path.name)
+    change(other, "b")
+    courier = far_desk.courier()
+    far_desk.run(courier)
+    assert_each_entry_once(far_desk, other)
+    aside.replace(lost.path)
+    far_desk.run(courier)
+    change(lost, "c")
+    far_desk.run(courier)
+    assert_each_entry_once(far_desk, lost)
+
+
+def test_lines_that_are_no_entries_are_carried_too(far_desk: Desk, original: Original) -> None:
+    """They are told, and the letters go on from the last entry."""
+    trail = far_desk.trail()
+    change(trail, "a")
+    courier = far_desk.courier()
+    far_desk.run(courier)
+    with trail.path.open("ab") as out:
+        out.write(b"garbage\n")
+    assert far_desk.run(courier) == 1
+    assert "unreadable" in original.messages[-1]["body_md"]
+    assert far_desk.kept.carried[trail.identity.session].seq == 2
+    change(trail, "b")
+    assert far_desk.run(far_desk.courier()) == 1
+    assert [one.last for one in far_desk.posted()] == [2, 2, 4]
+    assert far_desk.told == []
+
+
+def test_a_trail_that_was_rewritten_is_told_as_soon_as_it_goes_on(far_desk: Desk) -> None:
+    """Without anybody asking the witness."""
+    trail = far_desk.trail()
+    change(trail, "a")
+    far_desk.run(far_desk.courier())
+    trail.path.unlink()
+    trail.path.with_suffix(".head").unlink()
+    anew = Trail.create(trail.path, trail.path.with_suffix(".head"), trail.identity)
+    change(anew, "another", "more")
+    far_desk.run(far_desk.courier())
+    (told,) = far_desk.told
+    assert told.endswith(f"{trail.identity.session} does not continue the part that was sent")
+    anew.close()
+
+
+def http(body: bytes, status: int = 200) -> bytes:
+    return b"HTTP/1.0 %d x\r\nContent-Type: application/json\r\n\r\n%s" % (status, body)
+
+
+def rpc(result: object) -> bytes:
+    return http(json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}).encode())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"HTTP/1.0 200",
+        b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 x\r\nContent-Length: 50\r\n\r\n{",
+        http(b"<html>"),
+        http(b"[" * 100_000),
+        http(b"null"),
+        http(b'"error"'),
+        http(b'[{"error": {}}]'),
+        http(b'{"error": null}'),
+        http(b'{"error": "no"}'),
+        http(b'{"result": []}'),
+        http(b"", 204),
+        http(b"", 302),
+        *map(
+            rpc,
+            (
+                {},
+                {"tools": {}},
+                {"tools": [1, {}, {"name": None, "inputSchema": []}, {"name": "send_message", "inputSchema": 5}]},
+                {"tools": [{"name": "send_message"}, {"name": "ensure_project"}, {"name": "register_agent"}]},
+                {"content": 5, "isError": True},
+                {"content": [{"text": 5}, 7]},
+                {"contents": 7},
+            ),
+        ),
+    ],
+)
+def test_whatever_a_server_answers_is_no_more_than_a_failure(answer: bytes) -> None:
+    """It is told in one line, and tried again."""
+    with answering(answer) as url:
+        mailbox = Mailbox(Server(url, TOKEN, 5.0), Address(url, "/p", "a-b"), Tokens())
+        server = Server(url, TOKEN, 5.0)
+        for ask in (
+            lambda: mailbox.send("s", "b", "low"),
+            mailbox.sent,
+            mailbox.reservations,
+            lambda: server.read("resource://x"),
+        ):
+            with pytest.raises(MailError) as told:
+                ask()
+            assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [{}, [5], ["x"], [{}], [{"id": "x"}], [{"expires_ts": 5}], [{"id": 1, "agent": "a", "path_pattern": "p",
+     "exclusive": True, "expires_ts": "9999-12-31T23:59:59-12:00"}], None, 7],
+)  # fmt: skip
+def test_whatever_a_server_lists_as_reservations_is_no_more_than_a_failure(original: Original, listed: object) -> None:
+    """It is not taken for none."""
+    original.reservations = listed  # type: ignore[assignment]
+    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    if listed == {}:
+        assert mailbox.reservations() == []
+        return
+    with pytest.raises(MailError, match="in an unknown format"):
+        mailbox.reservations()
+
+
+def test_a_server_that_speaks_too_slowly_is_left() -> None:
+    """However little it says at a time, the whole has an end, and what was asked may have been done."""
+    began = time.monotonic()
+    slowly = [b"HTTP/1.0 200 x\r\n"] + [b"X-More: y\r\n"] * 90
+    with answering(*slowly, between=0.5) as url, pytest.raises(MailError, match="took more than 1 s") as told:
+        Server(url, TOKEN, 1.0).call("send_message", {})
+    assert told.value.carried_out is None
+    assert time.monotonic() - began < 20
+
+
+def test_no_token_is_in_what_is_told(original: Original) -> None:
+    """Also where the server repeats it."""
+    original.status, original.detail = 403, "your header was {}"
+    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    with pytest.raises(MailError, match=r"Bearer \*\*\*"):
+        mailbox.open()
+    refusal = rpc({"isError": True, "content": [{"text": "no agent has the token s3cret"}]})
+    with answering(refusal) as url, pytest.raises(MailError, match=r"the token \*\*\*"):
+        Server(url, TOKEN).call("send_message", {"sender_token": "s3cret"})
+
+
+_TEXT = st.text(st.characters(), max_size=40)
+
+
+@settings(deadline=None)
+@given(agent=_TEXT, path=_TEXT, reason=_TEXT, seq=st.integers(1, 10**12))
+def test_a_subject_is_read_back_whatever_the_entries_hold(agent: str, path: str, reason: str, seq: int) -> None:
+    """It is one line of less than 200 characters, and the block of a body ends where it should."""
+    entry = AuditEntry(
+        datetime(2026, 1, 31, tzinfo=UTC) + timedelta(seconds=1), "file", "create_file", agent, {}, "denied", reason,
+        kind="intent", path=path, seq=seq, hash="ab" * 32,
+    )  # fmt: skip
+    letter = Letter(str(uuid.uuid4()), HOME)
+    letter.take(entry, only_denials=False)
+    assert len(letter.subject) < 200
+    assert len(letter.subject.splitlines()) == 1
+    assert posted(letter.subject) == Posted(letter.session, seq, seq, "ab" * 16, HOME[:8])
+    assert [line for line in letter.body.splitlines() if line.startswith("~~~")] == ["~~~text", "~~~"]
+
+
+def test_a_subject_of_others_is_none_of_ours() -> None:
+    """Whatever it says."""
+    for text in ("", "hello", "[x 1-2 ab cd]", f"[{uuid.uuid4()} 1-2 {'a' * 31} {'b' * 8}]"):
+        assert posted(text) is None

@@ -1,0 +1,121 @@
+"""A full disk: without space for the record, no change is made; without space in the source, the program gets
+ENOSPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs import session
+from tests.attacks.attack import CONTENT
+from tests.attacks.ground import build
+from tests.support.syscalls import make, read
+from tests.support.users import outcome, tell
+from tests.support.world import Mounted, bonobofs
+
+pytestmark = pytest.mark.root
+
+
+@contextlib.contextmanager
+def _small_disk(path: Path, kilobytes: int) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory on a disk of its own, of one megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with _small_disk(disk, 1000):
+        monkeypatch.setenv("BONOBOFS_HOME", str(disk / "home"))
+        yield session.home()
+
+
+def _append_until_full(path: Path) -> object:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        for _ in range(1000):
+            os.write(fd, bytes(4096))
+    except OSError as error:
+        return error.errno
+    finally:
+        os.close(fd)
+    return None
+
+
+def _fill(path: Path) -> None:
+    """Take all the room that is left."""
+    assert _append_until_full(path) == errno.ENOSPC
+
+
+def _make_until_refused(top: Path) -> tuple[int, object]:
+    """Make files until one is refused; how many were made, and the error."""
+    for number in range(1000):
+        came = outcome(make, top / f"aidlc-docs/{number}.md")
+        if came is not None:
+            return number, came
+    return 1000, None
+
+
+def test_changes_that_cannot_be_recorded_are_refused_until_there_is_space(
+    mounted: Mounted, source: Path, home: Path
+) -> None:
+    """Every change is refused with EIO, and reads go on. With space again, changes succeed."""
+    build(source)
+    world = mounted()
+    _fill(home / "filler")
+    made, came = tell(_make_until_refused, world.path)
+    assert came == errno.EIO
+    assert sorted(os.listdir(source / "aidlc-docs")) == sorted(f"{number}.md" for number in range(made))
+    for call, *arguments in (
+        (os.mkdir, world.path / "tests/new"),
+        (os.unlink, world.path / "aidlc-docs/0.md"),
+        (os.truncate, world.path / "aidlc-docs/0.md", 10),
+        (os.rename, world.path / "aidlc-docs/0.md", world.path / "aidlc-docs/x.md"),
+        (os.chmod, world.path / "aidlc-docs/0.md", 0o600),
+        (os.setxattr, world.path / "aidlc-docs/0.md", "user.x", b"1"),
+    ):
+        assert tell(outcome, call, *arguments) == errno.EIO
+    assert tell(outcome, os.truncate, world.path / "src/main.py", 0) == errno.EACCES
+    assert tell(read, world.path / "README.md") == CONTENT
+    denials = tell(read, world.path / ".bonobofs/denials.jsonl").decode().splitlines()
+    assert json.loads(denials[0])["code"] == "UNRECORDED"
+    assert json.loads(denials[-1])["code"] == "DEFAULT"
+    (home / "filler").unlink()
+
+    assert tell(outcome, make, world.path / "aidlc-docs/again.md") is None
+    entries = world.entries()
+    assert [entry.details["error"] for entry in entries if entry.kind == "alert"] == ["No space left on device"]
+    assert [e.path for e in entries if e.kind == "intent" and e.result == "allowed"] == [
+        *(f"aidlc-docs/{number}.md" for number in range(made)),
+        "aidlc-docs/again.md",
+    ]
+    assert bonobofs("audit", "verify").returncode == 0
+    assert world.umount().closed
+
+
+def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path) -> None:
+    """ENOSPC reaches the program, and the outcome in the record is that error."""
+    source = tmp_path / "small"
+    source.mkdir()
+    with _small_disk(source, 400):
+        build(source)
+        world = mounted(source=source)
+        assert tell(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
+        assert tell(outcome, os.truncate, world.path / "aidlc-docs/plan.md", 0) is None
+        assert tell(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
+        outcomes = [(entry.path, entry.reason) for entry in world.entries() if entry.result == "error"]
+        assert outcomes == [("aidlc-docs/plan.md", "ENOSPC: No space left on device")] * 2
+        assert world.clear() == []

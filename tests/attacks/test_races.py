@@ -1,0 +1,285 @@
+"""Races: something is swapped for something else between the check and the use, over and over.
+
+Swappers and writers are programs of their own and run for a second or so. Afterwards nothing may lie where it must
+not, and at no moment may the policy have been broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bonobofs.policy.engine import EXECUTABLE_HEADS
+from tests.attacks.attack import CONTENT
+from tests.attacks.ground import build
+from tests.support.syscalls import RENAME_EXCHANGE, append, make, opened, renameat2, tick
+from tests.support.trees import look
+from tests.support.users import tell
+from tests.support.world import Mounted, World, bonobofs
+
+SECONDS: Final = 1.2
+"""How long one race runs."""
+
+Story = Callable[[Path, Path], None]
+"""Done over and over, with the mount and the source; what fails is tried again."""
+
+
+@pytest.fixture
+def source(source: Path) -> Path:
+    build(source)
+    (source / "aidlc-docs/d").mkdir()
+    (source / "aidlc-docs/d/plan.md").write_bytes(CONTENT)
+    (source / "tests/d").mkdir()
+    return source
+
+
+@contextlib.contextmanager
+def _going(*stories: Story, world: World) -> Iterator[None]:
+    """Each story in a process of its own, until the end of the block."""
+    children = []
+    for story in stories:
+        child = os.fork()
+        if child == 0:
+            while True:
+                with contextlib.suppress(OSError):
+                    story(world.path, world.source)
+        children.append(child)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _race(world: World, *stories: Story, watch: Callable[[], None] | None = None) -> None:
+    with _going(*stories, world=world):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if watch is not None:
+                watch()
+            os.sched_yield()
+    assert world.is_alive
+    assert bonobofs("audit", "verify").returncode == 0
+
+
+def _write_in(directory: str) -> Story:
+    """Make, write, append and remove files in a directory of the mount."""
+
+    def story(mount: Path, _: Path) -> None:
+        path = mount / directory / "plan.md"
+        with opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
+            os.write(fd, b"EVIL")
+            os.pwrite(fd, b"EVIL", 100)
+        os.truncate(path, 7)
+        os.rename(path, mount / directory / "other.md")
+        os.mkdir(mount / directory / "made")
+        os.rmdir(mount / directory / "made")
+        os.unlink(mount / directory / "other.md")
+
+    return story
+
+
+# -- within the mount
+
+
+def _swap_for_symlink(mount: Path, _: Path) -> None:
+    os.rename(mount / "aidlc-docs/d", mount / "aidlc-docs/aside")
+    try:
+        os.symlink("../src", mount / "aidlc-docs/d")
+        os.unlink(mount / "aidlc-docs/d")
+    finally:
+        os.rename(mount / "aidlc-docs/aside", mount / "aidlc-docs/d")
+
+
+def test_a_directory_that_is_swapped_for_a_symlink_in_the_mount(mounted: Mounted, source: Path) -> None:
+    """Whatever the kernel takes the path for, what is changed is judged where it lies."""
+    world = mounted()
+    before = look(source, without=("aidlc-docs",))
+    _race(world, _swap_for_symlink, _write_in("aidlc-docs/d"), _write_in("aidlc-docs/d"))
+    assert look(source, without=("aidlc-docs",)) == before
+
+
+def _exchange_directories(mount: Path, _: Path) -> None:
+    renameat2(mount / "aidlc-docs/d", mount / "tests/d", RENAME_EXCHANGE)
+
+
+def _fill(mount: Path, _: Path) -> None:
+    for directory in ("aidlc-docs/d", "tests/d"):
+        for name in ("plan.md", "module.py"):
+            with contextlib.suppress(OSError):
+                with opened(mount / directory / name, os.O_RDWR | os.O_CREAT, 0o777) as fd:
+                    os.write(fd, b"#!")
+                os.unlink(mount / directory / name)
+
+
+def _broken(source: Path) -> list[str]:
+    """Files that lie where the default policy would not have let them come."""
+    wrong = []
+    for top, suffix, may_run in (("aidlc-docs", ".md", False), ("tests", ".py", True)):
+        for above, _, names in os.walk(source / top):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError), open(os.path.join(above, name), "rb") as file:
+                    runs = os.fstat(file.fileno()).st_mode & 0o111 or file.read(8).startswith(EXECUTABLE_HEADS)
+                    gone = os.fstat(file.fileno()).st_nlink == 0
+                    if not gone and (not name.endswith(suffix) or (runs and not may_run)):
+                        wrong.append(os.path.join(above, name))
+    return wrong
+
+
+def test_directories_that_change_places_while_they_are_filled(mounted: Mounted, source: Path) -> None:
+    """A file is judged where its directory lies when it is made, and the directory when it moves with the file."""
+    (source / "aidlc-docs/d/plan.md").unlink()
+    world = mounted()
+    _race(world, _exchange_directories, _fill, _fill)
+    assert _broken(source) == []
+
+
+def _link_and_unlink(mount: Path, _: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(mount / "aidlc-docs/alias.md")
+    os.link(mount / "tests/d/module.py", mount / "aidlc-docs/alias.md")
+
+
+def _turn_into_a_script(mount: Path, _: Path) -> None:
+    with opened(mount / "tests/d/module.py", os.O_RDWR | os.O_CREAT) as fd:
+        for byte, at in ((b"#", 0), (b"!", 1), (b"x", 0)):
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, byte, at)
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, 0o755)
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, 0o644)
+
+
+def test_an_alias_that_comes_and_goes_while_the_file_becomes_a_script(mounted: Mounted, source: Path) -> None:
+    """At no moment is there a document that runs."""
+    world = mounted()
+
+    def watch() -> None:
+        # The name may lead to another file by the time it is read; the same file twice under one name is what counts.
+        with contextlib.suppress(FileNotFoundError), opened(source / "aidlc-docs/alias.md", os.O_RDONLY) as fd:
+            before = os.fstat(fd)
+            head = os.pread(fd, 2, 0)
+            after, named = os.fstat(fd), os.stat(source / "aidlc-docs/alias.md")
+            if (named.st_ino, named.st_nlink, before.st_nlink, after.st_ctime_ns) == (
+                before.st_ino,
+                2,
+                2,
+                before.st_ctime_ns,
+            ):
+                assert (head, before.st_mode & 0o111) != (b"#!", 0)
+                assert not before.st_mode & 0o111
+
+    _race(world, _link_and_unlink, _turn_into_a_script, watch=watch)
+    assert _broken(source) == []
+
+
+# -- behind the mount
+
+
+def _swap_for_a_symlink_behind(_: Path, source: Path) -> None:
+    """The runc class: the directory is a symlink for the length of one system call."""
+    os.symlink("../../outside", source / "aidlc-docs/link")
+    try:
+        renameat2(source / "aidlc-docs/d", source / "aidlc-docs/link", RENAME_EXCHANGE)
+        renameat2(source / "aidlc-docs/d", source / "aidlc-docs/link", RENAME_EXCHANGE)
+    finally:
+        os.unlink(source / "aidlc-docs/link")
+
+
+def _swap_for_a_hook_behind(_: Path, source: Path) -> None:
+    """The file is a symlink to a hook, then a hard link of it, then a pipe."""
+    path, aside = source / "aidlc-docs/d/plan.md", source / "aidlc-docs/aside"
+    puts: tuple[tuple[Callable[..., None], tuple[Path, ...]], ...] = (
+        (os.symlink, (Path("../../.git/config"), aside)),  # in the mount it leads to what is protected
+        (os.link, (source / ".git/config", aside)),
+        (os.mkfifo, (aside,)),
+    )
+    for put, names in puts:
+        put(*names)
+        try:
+            renameat2(path, aside, RENAME_EXCHANGE)
+            renameat2(path, aside, RENAME_EXCHANGE)
+        finally:
+            os.unlink(aside)
+
+
+def _far_from(source: Path) -> Path:
+    """A mountpoint from which `../../outside` leads nowhere: whoever gets there got there by the server."""
+    mountpoint = source.parent / "elsewhere/mount"
+    mountpoint.mkdir(parents=True)
+    return mountpoint
+
+
+@pytest.mark.parametrize("swap", [_swap_for_a_symlink_behind, _swap_for_a_hook_behind], ids=["directory", "file"])
+def test_swaps_behind_the_mount_do_not_redirect_changes(mounted: Mounted, source: Path, swap: Story) -> None:
+    """A directory that becomes a symlink, a file that becomes a link: nothing outside and nothing closed changes."""
+    outside = source.parent / "outside"
+    outside.mkdir()
+    (outside / "plan.md").write_bytes(CONTENT)
+    world = mounted(mountpoint=_far_from(source))
+    before = look(source, without=("aidlc-docs",)), look(outside)
+    _race(world, swap, _write_in("aidlc-docs/d"), _write_in("aidlc-docs/d"))
+    assert (look(source, without=("aidlc-docs",)), look(outside)) == before
+
+
+def _try_everything_in(top: Path) -> None:
+    for call, *arguments in (
+        (make, top / "new.md", b"EVIL"),
+        (append, top / "plan.md", b"EVIL"),
+        (os.truncate, top / "plan.md", 1),
+        (os.chmod, top / "plan.md", 0o600),
+        (os.mkdir, top / "made"),
+        (os.rename, top / "plan.md", top / "other.md"),
+        (os.unlink, top / "plan.md"),
+    ):
+        with contextlib.suppress(OSError):
+            call(*arguments)
+
+
+def test_a_parent_that_was_moved_out_and_linked_back_is_outside(mounted: Mounted, source: Path) -> None:
+    """A directory that lies outside the source now, and is reached from it by a symlink, is not written through."""
+    outside = source.parent / "outside"
+    (source / "aidlc-docs/d/deep").mkdir()
+    (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)
+    world = mounted(mountpoint=_far_from(source))
+    deep = world.path / "aidlc-docs/d/deep"
+    tell(append, deep / "plan.md", b"seen by the server, which keeps a descriptor")
+    os.rename(source / "aidlc-docs/d", outside)
+    os.symlink("../../outside", source / "aidlc-docs/d")
+    before = look(outside)
+    tell(_try_everything_in, deep)
+    _race(world, _write_in("aidlc-docs/d/deep"))
+    assert look(outside) == before
+
+
+def _hold_and_move(top: Path, source: Path, outside: Path) -> None:
+    with opened(top / "aidlc-docs/d/deep/plan.md") as fd:
+        os.write(fd, b"seen")
+        os.rename(source / "aidlc-docs/d", outside)
+        os.symlink("../../outside", source / "aidlc-docs/d")
+        for _ in range(3):
+            tick()  # longer than a name is trusted
+        for call, *arguments in ((os.pwrite, b"EVIL", 50), (os.ftruncate, 3), (os.fchmod, 0o600)):
+            with contextlib.suppress(OSError):
+                call(fd, *arguments)
+
+
+def test_a_descriptor_does_not_lead_out_after_its_file(mounted: Mounted, source: Path) -> None:
+    """Nor is it, once the file lies outside, through a descriptor from before."""
+    outside = source.parent / "outside"
+    (source / "aidlc-docs/d/deep").mkdir()
+    (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)
+    world = mounted(mountpoint=_far_from(source))
+    tell(_hold_and_move, world.path, source, outside)
+    assert (outside / "deep/plan.md").read_bytes() == b"seen" + CONTENT[4:]
+    assert (outside / "deep/plan.md").stat().st_mode & 0o777 == 0o644

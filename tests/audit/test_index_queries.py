@@ -1,0 +1,199 @@
+"""Whatever is asked of the index, it answers as whoever reads the trails from their beginnings would."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bonobofs.audit import index as module
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.index import GroupBy, Index, IndexQuery, microseconds
+from bonobofs.audit.index_store import open_tables
+from bonobofs.audit.reader import Change, read, trails_in
+from bonobofs.audit.report import Report
+from bonobofs.audit.writer import Identity, Trail
+from tests.support.postgres import Postgres
+
+BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+NAMES = ("a", "b.md", "\udcff", "é", "a%", "\\", "*", "😀")
+RULES = ("artifacts", "code", "it's")
+AGENTS = (("alice", "id-1"), ("bob", "id-2"), ("alice", "id-3"))
+"""A label that was used again belongs to another."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def index(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        monkeypatch.setenv("BONOBOFS_DATABASE", server.make_database())
+    tables = open_tables(home)
+    yield Index(home, "here", tables)
+    tables.close()
+
+
+def write_trails(home: Path, chance: random.Random) -> None:
+    """A few sessions, with everything that a record may hold, by clocks that go forward."""
+    for number in range(chance.randint(1, 5)):
+        label, identity = chance.choice(AGENTS)
+        paths = home / "trails" / f"s{number}.jsonl", home / "trails" / f"s{number}.head"
+        trail = Trail.create(*paths, Identity(f"s{number}", label, identity))
+        moment = BEGAN
+        for _ in range(chance.randint(0, 40)):
+            moment += timedelta(milliseconds=chance.choice((0, 1, 1000)))
+            trail.append(entry(chance, moment, label, identity, trail.head[0]))
+        trail.close()
+        with trail.path.open("ab") as out:
+            out.write(chance.choice((b"", b"garbage\n", b'{"timestamp":')))
+
+
+def entry(chance: random.Random, moment: datetime, label: str, identity: str, before: int) -> AuditEntry:
+    kind = chance.choice(("intent", "intent", "outcome", "outcome", "alert", "event"))
+    result = chance.choice(("allowed", "allowed", "denied", "error")) if kind != "event" else "allowed"
+    details: dict[str, Any] = {"intent": chance.randint(1, max(1, before))} if kind == "outcome" else {}
+    if result == "denied" and kind == "outcome":
+        details["count"] = chance.randint(1, 50)
+    if chance.random() < 0.3:
+        details[chance.choice(("to", "from"))] = path_of(chance)
+    return AuditEntry(
+        moment, "file", chance.choice(("create_file", "rename", "mkdir")), label, details, result, None, kind=kind,
+        agent_id=identity, path=path_of(chance), rule=chance.choice(RULES) if result == "denied" else "",
+        code=chance.choice(("SUFFIX", "ROLE")) if result == "denied" else None,
+    )  # fmt: skip
+
+
+def path_of(chance: random.Random) -> str:
+    return "/".join(chance.choice(NAMES) for _ in range(chance.randint(0, 3)))
+
+
+def scanned(home: Path) -> list[list[Change]]:
+    """The changes of each trail, each outcome put to the intent that it names."""
+    found = []
+    for trail in trails_in(home / "trails"):
+        changes: list[Change] = []
+        for one in read(trail):
+            if one.kind == "outcome" and one.result != "denied":
+                for place, (intent, outcome) in enumerate(changes):
+                    awaits = outcome is None and (intent.kind, intent.result) == ("intent", "allowed")
+                    if awaits and intent.seq == one.details.get("intent"):
+                        changes[place] = Change(intent, one)
+                        break
+                else:
+                    changes.append(Change(one))
+            else:
+                changes.append(Change(one))
+        found.append(changes)
+    return found
+
+
+def answers(change: Change, session: str, wanted: IndexQuery) -> bool:
+    one, outcome = change
+    last = max(microseconds(each.timestamp) for each in (one, outcome) if each is not None)
+    other = next((one.details[key] for key in ("to", "from") if key in one.details), "")
+    who = wanted.agent is None or wanted.agent in (one.agent, one.agent_id)
+    who = one.agent_id == wanted.agent_id if wanted.agent_id is not None else who
+    return (
+        who
+        and wanted.session in (None, session)
+        and wanted.operation in (None, one.operation)
+        and wanted.rule in (None, one.rule)
+        and wanted.result in (None, change.result)
+        and (wanted.since is None or last >= wanted.since)
+        and (wanted.until is None or microseconds(one.timestamp) <= wanted.until)
+        and (
+            wanted.path is None
+            or any(below(path, wanted.path) for path in (one.path, other) if path or path == one.path)
+        )
+    )
+
+
+def below(path: str, asked: str) -> bool:
+    """Whether a path is what was asked for, or lies below it; `*` stands for any one name."""
+    names, wanted = path.split("/"), asked.split("/")
+    return len(names) >= len(wanted) and all(want in ("*", name) for name, want in zip(names, wanted, strict=False))
+
+
+def asked(chance: random.Random) -> IndexQuery:
+    """One, two or three filters: with more hardly anything answers."""
+
+    def moment() -> int:
+        return microseconds(BEGAN + timedelta(milliseconds=chance.choice((-1, 0, 1, 500, 1000, 1001, 5000, 10**6))))
+
+    agent, identity = chance.choice((("alice", None), ("id-1", None), ("alice", "id-3")))
+    filters: list[dict[str, Any]] = [
+        {"agent": agent, "agent_id": identity},
+        {"session": chance.choice(("s0", "s1", "nobody"))},
+        {"path": chance.choice((*(name for name in NAMES if "*" not in name), "a/b.md", "*/a"))},
+        {"operation": chance.choice(("create_file", "rename"))},
+        {"rule": chance.choice(RULES)},
+        {"result": chance.choice(("allowed", "denied", "error"))},
+        {"since": moment()},
+        {"until": moment()},
+    ]
+    chosen: dict[str, Any] = {}
+    for one in chance.sample(filters, chance.randint(1, 3)):
+        chosen |= one
+    return IndexQuery(**chosen)
+
+
+def told(changes: list[Change]) -> list[str]:
+    return sorted(str(change) for change in changes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_answers_as_the_trails_do(home: Path, index: Index, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By agent, session, path, operation, rule, result and time, alone and together, and so do its counts."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", chance.randint(1, 50))
+    write_trails(home, chance)
+    index.catch_up()
+    trails = {path.stem: changes for path, changes in zip(trails_in(home / "trails"), scanned(home), strict=True)}
+    for _ in range(40):
+        wanted = asked(chance)
+        found = list(index.changes(wanted))
+        expected = [each for name, changes in trails.items() for each in changes if answers(each, name, wanted)]
+        assert told(found) == told(expected), wanted
+        assert [one.entry.timestamp for one in found] == sorted(one.entry.timestamp for one in found)
+        for by in (GroupBy.AGENT, GroupBy.PATH, GroupBy.RULE, GroupBy.CODE, GroupBy.RESULT, GroupBy.OPERATION):
+            assert counted(index, wanted, by) == counted_here(expected, by), (wanted, by)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rules_that_refused_most_are_the_same_by_either_way(home: Path, index: Index, seed: int) -> None:
+    """By a count of the index, by a report, and by the trails."""
+    write_trails(home, random.Random(seed))
+    index.catch_up()
+    report = Report({})
+    report.add(index.changes(IndexQuery()))
+    top = Counter[str]()
+    for one in report.document()["top_denied_rules"]:
+        top[one["rule"]] += one["times"]
+    refused = Counter[str]()
+    for change in itertools.chain(*scanned(home)):
+        if change.entry.result == "denied" and change.entry.kind != "alert":
+            refused[change.entry.rule] += change.entry.details.get("count", 1)
+    assert top == refused
+    assert {one.value: one.times for one in index.count(IndexQuery(result="denied"), GroupBy.RULE)} == refused
+
+
+def counted(index: Index, wanted: IndexQuery, by: GroupBy) -> dict[str, tuple[int, int]]:
+    return {one.value: (one.changes, one.times) for one in index.count(wanted, by)}
+
+
+def counted_here(changes: list[Change], by: GroupBy) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for change in changes:
+        one = change.entry
+        if one.kind not in ("intent", "outcome"):
+            continue
+        values = {GroupBy.AGENT: one.agent_id, GroupBy.RESULT: change.result, GroupBy.CODE: one.code or ""}
+        value = values[by] if by in values else getattr(one, by.value)
+        number, times = found.get(value, (0, 0))
+        found[value] = number + 1, times + one.details.get("count", 1)
+    return found

@@ -1,0 +1,140 @@
+"""The client does what bd can be asked for, and says how it ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bonobofs.beads import Beads, Edge, NewIssue
+from bonobofs.errors import BeadsError, UsageError
+from bonobofs.policy.decision import Permit
+from tests.support.beads_workspace import Workspace
+
+WHOLE = NewIssue(
+    "A title",
+    "bug",
+    0,
+    description="What is wrong.\n\nIn two paragraphs.",
+    design="How it is to be.",
+    acceptance="- [ ] done",
+    notes="n",
+    assignee="bob",
+    labels=("phase:build", "unit:one"),
+    metadata={"agent": "1"},
+)
+
+
+def test_an_issue_is_created_with_every_field_that_it_is_given(
+    beads: Beads, beads_workspace: Workspace, permit: Permit
+) -> None:
+    """What is created is what was asked for, as alice, and alice's address is its owner's."""
+    with beads.turn() as turn:
+        made = turn.create_issue(WHOLE, permit)
+    issue = made.issue
+    assert (issue.title, issue.issue_type, issue.priority, issue.status) == ("A title", "bug", 0, "open")
+    assert (issue.description, issue.design, issue.notes) == (WHOLE.description, WHOLE.design, WHOLE.notes)
+    assert (issue.acceptance, issue.assignee, issue.labels) == (WHOLE.acceptance, WHOLE.assignee, WHOLE.labels)
+    assert issue.metadata["agent"] == "1"
+    assert (issue.created_by, issue.owner) == ("alice", "0b5c1f2a-7f53-4f37-8e1e-1a2b3c4d5e6f@bonobofs.invalid")
+    assert made.after[issue.id] == issue
+    assert beads_workspace.issue(issue.id)["title"] == "A title"
+
+
+def test_a_child_is_created_below_its_parent(beads: Beads, permit: Permit) -> None:
+    """The edge to the parent is there, and the parent's labels are the child's too."""
+    with beads.turn() as turn:
+        epic = turn.create_issue(NewIssue("an epic", "epic", labels=("phase:build",)), permit).issue
+        child = turn.create_issue(NewIssue("a child", parent=epic.id), permit)
+        assert child.issue.edges == (Edge(child.issue.id, epic.id, "parent-child"),)
+        assert child.issue.labels == ("phase:build",)
+        assert [issue.id for issue in child.after.children(epic.id)] == [child.issue.id]
+
+
+def test_a_message_lasts_and_is_listed(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """A message is one of the issues that bd keeps, and not one that passes away."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("a question", "message", assignee="human"), permit)
+    assert made.issue.issue_type == "message"
+    assert not made.issue.ephemeral
+    assert made.issue.id in {issue["id"] for issue in beads_workspace.json("list", "--include-infra")}
+
+
+def test_fields_are_changed_and_nothing_else(beads: Beads, permit: Permit) -> None:
+    """What an update does not name stays, also the rest of the metadata."""
+    with beads.turn() as turn:
+        made = turn.create_issue(WHOLE, permit).issue
+        now = turn.update_issue(
+            made.id,
+            permit,
+            status="in_progress",
+            assignee="",
+            title="-another",
+            metadata={"more": [1]},
+            add_labels=["unit:two"],
+            remove_labels=["unit:one"],
+        ).issue
+    assert (now.status, now.assignee, now.title) == ("in_progress", "", "-another")
+    assert now.labels == ("phase:build", "unit:two")
+    assert now.metadata == {**made.metadata, "more": [1]}
+    assert (now.description, now.design, now.priority) == (made.description, made.design, made.priority)
+
+
+def test_an_issue_is_closed_and_opened_again(beads: Beads, permit: Permit) -> None:
+    """Closing tells why, and opening takes that back."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), permit).issue
+        closed = turn.close_issue(made.id, permit, reason="-it is done").issue
+        assert (closed.is_closed, closed.close_reason) == (True, "-it is done")
+        opened = turn.reopen_issue(made.id, permit).issue
+        assert (opened.status, opened.close_reason) == ("open", "")
+
+
+def test_dependencies_come_and_go(beads: Beads, permit: Permit) -> None:
+    """An edge is seen from both its ends, and only until it is removed."""
+    with beads.turn() as turn:
+        one, two = (turn.create_issue(NewIssue(title), permit).issue.id for title in ("one", "two"))
+        tied = turn.add_dependency(one, two, "blocks", permit)
+        assert tied.issue.edges == tied.after.edges == (Edge(one, two, "blocks"),)
+        with pytest.raises(BeadsError, match="block") as refused:
+            turn.close_issue(one, permit)
+        assert refused.value.carried_out is False
+        assert turn.remove_dependency(one, two, permit).after.edges == ()
+
+
+def test_a_comment_is_said_as_it_was_given(beads: Beads, permit: Permit) -> None:
+    """Also one that begins like a flag, or spans lines."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), permit).issue
+        for text in ("--actor=bob", "two\nlines", "@/etc/passwd"):
+            turn.add_comment(made.id, text, permit)
+        told = turn.comments(made.id)
+    assert [(each.author, each.text) for each in told] == [
+        ("alice", "--actor=bob"),
+        ("alice", "two\nlines"),
+        ("alice", "@/etc/passwd"),
+    ]
+
+
+def test_ids_are_given_in_full(beads: Beads, permit: Permit) -> None:
+    """No part of an id, and no empty one, which bd takes for the issue that was touched last."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), permit).issue
+        for part in (made.id.partition("-")[2], made.id[:-1], made.id.upper()):
+            with pytest.raises(BeadsError, match="in full"):
+                turn.close_issue(part, permit)
+        with pytest.raises(UsageError, match="touched last"):
+            turn.close_issue("", permit)
+        assert not turn.everything(fresh=True)[made.id].is_closed
+
+
+def test_what_is_read_for_people_is_what_bd_says_to_them(
+    beads: Beads, beads_workspace: Workspace, permit: Permit
+) -> None:
+    """Their tools know no envelope; and in read-only mode nothing is written."""
+    one = beads_workspace.create("one")
+    with beads.turn() as turn:
+        assert json.loads(turn.read(["show", "--json", "--", one]).stdout) == beads_workspace.json("show", one)
+        refused = turn.read(["create", "--title=two"])
+        assert refused.status == 1
+        assert list(turn.everything(fresh=True)) == [one]

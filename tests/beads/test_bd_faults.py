@@ -1,0 +1,341 @@
+"""Whatever becomes of a bd, what is stored decides, and what is told of it is so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bonobofs.beads import BdClient, Beads, Edge, Issues, NewIssue, Stored, find_beads
+from bonobofs.beads.bd_runner import hold_lock, lock_path
+from bonobofs.errors import BeadsError
+from bonobofs.policy.decision import Permit
+from tests.beads.conftest import ALICE
+from tests.fakes.faulty_bd import Faulty
+from tests.support.beads_workspace import Workspace
+from tests.support.wait import until
+from tests.support.world import ROOT, environment
+
+
+@pytest.fixture
+def astray(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Beads:
+    """The client on a bd that goes wrong."""
+    return Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
+
+
+class Story(NamedTuple):
+    """A change, the command of bd that makes it, and how it is known to be there."""
+
+    command: str
+    change: Callable[[BdClient, Permit], Stored]
+    is_there: Callable[[Issues], bool]
+
+
+CREATE = Story(
+    "create",
+    lambda turn, permit: turn.create_issue(NewIssue("new", labels=("a:b",), description="text"), permit),
+    lambda issues: any((i.title, i.labels, i.description) == ("new", ("a:b",), "text") for i in issues.values()),
+)
+UPDATE = Story(
+    "update",
+    lambda turn, permit: turn.update_issue("gt-one", permit, title="other", add_labels=["a:b"]),
+    lambda issues: (issues["gt-one"].title, issues["gt-one"].labels) == ("other", ("a:b",)),
+)
+CLOSE = Story(
+    "close",
+    lambda turn, permit: turn.close_issue("gt-one", permit, reason="why"),
+    lambda issues: (issues["gt-one"].status, issues["gt-one"].close_reason) == ("closed", "why"),
+)
+COMMENT = Story(
+    "comments add",
+    lambda turn, permit: turn.add_comment("gt-one", "hello", permit),
+    lambda issues: issues["gt-one"].comment_count == 1,
+)
+STORIES = (
+    CREATE,
+    UPDATE,
+    CLOSE,
+    COMMENT,
+    Story(
+        "reopen",
+        lambda turn, permit: turn.reopen_issue("gt-shut", permit),
+        lambda issues: issues["gt-shut"].status == "open",
+    ),
+    Story(
+        "dep add",
+        lambda turn, permit: turn.add_dependency("gt-one", "gt-two", "blocks", permit),
+        lambda issues: Edge("gt-one", "gt-two", "blocks") in issues.edges,
+    ),
+    Story(
+        "dep remove",
+        lambda turn, permit: turn.remove_dependency("gt-two", "gt-shut", permit),
+        lambda issues: Edge("gt-two", "gt-shut", "related") not in issues.edges,
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def _issues(beads_workspace: Workspace) -> None:
+    for id_ in ("gt-one", "gt-two", "gt-shut"):
+        beads_workspace.json("create", id_, "--id", id_)
+    beads_workspace.json("dep", "add", "gt-two", "gt-shut", "-t", "related")
+    beads_workspace.json("close", "gt-shut")
+
+
+@pytest.mark.parametrize("how", ["killed before", "fails before", "lies", "mumbles"])
+def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
+    """However bd ended, with success too, and everything is as it was."""
+    with astray.turn() as turn:
+        before = dict(turn.everything())
+        for story in STORIES:
+            faulty.will(how, story.command)
+            with pytest.raises(BeadsError) as raised:
+                story.change(turn, permit)
+            assert raised.value.carried_out is False
+            assert dict(turn.everything(fresh=True)) == before
+
+
+@pytest.mark.parametrize("how", ["killed after", "fails after", "notices", "bare"])
+def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
+    """However bd ended and whatever it said, and it is done once."""
+    with astray.turn() as turn:
+        before = len(turn.everything())
+        for story in STORIES:
+            faulty.will(how, story.command)
+            changed = story.change(turn, permit)
+            assert story.is_there(turn.everything(fresh=True))
+            assert changed.said or how == "bare"
+        assert len(turn.everything()) == before + 1
+
+
+@pytest.mark.parametrize(("story", "how", "is_done"), [(CLOSE, "hangs before", False), (CREATE, "hangs after", True)])
+def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
+    beads_workspace: Workspace, home: Path, faulty: Faulty, permit: Permit, story: Story, how: str, is_done: bool
+) -> None:
+    """After its time and a little more, also when it does not listen; no process of it is left."""
+    faulty.will(how, story.command)
+    hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=7)
+    with hasty.turn() as turn:
+        if is_done:
+            assert any("time limit" in line for line in story.change(turn, permit).said)
+        else:
+            with pytest.raises(BeadsError, match="time limit") as raised:
+                story.change(turn, permit)
+            assert raised.value.carried_out is False
+        assert story.is_there(turn.everything(fresh=True)) is is_done
+    until(lambda: not running(faulty.path), "no process of it is left")
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
+    astray: Beads, faulty: Faulty, permit: Permit, part: int
+) -> None:
+    """Wherever it was: a creation is stored in full and done, or not stored and not done."""
+    with astray.turn() as turn:
+        started = time.monotonic()
+        turn.create_issue(NewIssue("how long it takes"), permit)
+        takes = (time.monotonic() - started) / 2
+        faulty.will("killed midway", "create", seconds=takes * part / 7)
+        is_done: bool | None = True
+        try:
+            CREATE.change(turn, permit)
+        except BeadsError as error:
+            is_done = error.carried_out
+        found = turn.everything(fresh=True)
+    assert is_done is CREATE.is_there(found)
+    assert is_done is ("new" in [issue.title for issue in found.values()])
+
+
+@pytest.mark.parametrize("story", [CREATE, UPDATE])
+def test_what_bd_leaves_behind_stores_nothing_later(
+    astray: Beads, faulty: Faulty, permit: Permit, story: Story
+) -> None:
+    """A call is over with all its processes before it is read back."""
+    faulty.will("stores later", story.command)
+    with astray.turn() as turn:
+        with pytest.raises(BeadsError, match="somebody else's"):
+            story.change(turn, permit)
+        until(lambda: not running(faulty.path), "no process of it is left")
+        faulty.let_go.touch()
+        assert not story.is_there(turn.everything(fresh=True))
+
+
+def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faulty, permit: Permit) -> None:
+    """With success from bd."""
+    faulty.will("partly", "update", without=("add-label",))
+    with astray.turn() as turn, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
+        UPDATE.change(turn, permit)
+    assert raised.value.carried_out is None
+    assert (raised.value.done, raised.value.missing) == (("title",), ("label a:b",))
+
+
+@pytest.mark.parametrize("flag", ["labels", "description", "type"])
+def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, permit: Permit, flag: str) -> None:
+    """It is taken away again, for good."""
+    faulty.will("partly", "create", without=(flag,))
+    new = NewIssue("new", "bug", labels=("a:b",), description="text")
+    with astray.turn() as turn:
+        before = dict(turn.everything())
+        with pytest.raises(BeadsError, match="nothing is created") as raised:
+            turn.create_issue(new, permit)
+        assert raised.value.carried_out is False
+        assert dict(turn.everything(fresh=True)) == before
+
+
+def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty: Faulty, permit: Permit) -> None:
+    """So that a person can."""
+    faulty.will("partly", "create", without=("labels",))
+    faulty.will("fails before", "delete")
+    with astray.turn() as turn:
+        with pytest.raises(BeadsError, match="created in part") as raised:
+            CREATE.change(turn, permit)
+        assert raised.value.carried_out is None
+        (left,) = (issue.id for issue in turn.everything().values() if issue.title == "new")
+        assert left in str(raised.value)
+
+
+@pytest.mark.parametrize("fault", ["create killed after", "update fails before", "update lies"])
+def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, permit: Permit, fault: str) -> None:
+    """It takes two calls of bd, and either may go wrong."""
+    command, _, how = fault.partition(" ")
+    faulty.will(how, command)
+    with astray.turn() as turn:
+        before = dict(turn.everything())
+        if command == "create":
+            made = turn.create_issue(NewIssue("hello", "message"), permit).issue
+            assert (made.issue_type, made.ephemeral) == ("message", False)
+        else:
+            with pytest.raises(BeadsError, match="nothing is created"):
+                turn.create_issue(NewIssue("hello", "message"), permit)
+            assert dict(turn.everything()) == before
+
+
+@pytest.mark.parametrize("story", [UPDATE, COMMENT, CREATE])
+def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, permit: Permit, story: Story) -> None:
+    """It is neither done nor undone, and nothing says that it is."""
+    with astray.turn() as turn:
+        turn.everything()
+        faulty.will("killed after", story.command)
+        faulty.will("fails before", "comments" if story.command == "comments add" else "list")
+        with pytest.raises(BeadsError, match="cannot be told") as raised:
+            story.change(turn, permit)
+    assert raised.value.carried_out is None
+
+
+def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
+    """bd itself would wait without end; when the lock is free again all is as it was."""
+    hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=7)
+    with hasty.turn() as turn:
+        turn.everything()
+        holder = hold(beads_workspace.lock)
+        with pytest.raises(BeadsError) as raised:
+            turn.close_issue("gt-one", permit)
+        assert raised.value.carried_out is None
+        end(holder)
+        assert not turn.everything(fresh=True)["gt-one"].is_closed
+
+
+def test_others_wait_for_their_turn_and_give_up_in_the_end(
+    beads: Beads, beads_workspace: Workspace, home: Path
+) -> None:
+    """Nothing is asked of bd meanwhile."""
+    impatient = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, wait=0.1)
+    with beads.turn(), pytest.raises(BeadsError, match="in use") as raised, impatient.turn():
+        raise AssertionError("two had the turn at once")
+    assert raised.value.carried_out is False
+    with impatient.turn() as turn:
+        turn.everything()
+
+
+CALLER = """
+import sys
+from pathlib import Path
+from bonobofs.policy.decision import Permit
+from bonobofs.beads import Beads, NewIssue
+from tests.beads.conftest import ALICE
+beads = Beads(Path(sys.argv[1]), Path(sys.argv[2]), ALICE, program=Path(sys.argv[3]), limit=float(sys.argv[4]))
+with beads.turn() as turn:
+    turn.create_issue(NewIssue("new"), Permit("test"))
+"""
+
+
+@pytest.fixture
+def kill_a_caller(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Callable[[str, float], None]:
+    """Let somebody create an issue with a bd that goes wrong, and kill that caller, not its bd, while bd is at it."""
+
+    def kill(how: str, limit: float) -> None:
+        faulty.will(how, "create")
+        words = [str(find_beads(beads_workspace.directory)), str(home), str(faulty.path), str(limit)]
+        caller = subprocess.Popen([sys.executable, "-c", CALLER, *words], cwd=ROOT, env=environment())
+        until(lambda: "create" in faulty.called(), "bd is asked to create", seconds=60)
+        path = lock_path(home, find_beads(beads_workspace.directory))
+        (called,) = set(running(faulty.path)) - {caller.pid}
+        until(lambda: f" {called} " in path.read_text(), "the call is noted")
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+
+    return kill
+
+
+def test_nobody_comes_between_a_bd_and_its_end_though_its_caller_was_killed(
+    faulty: Faulty, astray: Beads, beads_workspace: Workspace, home: Path, kill_a_caller: Callable[[str, float], None]
+) -> None:
+    """What it stores is there for whoever has the turn next."""
+    kill_a_caller("waits", 600)
+    with pytest.raises(BeadsError, match="in use"), hold_lock(home, find_beads(beads_workspace.directory), 0.2):
+        pass
+    faulty.let_go.touch()
+    with astray.turn() as turn:
+        assert "new" in [issue.title for issue in turn.everything().values()]
+
+
+def test_a_bd_that_hangs_though_its_caller_was_killed_is_ended_by_who_waits(
+    faulty: Faulty, astray: Beads, kill_a_caller: Callable[[str, float], None]
+) -> None:
+    """When its time is over, and not before."""
+    kill_a_caller("hangs before", 2)
+    with astray.turn() as turn:
+        assert "new" not in [issue.title for issue in turn.everything().values()]
+    until(lambda: not running(faulty.path), "no process of it is left")
+
+
+def hold(lock: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock of bd's database until it is ended."""
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True);"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program + "sys.stdin.read()", lock],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def end(holder: subprocess.Popen[str]) -> None:
+    holder.communicate("")
+    assert holder.returncode == 0
+
+
+def running(program: Path) -> list[int]:
+    """The processes that run that program."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(program) in words:
+                found.append(int(entry.name))
+    return found

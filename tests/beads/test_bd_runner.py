@@ -1,0 +1,460 @@
+"""Which bd is run, with what, and what it is never asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bonobofs.beads import Beads, NewIssue, find_beads
+from bonobofs.beads.bd_arguments import FLAGS, command
+from bonobofs.errors import BeadsError, UsageError
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import Principal
+from tests.beads.conftest import ALICE
+from tests.fakes.faulty_bd import Faulty
+from tests.support.beads_workspace import WORLD, Workspace, find_bd
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, NOBODY, Mounted, OrdinaryUser
+
+
+def program(path: Path, text: str) -> Path:
+    """A program of Python that stands for bd."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable} -S\nimport json, os, sys\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def place(source: Path) -> Path:
+    """A `.beads` in which there is nothing."""
+    (source / ".beads").mkdir()
+    return find_beads(source)
+
+
+def asked(place: Path, home: Path, bd: Path | None) -> None:
+    with Beads(place, home, ALICE, program=bd).turn() as turn:
+        turn.everything()
+
+
+@pytest.mark.parametrize("version", ["0.49.6", "1.0.3", "2.0.0", "10.1.0"])
+def test_a_version_that_is_not_known_to_keep_the_contract_is_refused(
+    place: Path, home: Path, tmp_path: Path, version: str
+) -> None:
+    """It is named, and so is the one to install."""
+    bd = program(tmp_path / "bd", f"print(json.dumps({{'data': {{'version': {version!r}}}, 'schema_version': 1}}))")
+    with pytest.raises(BeadsError, match=f"bd {version}, which is not supported; install bd 1.0.5"):
+        asked(place, home, bd)
+
+
+@pytest.mark.parametrize("version", ["1.0.4", "1.0.5", "1.3.2", "1.2.2-dc4"])
+@pytest.mark.parametrize(
+    "form", ["{'data': {'version': V}, 'schema_version': 1}", "{'version': V}", "f'bd version {V}'"]
+)
+def test_a_version_is_read_from_all_its_forms(place: Path, home: Path, tmp_path: Path, version: str, form: str) -> None:
+    """JSON in an envelope, JSON and text; what comes next is to know where it works."""
+    told = form if form.startswith("f") else f"json.dumps({form})"
+    bd = program(tmp_path / "bd", f"V = {version!r}\nif 'version' in sys.argv: print({told})")
+    with pytest.raises(BeadsError, match="does not find its issues"):
+        asked(place, home, bd)
+
+
+@pytest.mark.parametrize("text", ["pass", "print('hello')", "sys.exit('Error: no')", "print('bd 1.0.5'); sys.exit(1)"])
+def test_what_does_not_tell_its_version_is_not_asked_anything(
+    place: Path, home: Path, tmp_path: Path, text: str
+) -> None:
+    """Whatever program it may be."""
+    with pytest.raises(BeadsError, match="does not tell its version"):
+        asked(place, home, program(tmp_path / "bd", text))
+
+
+def test_a_missing_bd_is_told_with_how_to_install_it(
+    place: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PATH, under the name that the environment gives, or what is there being no program."""
+    monkeypatch.delenv("BONOBOFS_BD", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BeadsError, match=r"no bd on PATH; install bd 1\.0\.5 .* releases of Beads"):
+        asked(place, home, None)
+    monkeypatch.setenv("BONOBOFS_BD", str(tmp_path / "none"))
+    with pytest.raises(BeadsError, match=r"BONOBOFS_BD names .*/none, which is no program; install"):
+        asked(place, home, None)
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    with pytest.raises(BeadsError, match="cannot be started: Exec format error; install"):
+        asked(place, home, tmp_path / "text")
+
+
+def test_what_an_agent_could_put_on_path_is_not_run(
+    place: Path,
+    home: Path,
+    source: Path,
+    tmp_path: Path,
+    mounted: Mounted,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not what lies in a mount, in the workspace, in our sessions or wherever bd happens to stand."""
+    world = mounted(policy=ALLOW_ALL)
+    monkeypatch.delenv("BONOBOFS_BD", raising=False)
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "empty").mkdir()
+    for directory in (source, world.path, home / "sessions" / "1" / "bin"):
+        program(directory / "bd", "raise AssertionError")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "bd").symlink_to(source / "bd")
+    with monkeypatch.context() as changing:
+        for directory in (source, world.path, tmp_path / "link", home / "sessions" / "1" / "bin", Path(".")):
+            changing.setenv("PATH", f"{directory}:{tmp_path / 'empty'}:")
+            changing.chdir(source if directory == Path(".") else tmp_path)
+            with pytest.raises(BeadsError, match="outside of the directories that agents can write; install"):
+                asked(place, home, None)
+        for name, value in (("PATH", tmp_path / "linked"), ("BONOBOFS_BD", world.path / "bd")):
+            changing.setenv(name, str(value))
+            with pytest.raises(BeadsError, match="lies where agents can write, and is not run"):
+                asked(place, home, None)
+
+
+def test_bd_is_given_nothing_of_the_caller(
+    beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permit: Permit
+) -> None:
+    """Its environment, its directory, its standard input and its descriptors are all ours."""
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'kept'}::relative:{os.environ['PATH']}")
+    for name in ("BD_ACTOR", "BEADS_ACTOR", "BEADS_DB", "BD_READONLY", "EDITOR", "LD_PRELOAD", "GIT_DIR"):
+        monkeypatch.setenv(name, "caller's")
+    telling = f"""
+with open({str(tmp_path / "told")!r}, "a") as file:
+    print(json.dumps({{
+        "env": dict(os.environ), "cwd": os.getcwd(), "stdin": os.readlink("/proc/self/fd/0"), "argv": sys.argv[1:],
+        "group": os.getpgid(0) == os.getpid(), "open": [os.readlink(f"/proc/self/fd/{{n}}") for n in range(3, 9)
+            if os.path.lexists(f"/proc/self/fd/{{n}}")],
+    }}), file=file)
+os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
+    bd = program(tmp_path / "bd", telling)
+    secret = (tmp_path / "secret").open("w")
+    os.set_inheritable(secret.fileno(), True)
+    with secret, Beads(find_beads(beads_workspace.directory), home, ALICE, program=bd).turn() as turn:
+        turn.create_issue(NewIssue("one"), permit)
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [each["argv"][0] for each in told] == ["version", "where", "list", "create", "list"]
+    for each in told:
+        assert set(each["env"]) - {"LC_CTYPE"} == {
+            "PATH", "HOME", "LC_ALL", "BEADS_DIR", "BD_JSON_ENVELOPE", "BD_NON_INTERACTIVE", "BD_NO_HOOKS",
+            "BD_NO_PAGER", "GIT_AUTHOR_EMAIL", "GIT_CEILING_DIRECTORIES", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM",
+            "GIT_TERMINAL_PROMPT",
+        }  # fmt: skip
+        assert each["env"]["BEADS_DIR"] == str(beads_workspace.beads)
+        assert "relative" not in each["env"]["PATH"].split(":")
+        assert Path(each["env"]["HOME"]).is_relative_to(home)
+        assert Path(each["cwd"]).is_relative_to(home)
+        assert not list(Path(each["cwd"]).iterdir())
+        assert each["stdin"] == "/dev/null"
+        assert each["group"]
+        assert not [path for path in each["open"] if "secret" in path or "trails" in path]
+        assert each["argv"][0] == "version" or "--actor=alice" in each["argv"]
+
+
+def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """Neither its .env nor its configuration, of which hooks are a part that is not run."""
+    (beads_workspace.beads / ".env").write_text("BD_ACTOR=bob\nBEADS_ACTOR=bob\nGIT_AUTHOR_EMAIL=bob@x\n")
+    (beads_workspace.beads / "config.yaml").write_text("actor: bob\n")
+    hooks = beads_workspace.beads / "hooks"
+    for event in ("create", "update", "close"):
+        program(hooks / f"on_{event}", f"open({str(beads_workspace.person / 'ran')!r}, 'a')")
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("one"), permit).issue
+        turn.add_comment(made.id, "hello", permit)
+        turn.close_issue(made.id, permit)
+        assert [each.author for each in turn.comments(made.id)] == ["alice"]
+    assert (made.created_by, made.owner) == ("alice", f"{ALICE.id}@bonobofs.invalid")
+    # A hook of an ordinary call, to know that they would have run by now.
+    program(hooks / "on_update", f"open({str(beads_workspace.person / 'ordinary')!r}, 'a')")
+    beads_workspace.json("update", made.id, "-p", "1")
+    until((beads_workspace.person / "ordinary").exists, "a hook runs")
+    assert not (beads_workspace.person / "ran").exists()
+
+
+@pytest.mark.root
+def test_root_runs_bd_as_whoever_owns_the_issues(
+    ordinary_user: OrdinaryUser, home: Path, permit: Permit, bd: Path
+) -> None:
+    """In its .beads lie files that say what bd does; what it makes is that user's too, and nothing is left over."""
+    said = ordinary_user.directory / "said"
+    text = f"""
+with open({str(said)!r}, "a") as file:
+    print(os.getresuid(), os.getresgid(), os.getgroups(), os.getcwd(), os.environ["HOME"], file=file)
+os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
+    other = program(ordinary_user.directory / "bd", text)
+    if find_bd() == WORLD:
+        lines = ["import runpy", f"runpy.run_path({str(WORLD)!r}, run_name='__main__')"]
+        (ordinary_user.directory / "world").write_text("\n".join((f"#!{ordinary_user.python} -S", *lines)))
+        (ordinary_user.directory / "world").chmod(0o755)
+        other.write_text(other.read_text().replace(str(bd), str(ordinary_user.directory / "world")))
+    other.write_text(other.read_text().replace(sys.executable, ordinary_user.python))
+    source = ordinary_user.directory / "source"
+    made = {"BEADS_DIR": str(source / ".beads")}
+    done = ordinary_user.run(other, "init", "--stealth", "--non-interactive", "--quiet", "--prefix", "gt", env=made)
+    assert done.returncode == 0, done.stderr
+    said.unlink()
+    before = set(Path("/run").iterdir())
+    with Beads(find_beads(source), home, ALICE, program=other).turn() as turn:
+        turn.create_issue(NewIssue("one"), permit)
+    assert set(Path("/run").iterdir()) == before
+    for line in said.read_text().splitlines():
+        assert line.startswith(f"{(NOBODY,) * 3} {(NOBODY,) * 3} [{NOBODY}] /run/bonobofs-bd-")
+    assert {path.lstat().st_uid for path in source.rglob("*")} == {NOBODY}
+
+
+def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
+    """bd would act under another name."""
+    with pytest.raises(UsageError, match="without a name"):
+        Beads(place, home, Principal(" ", "0b5c1f2a", "agent"))
+
+
+def test_an_agent_may_be_called_like_a_flag(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
+    """Its name is its name."""
+    agent = Principal("--force", ALICE.id, "agent")
+    with Beads(find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd).turn() as turn:
+        assert turn.create_issue(NewIssue("one"), permit).issue.created_by == "--force"
+
+
+def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tmp_path: Path) -> None:
+    """Also when it appears between two turns."""
+    with beads.turn() as turn:
+        turn.everything()
+    (beads_workspace.beads / "redirect").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BeadsError, match="leads to other issues"), beads.turn():
+        pass
+
+
+def test_a_beads_that_is_gone_is_not_made_up_for(beads: Beads, beads_workspace: Workspace) -> None:
+    """By one that lies elsewhere."""
+    with beads.turn() as turn:
+        turn.everything()
+    beads_workspace.beads.rename(beads_workspace.directory / "moved")
+    with pytest.raises(BeadsError, match="cannot be had: No such file"), beads.turn():
+        pass
+
+
+def test_where_bd_works_is_asked_before_anything_else_and_anew_when_something_steers_it(
+    beads_workspace: Workspace, home: Path, faulty: Faulty
+) -> None:
+    """And not at every turn."""
+    beads = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
+    for _ in range(2):
+        with beads.turn() as turn:
+            turn.everything()
+    assert faulty.called() == ["version", "where", "list", "list"]
+    (beads_workspace.beads / ".env").write_text("A=b\n")
+    with beads.turn():
+        pass
+    assert faulty.called()[4:] == ["version", "where"]
+
+
+@pytest.mark.parametrize("key", ["path", "database_path"])
+def test_a_bd_that_works_elsewhere_is_not_asked_anything(place: Path, home: Path, tmp_path: Path, key: str) -> None:
+    """Nor one whose database lies elsewhere."""
+    told = {"version": "1.0.5", "path": str(place), "database_path": str(place / "x"), key: str(tmp_path / ".beads")}
+    bd = program(tmp_path / "bd", f"print({json.dumps(told)!r})")
+    with pytest.raises(BeadsError, match=r"bd works in .* and not in"):
+        asked(place, home, bd)
+
+
+def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
+    bd: Path, beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
+) -> None:
+    """bd may be configured to keep new issues in another workspace."""
+    other = Workspace(bd, tmp_path / "other", tmp_path / "person").init()
+    led = f"if sys.argv[1] == 'create': os.environ['BEADS_DIR'] = {str(other.beads)!r}"
+    leading = program(tmp_path / "bd", f"{led}\nos.execv({str(bd)!r}, ['bd', *sys.argv[1:]])")
+    astray = Beads(find_beads(beads_workspace.directory), home, ALICE, program=leading)
+    with astray.turn() as turn, pytest.raises(BeadsError, match="not among these issues") as raised:
+        turn.create_issue(NewIssue("one"), permit)
+    assert raised.value.carried_out is None
+    (id_,) = other.everything()
+    assert id_ in str(raised.value)
+
+
+def test_a_source_without_beads_says_so(source: Path) -> None:
+    """And how to make them."""
+    with pytest.raises(BeadsError, match="bd init"):
+        find_beads(source)
+
+
+def test_a_beads_that_leads_into_the_workspace_is_not_used(source: Path, tmp_path: Path) -> None:
+    """There an agent could write what steers bd; what lies elsewhere is the operator's to choose."""
+    (source / "docs").mkdir()
+    (source / ".beads").symlink_to("docs")
+    with pytest.raises(BeadsError, match="agents can write"):
+        find_beads(source)
+    (source / ".beads").unlink()
+    (tmp_path / "kept").mkdir()
+    (source / ".beads").symlink_to(tmp_path / "kept")
+    assert find_beads(source) == tmp_path / "kept"
+
+
+def test_a_worktree_has_the_beads_of_its_repository(
+    beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
+) -> None:
+    """Also where a copy of them was checked out with it; but not who only says to be a worktree."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(beads_workspace.directory)]
+    for words in (["init", "-q"], ["add", "-f", ".beads/README.md"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    tree = tmp_path / "tree"
+    subprocess.run([*git, "worktree", "add", "-q", tree], check=True)
+    assert (tree / ".beads").is_dir()
+    assert find_beads(tree) == find_beads(beads_workspace.directory)
+    with Beads(find_beads(tree), home, ALICE, program=beads_workspace.bd).turn() as turn:
+        made = turn.create_issue(NewIssue("one"), permit).issue
+    assert made.id in beads_workspace.everything()
+    liar = tmp_path / "liar"
+    (liar / ".beads").mkdir(parents=True)
+    (liar / ".git").write_text((tree / ".git").read_text())
+    assert find_beads(liar) == liar / ".beads"
+
+
+def test_there_is_no_way_to_ask_for_another_flag() -> None:
+    """None by which bd would act elsewhere, read a file, choose an id or overrule itself."""
+    steering = {"db", "repo", "directory", "actor", "id", "file", "body-file", "graph", "deps", "ephemeral", "claim"}
+    assert not steering & {flag for flags in FLAGS.values() for flag in flags}
+    assert [name for name, flags in FLAGS.items() if "force" in flags] == ["delete"]
+    with pytest.raises(KeyError):
+        command("create", "alice", [("id", "gt-1")])
+    with pytest.raises(KeyError):
+        command("import", "alice")
+
+
+@pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b", "x" * 256])
+def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, permit: Permit, label: str) -> None:
+    """In a new issue, and in one that is there."""
+    with beads.turn() as turn:
+        with pytest.raises(UsageError):
+            turn.create_issue(NewIssue("x", labels=(label,)), permit)
+        made = turn.create_issue(NewIssue("x"), permit).issue
+        for change in ({"add_labels": [label]}, {"remove_labels": [label]}):
+            with pytest.raises(UsageError):
+                turn.update_issue(made.id, permit, **change)  # type: ignore[arg-type] # one of the two
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udcff", "x" * 200_000])
+def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, permit: Permit, text: str) -> None:
+    """NUL, what is not UTF-8, and more than the kernel lets through."""
+    with beads.turn() as turn, pytest.raises(UsageError):
+        turn.create_issue(NewIssue("x", description=text), permit)
+
+
+@pytest.mark.parametrize(
+    "text", ["--", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
+)
+def test_a_text_is_stored_as_it_is(beads: Beads, permit: Permit, tmp_path: Path, text: str) -> None:
+    """In every field, and as a reason."""
+    with beads.turn() as turn:
+        new = NewIssue(text, description=text, design=text, acceptance=text, notes=text, assignee=text)
+        made = turn.create_issue(new, permit).issue
+        assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
+        assert turn.update_issue(made.id, permit, notes=text + text, assignee="").issue.notes == text + text
+        assert turn.close_issue(made.id, permit, reason=text).issue.close_reason == text
+
+
+def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, permit: Permit) -> None:
+    """Control characters, in a key or in a value, and no others."""
+    harmless = {"k\t\n\x7f\\u0001": ["\b\f\r", "\\"]}
+    with beads.turn() as turn:
+        for metadata in ({"\x01": 1}, {"k": {"l": ["\x1b"]}}, {"k": "\\\0"}):
+            with pytest.raises(UsageError, match="control characters"):
+                turn.create_issue(NewIssue("x", metadata=metadata), permit)
+        made = turn.create_issue(NewIssue("x", metadata=harmless), permit).issue
+        with pytest.raises(UsageError, match="control characters"):
+            turn.update_issue(made.id, permit, metadata={"k": "\x1f"})
+        assert harmless.items() <= turn.everything(fresh=True)[made.id].metadata.items()
+
+
+def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, permit: Permit) -> None:
+    """That is "-" and no other; in every other place "-" is a text too."""
+    with beads.turn() as turn:
+        with pytest.raises(UsageError, match="standard input"):
+            turn.create_issue(NewIssue("x", description="-"), permit)
+        made = turn.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), permit).issue
+        assert (made.title, made.design, made.acceptance, made.notes, made.assignee) == ("-",) * 5
+        with pytest.raises(UsageError, match="standard input"):
+            turn.update_issue(made.id, permit, description="-", notes="x")
+        assert turn.update_issue(made.id, permit, description="- ").issue.notes == "-"
+        turn.add_comment(made.id, "-", permit)
+        assert [comment.text for comment in turn.comments(made.id)] == ["-"]
+        assert turn.close_issue(made.id, permit, reason="-").issue.close_reason == "-"
+
+
+def test_a_file_that_is_named_is_not_read(beads: Beads, permit: Permit, tmp_path: Path) -> None:
+    """Metadata goes to bd as JSON, in which a file's name is only a name."""
+    (tmp_path / "secret").write_text('{"secret": 1}')
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), permit).issue
+    assert "secret" not in made.metadata
+
+
+def test_closing_is_not_a_matter_of_updating(beads: Beads, permit: Permit) -> None:
+    """bd would close what is blocked."""
+    with beads.turn() as turn:
+        made = turn.create_issue(NewIssue("x"), permit).issue
+        with pytest.raises(UsageError, match="by closing it"):
+            turn.update_issue(made.id, permit, status="closed")
+
+
+def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, permit: Permit) -> None:
+    """And once."""
+    with beads.turn() as turn:
+        first = turn.create_issue(NewIssue("x"), permit)
+    with beads.turn() as turn:
+        second = turn.create_issue(NewIssue("y"), permit)
+        assert set(turn.undo_create(second, permit)) == {first.issue.id}
+        for made in (first, second):
+            with pytest.raises(UsageError, match="not created just now"):
+                turn.undo_create(made, permit)
+
+
+def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
+    """Nothing more is asked of bd without the lock."""
+    with beads.turn() as turn:
+        pass
+    with pytest.raises(RuntimeError):
+        turn.everything()
+
+
+def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Path, permit: Permit) -> None:
+    """What is read before a change is still so when it is made: of ten that count up, none is lost."""
+    one = beads_workspace.create("0")
+
+    def count_up() -> None:
+        with beads.turn() as turn:
+            title = turn.everything()[one].title
+            turn.update_issue(one, permit, title=str(int(title) + 1))
+
+    threads = [threading.Thread(target=count_up) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert beads_workspace.issue(one)["title"] == "5"
+
+
+def test_a_thousand_issues_are_read_and_changed(
+    beads_workspace: Workspace, home: Path, faulty: Faulty, permit: Permit
+) -> None:
+    """With one list before and one after."""
+    lines = [
+        {"id": f"gt-{n}", "title": f"issue {n}", "status": "open", "issue_type": "task", "description": "x" * 500}
+        for n in range(1000)
+    ]
+    file = beads_workspace.person / "issues.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert beads_workspace.run("import", file).returncode == 0
+    with Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).turn() as turn:
+        assert len(turn.everything()) == 1000
+        assert turn.add_dependency("gt-1", "gt-999", "blocks", permit).issue.edges
+    assert faulty.called()[2:] == ["list", "dep add", "list"]

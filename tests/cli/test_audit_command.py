@@ -1,0 +1,307 @@
+"""`audit tail|query|verify|export` over what a real mount recorded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bonobofs.guards import FileGuard
+from bonobofs.session import open_session
+from tests.support.postgres import Postgres
+from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs, environment
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def world(mounted: Mounted) -> World:
+    """One mount under the default policy, in which something was allowed and something refused."""
+    world = mounted()
+    (world.path / "aidlc-docs").mkdir()
+    (world.path / "aidlc-docs" / "plan.md").write_text("a plan")
+    with pytest.raises(PermissionError):
+        (world.path / "aidlc-docs" / "plan.sh").write_text("a plan")
+    return world
+
+
+def test_tail_shows_what_just_happened(world: World) -> None:
+    """The servers are asked to settle first, so that nothing is missing."""
+    said = bonobofs("audit", "tail").stdout
+    assert "allowed  alice  create_file  aidlc-docs/plan.md" in said
+    assert "denied   alice  create_file  aidlc-docs/plan.sh  SUFFIX: " in said
+    last = bonobofs("audit", "tail", "-n", "1").stdout
+    assert last.count("\n") == 1
+
+
+def test_tail_shows_where_names_went_and_gives_as_many_lines_as_asked(mounted: Mounted) -> None:
+    """Arrows point to the new name. `-n` counts lines that are shown, however many entries lie between them."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "a").write_text("a")
+    (world.path / "a").rename(world.path / "b")
+    os.link(world.path / "b", world.path / "c")
+    said = bonobofs("audit", "tail").stdout
+    assert "rename  a -> b" in said
+    assert "link  b -> c" in said
+    for count in (1, 2, 3):
+        assert len(bonobofs("audit", "tail", "-n", str(count)).stdout.splitlines()) == count
+    with open_session(world.source, agent="bob") as opened:
+        trail = opened.guard.trail
+        trail.event("note")
+        for _ in range(40):
+            trail.outcome(trail.intent("mkdir", "d", "create", ""), "mkdir", "d")
+    shown = bonobofs("audit", "tail", "-n", "41").stdout.splitlines()
+    assert len(shown) == 41
+    details = {"branch": "aidlc/x", "message": "[gt-1] Add the plan\n\nMore."}
+    with open_session(world.source, agent="bob") as opened:
+        opened.guard.trail.intent("commit", "", "modify", "", guard="git", details=details)
+        assert "commit  aidlc/x [gt-1] Add the plan\n" in bonobofs("audit", "tail", "-n", "1").stdout
+
+
+def test_tail_in_json_is_one_object_a_line(world: World) -> None:
+    """The lines are those of the trail, unchanged."""
+    shown = bonobofs("audit", "tail", "--json").stdout
+    assert shown.encode() == world.trail.read_bytes()
+    (denied,) = _lines(bonobofs("audit", "tail", "--json", "--denied").stdout)
+    assert (denied["code"], denied["path"], denied["result"]) == ("SUFFIX", "aidlc-docs/plan.sh", "denied")
+
+
+def test_tail_of_alerts_shows_alerts_alone(world: World) -> None:
+    """The third denial within five minutes is an alert."""
+    for name in ("a.txt", "b.txt"):
+        with pytest.raises(PermissionError):
+            (world.path / name).touch()
+    (alert,) = _lines(bonobofs("audit", "tail", "--json", "--alerts").stdout)
+    assert alert["kind"] == "alert"
+
+
+def test_tail_follows_until_it_is_interrupted(world: World) -> None:
+    """`audit tail -f` shows entries as they come, and Ctrl-C ends it without a word."""
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "bonobofs", "audit", "tail", "-f", "-n", "1", "--denied", "--json"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["path"] == "aidlc-docs/plan.sh"
+        with pytest.raises(PermissionError):
+            (world.path / "new.txt").touch()
+        assert json.loads(follower.stdout.readline())["path"] == "new.txt"
+        follower.send_signal(signal.SIGINT)
+        _, errors = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert errors == ""
+
+
+def test_query_finds_by_agent_path_operation_result_and_time(mounted: Mounted, world: World) -> None:
+    """Each filter narrows; a change comes with how it ended."""
+    other = mounted(policy=ALLOW_ALL, agent="bob")
+    (other.path / "elsewhere").touch()
+
+    def query(*arguments: str) -> list[str]:
+        return [one["path"] for one in json.loads(bonobofs("audit", "query", "--json", *arguments).stdout)]
+
+    assert query("--agent", "bob", "--operation", "create_file") == ["elsewhere"]
+    assert query("--agent", other.session.agent_id, "--operation", "create_file") == ["elsewhere"]
+    assert query("--path", "aidlc-docs/*.md") == ["aidlc-docs/plan.md"]
+    assert query("--path", "aidlc-docs", "--result", "denied") == ["aidlc-docs/plan.sh"]
+    assert query("--operation", "mkdir", "--since", "1h") == ["aidlc-docs"]
+    assert query("--operation", "mkdir", "--since", "2999-01-01") == []
+    (made,) = json.loads(bonobofs("audit", "query", "--json", "--path", "aidlc-docs/plan.md").stdout)
+    assert made["outcome"]["details"]["size"] == len("a plan")
+    assert "denied   alice  create_file  aidlc-docs/plan.sh" in bonobofs("audit", "query", "--result", "denied").stdout
+
+
+def test_a_moment_that_is_none_is_a_usage_error(world: World) -> None:
+    """It says what could be given."""
+    refused = bonobofs("audit", "query", "--since", "yesterday")
+    assert refused.returncode == 2
+    assert "give 30s, 10m" in refused.stderr
+
+
+def test_verify_is_content_with_what_was_written(world: World) -> None:
+    """A living session, a closed one and none at all are as they were written."""
+    living = bonobofs("audit", "verify")
+    assert (living.returncode, living.stdout) == (
+        0,
+        f"1 trails, {len(world.entries())} entries: as they were written\n",
+    )
+    world.umount()
+    (report,) = json.loads(bonobofs("audit", "verify", "--json").stdout)
+    assert (report["session"], report["status"], report["findings"]) == (world.session.session, "closed", [])
+
+
+def test_verify_names_the_entry_that_was_changed(world: World) -> None:
+    """One other byte is found, and the exit code is 1."""
+    world.umount()
+    world.trail.write_bytes(world.trail.read_bytes().replace(b"plan.sh", b"plan.md"))
+    found = bonobofs("audit", "verify")
+    assert found.returncode == 1
+    assert "was changed" in found.stderr
+    assert json.loads(bonobofs("audit", "verify", "--json").stdout)[0]["findings"]
+
+
+def test_verify_misses_a_trail_that_is_gone(world: World) -> None:
+    """A session is on record with its end, so a whole trail cannot vanish."""
+    world.umount()
+    world.trail.unlink()
+    world.head.unlink()
+    gone = bonobofs("audit", "verify")
+    assert gone.returncode == 1
+    assert "missing" in gone.stderr
+
+
+def test_a_killed_server_is_reported_as_crashed_and_is_no_finding(world: World) -> None:
+    """Open at the end but at the head: exit 0."""
+    world.entries()
+    world.kill()
+    crashed = bonobofs("audit", "verify")
+    assert crashed.returncode == 0, crashed.stderr
+    assert f"{world.session.session}: crashed after entry" in crashed.stdout
+
+
+def test_export_gives_every_entry(world: World) -> None:
+    """JSON lines are the trail as it is; CSV has a heading and one row an entry."""
+    world.umount()
+    assert bonobofs("audit", "export", "--format", "jsonl").stdout.encode() == world.trail.read_bytes()
+    rows = list(csv.DictReader(io.StringIO(bonobofs("audit", "export", "--format", "csv").stdout)))
+    assert [row["path"] for row in rows if row["result"] == "denied"] == ["aidlc-docs/plan.sh"]
+    assert len(rows) == len(world.trail.read_bytes().splitlines())
+
+
+def test_a_reader_that_has_enough_is_no_failure(world: World) -> None:
+    """`bonobofs audit export | head -1` prints a line and nothing about pipes."""
+    piped = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m bonobofs audit export --format jsonl | head -n 1'],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stdout.count("\n") == 1
+    assert piped.stderr == ""
+
+
+def test_changes_are_counted_by_what_is_asked(world: World) -> None:
+    """What was refused most is one line."""
+    for _ in range(3):
+        with pytest.raises(PermissionError):
+            (world.path / "a.txt").touch()
+    said = bonobofs("audit", "query", "--result", "denied", "--count", "rule", "--json")
+    counted = {one["rule"]: one["times"] for one in json.loads(said.stdout)}
+    assert counted == {"default": 3, "artifacts": 1}
+    assert bonobofs("audit", "query", "--result", "denied", "--count", "rule").stdout.split() == [
+        "3", "default", "1", "artifacts",
+    ]  # fmt: skip
+    (one,) = json.loads(bonobofs("audit", "query", "--count", "agent", "--json").stdout)
+    assert (one["agent"], one["label"]) == (world.session.agent_id, "alice")
+
+
+def test_a_report_says_what_came_of_it(world: World) -> None:
+    """For a pull request, in Markdown; for programs, as JSON. Its hash is that of the record's head."""
+    said = bonobofs("audit", "report", "--agent", "alice")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("# Changes by `alice`\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n")
+    assert "| `aidlc-docs/plan.md` | created | " in said.stdout
+    assert "what to do: Write a .md file of at most" in said.stdout
+    world.umount()
+    document = json.loads(bonobofs("audit", "report", "--session", world.session.session, "--json").stdout)
+    (session,) = document["sessions"]
+    assert json.loads(world.head.read_bytes())["hash"] == session["hash"]
+    assert (session["source"], session["role"]) == (str(world.source), world.session.role)
+    assert [one["path"] for one in document["changed"]] == ["aidlc-docs", "aidlc-docs/plan.md"]
+    assert json.loads(bonobofs("audit", "report", "--path", "nowhere", "--json").stdout)["sessions"] == []
+
+
+def test_the_index_can_be_built_anew(world: World) -> None:
+    """And then it answers as before; a trail that was redone is told."""
+    before = bonobofs("audit", "query", "--json").stdout
+    world.umount()
+    told = bonobofs("audit", "index", "--rebuild")
+    lines = world.trail.read_bytes().splitlines(keepends=True)
+    assert told.stdout == f"{len(lines)} entries were read\n"
+    after = json.loads(bonobofs("audit", "query", "--json").stdout)
+    assert after[: len(json.loads(before))] == json.loads(before)
+    world.trail.write_bytes(b"".join(lines[:-1]))
+    assert "was replaced since it was indexed" in bonobofs("audit", "query").stderr
+
+
+def test_nothing_that_is_shown_steers_a_terminal(mounted: Mounted) -> None:
+    """Neither a name that a program chose, nor a line that somebody put into a trail."""
+    world = mounted(policy=ALLOW_ALL)
+    name = os.fsdecode(b"\x1b]0;x\x07\x9b2J\r\xe2\x80\xae\xff")
+    (world.path / name).write_text("x")
+    world.umount()
+    forged = dict.fromkeys(("operation", "agent", "agent_id", "path", "rule", "code", "reason", "tool"), "\x1b[2J")
+    line = json.loads(world.trail.read_bytes().splitlines()[0])
+    with world.trail.open("a", errors="surrogateescape") as out:
+        for result, kind in (("denied", "intent"), ("allowed", "alert"), ("error", "outcome")):
+            out.write(json.dumps({**line, **forged, "result": result, "kind": kind}) + "\n")
+        out.write(f"{name}\n")
+    for arguments in (
+        ["tail"],
+        ["query"],
+        ["query", "--count", "agent"],
+        ["query", "--count", "path"],
+        ["report"],
+        ["verify"],
+        ["export", "--format", "csv"],
+    ):
+        told = bonobofs("audit", *arguments)
+        for text in (told.stdout.replace("\r\n", "\n"), told.stderr):
+            assert all(character.isprintable() for character in text.replace("\n", "")), arguments
+        assert "\\x1b" in told.stdout or arguments == ["verify"]
+
+
+def test_hosts_that_share_a_database_share_their_history(
+    home: Path, source: Path, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has recorded and taken in, the other finds; each reads the trails of its own state directory."""
+    monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
+    (tmp_path / "policy.toml").write_text(ALLOW_ALL)
+    for name in ("here", "there"):
+        monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / name))
+        with open_session(source, agent=name, policy=tmp_path / "policy.toml") as session:
+            FileGuard(session).write_file(f"{name}.txt", "text", agent=name)
+        assert bonobofs("audit", "index").returncode == 0
+    for name in ("here", "there"):
+        monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / name))
+        found = json.loads(bonobofs("audit", "query", "--operation", "write_file", "--json").stdout)
+        assert [one["path"] for one in found] == ["here.txt", "there.txt"]
+        document = json.loads(bonobofs("audit", "report", "--json").stdout)
+        assert [(one["source"], one["path"]) for one in document["changed"]] == [
+            (str(source), "here.txt"),
+            (str(source), "there.txt"),
+        ]
+
+
+@pytest.mark.parametrize("command", ["query", "report"])
+def test_a_filter_with_an_unknown_value_is_usage_and_names_the_nearest(mounted: Mounted, command: str) -> None:
+    """A mistyped value is told from one that only found nothing."""
+    world = mounted(policy=ALLOW_ALL, agent="alice")
+    (world.path / "a").write_text("text")
+    wrong = {"agent": ("alcie", "did you mean alice?"), "session": ("7", world.session.session)}
+    found = [["--agent", "alice"], ["--session", world.session.session]]
+    if command == "query":
+        wrong |= {"result": ("denid", "denied"), "operation": ("writefile", "write_file"), "rule": ("hiden", "hidden")}
+        found += [["--result", "error"], ["--operation", "symlink"], ["--rule", "hidden"], ["--operation", "mount"]]
+    for name, (value, said) in wrong.items():
+        failed = bonobofs("audit", command, f"--{name}", value)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert f"--{name}: no entry has '{value}'" in failed.stderr
+        assert said in failed.stderr
+    for arguments in found:
+        assert bonobofs("audit", command, *arguments).returncode == 0

@@ -1,0 +1,448 @@
+"""`mount`, `umount` and `status`, as a person runs them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bonobofs.system import mounts, processes
+from tests.support.world import ALLOW_ALL, ROOT, Mounted, OrdinaryUser, bonobofs, environment, wait_for_mount
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "mount"
+    path.mkdir()
+    return path
+
+
+def _status(*arguments: str) -> list[dict[str, Any]]:
+    listed = json.loads(bonobofs("status", "--json", *arguments).stdout)
+    assert isinstance(listed, list)
+    return listed
+
+
+@pytest.mark.parametrize(("asked", "taken"), [("auto", "kernel"), ("kernel", "kernel"), ("portable", "portable")])
+def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Path, asked: str, taken: str) -> None:
+    """The commands of the README do what it says, by whichever transport."""
+    made = bonobofs("mount", source, mountpoint, "--agent", "alice", "--transport", asked)
+    try:
+        assert made.returncode == 0, made.stderr
+        assert f"{source} on {mountpoint} for alice, role agent" in made.stdout
+        assert f"transport {taken}" in made.stdout
+        assert [one["transport"] for one in _status()] == [taken]
+        assert [(mount.fstype, mount.source) for mount in mounts.at(mountpoint)] == [("fuse.bonobofs", str(source))]
+        (mountpoint / "aidlc-docs").mkdir()
+        (mountpoint / "aidlc-docs" / "plan.md").write_text("a plan")
+        with pytest.raises(PermissionError):
+            (mountpoint / "aidlc-docs" / "plan.txt").write_text("a plan")
+    finally:
+        ended = bonobofs("umount", mountpoint)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{mountpoint}: unmounted\n"
+    assert (source / "aidlc-docs" / "plan.md").read_text() == "a plan"
+    assert not mounts.at(mountpoint)
+    assert bonobofs("status").stdout == "nothing is mounted\n"
+    assert [one["state"] for one in _status("--all")] == ["ended"]
+
+
+def test_what_is_scratch_is_kept_when_asked(source: Path, mountpoint: Path, home: Path) -> None:
+    """`--keep-scratch` leaves the layer in the session's directory; without it nothing of it stays."""
+    for kept in ([], ["--keep-scratch"]):
+        assert bonobofs("mount", source, mountpoint, *kept).returncode == 0
+        (mountpoint / "build").mkdir()
+        (mountpoint / "build/x").write_text("built")
+        assert bonobofs("umount", mountpoint).returncode == 0
+        assert list(source.iterdir()) == []
+        found = [path.relative_to(home / "sessions").parts[1:] for path in (home / "sessions").rglob("x")]
+        assert found == ([("kept", "build", "x")] if kept else [])
+
+
+def test_mount_py_is_the_same_front_door(source: Path, mountpoint: Path) -> None:
+    """`python mount.py SOURCE MOUNTPOINT` mounts, from a checkout in which nothing is installed."""
+    made = subprocess.run([sys.executable, ROOT / "mount.py", source, mountpoint], capture_output=True, check=False)
+    try:
+        assert made.returncode == 0, made.stderr
+        assert (mountpoint / ".bonobofs" / "policy.md").read_text().startswith("# ")
+    finally:
+        assert bonobofs("umount", mountpoint).returncode == 0
+
+
+def test_relative_paths_and_a_working_directory_in_the_mountpoint_are_fine(source: Path, mountpoint: Path) -> None:
+    """`bonobofs mount ../source .` works, and says that the shell that ran it stands outside the mount."""
+    shell = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m bonobofs mount ../source . ; echo "exit $?"'],
+        cwd=mountpoint,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        assert shell.stdout.endswith("exit 0\n"), shell.stderr
+        assert (
+            f"Processes with their working directory in {mountpoint} stay outside the mount: sh (pid " in shell.stderr
+        )
+    finally:
+        assert bonobofs("umount", mountpoint).returncode == 0
+
+
+def test_the_source_itself_can_be_the_mountpoint(source: Path) -> None:
+    """A directory can be guarded in its own place, and what was written is there after the end."""
+    made = bonobofs("mount", source, source)
+    try:
+        assert made.returncode == 0, made.stderr
+        assert (source / ".bonobofs" / "whoami.json").exists()
+        (source / "tests").mkdir()
+    finally:
+        assert bonobofs("umount", source).returncode == 0
+    assert os.listdir(source) == ["tests"]
+
+
+def test_status_lists_what_contracts_say(mounted: Mounted) -> None:
+    """`status --json` is a list with source, mountpoint, agent, role, session, pid, state, transport and policy."""
+    world = mounted(policy=ALLOW_ALL, agent="bob")
+    (one,) = _status()
+    assert one["source"] == str(world.source)
+    assert one["mountpoint"] == str(world.path)
+    assert (one["agent"], one["role"], one["state"], one["transport"]) == ("bob", "agent", "serving", "kernel")
+    assert (one["session"], one["pid"]) == (world.session.session, world.pid)
+    assert set(one["policy"]) == {"origin", "digest", "generation"}
+    said = bonobofs("status").stdout
+    assert f"serving  {world.path}" in said
+    assert "not watched" not in said
+
+
+def test_a_killed_server_fails_closed_and_mount_recovers_it(mounted: Mounted) -> None:
+    """After kill -9 the path answers ENOTCONN, `status` says what to do, and `mount` again serves it."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "before").write_text("kept")
+    world.kill()
+    with pytest.raises(OSError, match="not connected") as failure:
+        (world.path / "before").read_text()
+    assert failure.value.errno == errno.ENOTCONN
+    assert [one["state"] for one in _status()] == ["dead"]
+    assert f"{world.path}: its server is gone; run bonobofs mount again" in bonobofs("status").stdout
+
+    again = bonobofs("mount", world.source, world.path)
+    assert again.returncode == 0, again.stderr
+    assert (world.path / "before").read_text() == "kept"
+    assert [one["state"] for one in _status()] == ["serving"]
+    assert bonobofs("umount", world.path).returncode == 0
+    assert not mounts.at(world.path)
+    assert _status() == []
+
+
+def test_umount_takes_dead_mounts_off(mounted: Mounted) -> None:
+    """What a killed server left is gone after `umount`, also while somebody stands in it."""
+    world = mounted(policy=ALLOW_ALL)
+    with subprocess.Popen(["cat"], cwd=world.path, stdin=subprocess.PIPE) as stands_inside:
+        world.kill()
+        ended = bonobofs("umount", world.path)
+        stands_inside.communicate()
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{world.path}: 1 dead mount taken off\n"
+    assert not mounts.at(world.path)
+    assert _status() == []
+
+
+def test_stacked_dead_mounts_are_all_taken_off(mounted: Mounted) -> None:
+    """Mounting over dead mounts, and dying again, leaves nothing that one `umount` does not clear."""
+    world = mounted(policy=ALLOW_ALL)
+    world.kill()
+    again = mounted(policy=ALLOW_ALL, mountpoint=world.path)
+    again.kill()
+    mounted(policy=ALLOW_ALL, mountpoint=world.path)
+    assert bonobofs("umount", world.path).returncode == 0
+    assert not mounts.at(world.path)
+
+
+def test_a_source_that_is_its_own_mountpoint_is_recovered(source: Path, mounted: Mounted) -> None:
+    """A dead mount over its own source is taken off first, as the source could not be opened below it."""
+    world = mounted(policy=ALLOW_ALL, mountpoint=source)
+    world.kill()
+    again = bonobofs("mount", source, source)
+    assert again.returncode == 0, again.stderr
+    assert f"dead mount on {world.path} was unmounted" in again.stderr
+    assert len(mounts.at(source)) == 1
+
+
+@pytest.mark.parametrize("mend", ["mount", "umount"])
+def test_a_session_that_is_gone_without_an_end_is_crashed(mend: str, mounted: Mounted) -> None:
+    """Server and mount gone, no closing entry: `status` says so until the next mount or umount there."""
+    world = mounted(policy=ALLOW_ALL)
+    world.kill()
+    mounts.detach(world.path, lazy=True)
+    assert [one["state"] for one in _status()] == ["crashed"]
+    if mend == "mount":
+        mounted(policy=ALLOW_ALL).umount()
+    else:
+        assert bonobofs("umount", world.path).returncode == 0
+    assert _status() == []
+
+
+def test_a_busy_mount_stays_and_names_who_holds_it(mounted: Mounted) -> None:
+    """`umount` of a mount in use fails in one line with the process, and the mount goes on."""
+    world = mounted(policy=ALLOW_ALL)
+    with subprocess.Popen(["cat"], cwd=world.path, stdin=subprocess.PIPE) as stands_inside:
+        busy = bonobofs("umount", world.path)
+        assert busy.returncode == 1
+        assert busy.stderr.count("\n") == 1
+        assert f"is in use by cat (pid {stands_inside.pid}, cwd)" in busy.stderr
+        (world.path / "still").write_text("served")
+        stands_inside.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_in_the_foreground_a_signal_ends_it_cleanly(
+    source: Path, mountpoint: Path, transport: str, number: signal.Signals
+) -> None:
+    """`--foreground` serves in the very process that was started, and a signal ends mount, record and process."""
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "bonobofs",
+            "mount",
+            str(source),
+            str(mountpoint),
+            "--foreground",
+            "--transport",
+            transport,
+        ],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with server:
+        wait_for_mount(mountpoint)
+        (one,) = _status()
+        assert (one["pid"], one["state"]) == (server.pid, "serving")
+        assert (mountpoint / ".bonobofs" / "policy.md").exists()
+        server.send_signal(number)
+        _, said = server.communicate(timeout=30)
+    assert server.returncode == (130 if number == signal.SIGINT else 0), said
+    assert not mounts.at(mountpoint)
+    assert [one["state"] for one in _status("--all")] == ["ended"]
+
+
+def test_a_policy_that_is_not_there_is_told_and_nothing_is_left(home: Path, source: Path, mountpoint: Path) -> None:
+    """One line, and neither a session nor a record."""
+    failed = bonobofs("mount", source, mountpoint, "--policy", "/nonexistent/policy.toml")
+    assert failed.returncode == 1
+    assert (
+        failed.stderr == "bonobofs: there is no policy file /nonexistent/policy.toml; name one, or leave --policy out\n"
+    )
+    assert list((home / "sessions").iterdir()) == []
+    assert list((home / "trails").iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--foreground"]])
+def test_a_server_that_cannot_mount_says_why_and_leaves_nothing(
+    options: list[str], ordinary_user: OrdinaryUser
+) -> None:
+    """One line with the reason, in the background and in the foreground, and no trace of the session."""
+    source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
+    ordinary_user.run("mkdir", source, mountpoint)
+    failed = ordinary_user.bonobofs("mount", source, mountpoint, *options, env={"PATH": "/nonexistent"})
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert "fusermount3 is not installed" in failed.stderr
+    assert ordinary_user.run("ls", ordinary_user.directory / "home" / "sessions").stdout == ""
+
+
+def test_a_source_that_may_not_be_read_is_refused(ordinary_user: OrdinaryUser) -> None:
+    """One line that says so."""
+    source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
+    ordinary_user.run("mkdir", "-m", "0300", source)
+    ordinary_user.run("mkdir", mountpoint)
+    failed = ordinary_user.bonobofs("mount", source, mountpoint)
+    assert failed.returncode == 1
+    assert failed.stderr == f"bonobofs: the source {source} cannot be read: Permission denied\n"
+
+
+def test_two_mounts_at_once_take_turns(source: Path, mountpoint: Path) -> None:
+    """Of two commands that want one mountpoint, one gets it and the other says who has it."""
+    command = [sys.executable, "-m", "bonobofs", "mount", str(source), str(mountpoint), "--agent", "alice"]
+    env = environment()
+    both = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) for _ in range(2)]
+    said = [one.communicate(timeout=60)[1].decode() for one in both]
+    try:
+        assert sorted(one.returncode for one in both) == [0, 1]
+        assert any(f"{mountpoint} is already mounted by alice" in text for text in said)
+    finally:
+        assert bonobofs("umount", mountpoint).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("below", "at", "said"),
+    [
+        ("none", "mount", "cannot be used: No such file"),
+        ("source", "none", "create it: mkdir -p"),
+        ("file", "mount", "is not a directory"),
+        ("source", "file", "is not a directory"),
+        ("source", "source/inside", "lies inside its source"),
+        ("around/source", "around", "lies inside the mountpoint"),
+        ("source", "/", "the root directory cannot be a mountpoint"),
+        ("home", "mount", "lies inside the source"),
+        ("source", "home", "lies inside the mountpoint"),
+        ("home/trails", "mount", "holds the record"),
+        ("source", "home/sessions", "holds the record"),
+        ("source", sys.prefix, "inside the mountpoint, which would hang"),
+        ("source", str(ROOT), "inside the mountpoint, which would hang"),
+    ],
+)
+def test_what_would_hang_or_lead_round_the_policy_is_refused(
+    below: str, at: str, said: str, tmp_path: Path, source: Path, mountpoint: Path
+) -> None:
+    """Every such refusal is one line that says what to do, exit 1, and nothing is mounted or entered."""
+    (source / "inside").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "around" / "source").mkdir(parents=True)
+    refused = bonobofs("mount", tmp_path / below, tmp_path / at)
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert said in refused.stderr
+    assert not mounts.at(tmp_path / at)
+    assert _status("--all") == []
+
+
+def test_a_mount_is_no_source_and_holds_no_mountpoint(mounted: Mounted, tmp_path: Path) -> None:
+    """Neither a directory inside a mount nor a mountpoint that is taken can be used for another."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "inside").mkdir()
+    for below, at, said in [
+        (world.path / "inside", tmp_path / "other", "lies in a mount of bonobofs"),
+        (tmp_path / "other", world.path / "inside", "lies in a mount of bonobofs"),
+        (tmp_path / "other", world.path, "is already mounted by alice"),
+    ]:
+        (tmp_path / "other").mkdir(exist_ok=True)
+        refused = bonobofs("mount", below, at)
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+        assert said in refused.stderr
+
+
+def test_a_second_mount_of_a_source_is_served_and_told(mounted: Mounted, tmp_path: Path) -> None:
+    """Two agents may work on one source; that locks do not reach across is said."""
+    world = mounted(policy=ALLOW_ALL)
+    (tmp_path / "second").mkdir()
+    made = bonobofs("mount", world.source, tmp_path / "second", "--agent", "bob", "--new")
+    try:
+        assert made.returncode == 0
+        assert f"{world.source} is also mounted on {world.path}" in made.stderr
+    finally:
+        assert bonobofs("umount", tmp_path / "second").returncode == 0
+
+
+def test_a_policy_inside_the_source_is_never_read(source: Path, mountpoint: Path) -> None:
+    """Who is bound by a policy could change it there."""
+    (source / "policy.toml").write_text(ALLOW_ALL)
+    refused = bonobofs("mount", source, mountpoint, "--policy", source / "policy.toml")
+    assert refused.returncode == 2
+    assert "lies inside the source" in refused.stderr
+
+
+def test_the_operators_own_policy_comes_before_the_packaged_one(home: Path, mounted: Mounted) -> None:
+    """Which policy: --policy, else policy.toml in the state directory, else the packaged default."""
+    (home / "policy.toml").write_text(ALLOW_ALL)
+    world = mounted()
+    assert world.session.policy.origin == str(home / "policy.toml")
+    (world.path / "anything").write_text("goes")
+    other = mounted(policy='default = "deny"')
+    with pytest.raises(PermissionError):
+        (other.path / "anything").write_text("goes")
+
+
+def test_the_role_is_the_named_one_else_the_agents_else_the_policys(mounted: Mounted) -> None:
+    """A name that is new is registered with the role it came with, and keeps it."""
+    policy = ALLOW_ALL + 'default_role = "reader"\n[role.reader]\n[role.writer]\nwrite = ["**"]\n'
+    assert mounted(policy=policy, agent="ann").session.role == "reader"
+    assert mounted(policy=policy, agent="ben", role="writer").session.role == "writer"
+    assert mounted(policy=policy, agent="ben").session.role == "writer"
+    assert mounted(policy=policy, agent="ben", role="reader").session.role == "reader"
+    assert mounted(policy=policy, agent="ben").session.role == "writer"
+
+
+def test_a_role_that_the_policy_does_not_define_is_refused(source: Path, mountpoint: Path) -> None:
+    """The nearest role and the list of roles are shown, and nothing is mounted or registered."""
+    refused = bonobofs("mount", source, mountpoint, "--agent", "alice", "--role", "contol")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "bonobofs: the policy preset:aidlc does not define the role contol; did you mean control? it defines: agent, "
+        "control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n"
+    )
+    assert not mounts.at(mountpoint)
+    assert json.loads(bonobofs("agent", "list", "--json").stdout) == []
+
+
+def test_an_agents_own_role_that_the_policy_does_not_define_may_only_read(source: Path, mountpoint: Path) -> None:
+    """The mount says so, and every change is refused."""
+    assert bonobofs("agent", "add", "alice", "--role", "unheard-of").returncode == 0
+    made = bonobofs("mount", source, mountpoint, "--agent", "alice")
+    try:
+        assert "The policy does not define the role unheard-of, so the agent may only read" in made.stderr
+        with pytest.raises(PermissionError):
+            (mountpoint / "aidlc-docs").mkdir()
+    finally:
+        assert bonobofs("umount", mountpoint).returncode == 0
+
+
+def test_an_agent_keeps_its_identity(mounted: Mounted) -> None:
+    """The same label is the same UUID in every session, another label another one."""
+    first, second, other = mounted(agent="ann"), mounted(agent="ann"), mounted(agent="ben")
+    assert first.session.agent_id == second.session.agent_id
+    assert first.session.agent_id != other.session.agent_id
+    assert first.session.session != second.session.session
+
+
+@pytest.mark.parametrize("label", ["", "a/b", "a\nb", " a", "x" * 65])
+def test_a_label_that_could_forge_a_line_is_refused(label: str, source: Path, mountpoint: Path) -> None:
+    """A label is shown in terminals, logs and file names."""
+    refused = bonobofs("mount", source, mountpoint, "--agent", label)
+    assert refused.returncode == 2
+    assert "cannot name an agent" in refused.stderr
+
+
+def test_an_ordinary_user_mounts_and_unmounts(ordinary_user: OrdinaryUser) -> None:
+    """Without root it works the same, through fusermount3; so does the recovery of a killed server."""
+    source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
+    ordinary_user.run("mkdir", source, mountpoint)
+    made = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "alice", "--policy", "aidlc")
+    assert made.returncode == 0, made.stderr
+    (one,) = json.loads(ordinary_user.bonobofs("status", "--json").stdout)
+    assert one["state"] == "serving"
+    refused = ordinary_user.run("touch", mountpoint / "denied.txt")
+    assert "Permission denied" in refused.stderr
+    assert ordinary_user.run("sh", "-c", f"kill -KILL {one['pid']}").returncode == 0
+    assert processes.wait_for_end(one["pid"], one["starttime"], 30)
+    again = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "alice")
+    assert again.returncode == 0, again.stderr
+    assert ordinary_user.run("ls", mountpoint).returncode == 0
+    assert ordinary_user.bonobofs("audit", "verify").returncode == 0
+    ended = ordinary_user.bonobofs("umount", mountpoint)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_source_with_a_name_that_is_not_utf8_is_served(tmp_path: Path, mounted: Mounted) -> None:
+    """Names are bytes; what is shown of them is escaped and what is stored leads back to them."""
+    source = tmp_path / os.fsdecode(b"s\xff ource\n\\040")
+    source.mkdir()
+    mountpoint = tmp_path / os.fsdecode(b"m\xfe ount\t")
+    mountpoint.mkdir()
+    world = mounted(policy=ALLOW_ALL, source=source, mountpoint=mountpoint)
+    (world.path / "x").write_text("there")
+    assert (source / "x").read_text() == "there"
+    assert "\\xff ource\\n\\\\040" in bonobofs("status").stdout
+    (one,) = _status()
+    assert one["source"] == str(source)
+    assert bonobofs("umount", mountpoint).returncode == 0

@@ -1,0 +1,53 @@
+"""`policy check|test|show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.world import ALLOW_ALL, ROOT, bonobofs
+
+RULE = '[[rule]]\nname = "docs"\npaths = ["docs/"]\nsuffixes = [".md"]\n'
+
+
+def test_the_shipped_policy_is_in_order_and_its_examples_hold() -> None:
+    """policy.toml at the top is the default, and passes its own commands."""
+    checked = bonobofs("policy", "check", ROOT / "policy.toml")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "in order" in checked.stdout
+    tried = bonobofs("policy", "test", "aidlc")
+    assert tried.returncode == 0, tried.stderr
+    assert f"{ROOT / 'policy.toml'}: " in tried.stdout
+
+
+def test_check_says_file_line_and_key(tmp_path: Path) -> None:
+    """An unknown key is refused in one line that can be acted on."""
+    file = tmp_path / "policy.toml"
+    file.write_text('default = "deny"\ncolour = "red"\n')
+    checked = bonobofs("policy", "check", file)
+    assert checked.returncode == 1
+    assert checked.stderr.startswith(f"bonobofs: {file}:2: colour: ")
+    assert checked.stderr.count("\n") == 1
+
+
+def test_test_names_each_example_that_does_not_hold(tmp_path: Path) -> None:
+    """The exit code is 1, and the summary counts."""
+    file = tmp_path / "policy.toml"
+    file.write_text(RULE + 'examples = { allow = ["docs/a.md", "docs/b.txt"], deny = ["c"] }\n')
+    tried = bonobofs("policy", "test", file)
+    assert tried.returncode == 1
+    assert "docs/b.txt should be allowed" in tried.stderr
+    assert tried.stdout == f"{file}: 2 of 3 examples hold\n"
+
+
+def test_show_tells_what_is_in_force(home: Path) -> None:
+    """In words for a person, whole for a program; the operator's own policy comes first."""
+    told = bonobofs("policy", "show", "--policy", "aidlc", "--role", "control").stdout
+    assert "roles agent, control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n" in told
+    assert "- Tools beside the mount: `read_file`, `list_files`, `search_files`." in told
+    assert "`aidlc-docs/`" in bonobofs("policy", "show", "--policy", "aidlc").stdout
+    (home / "policy.toml").write_text(ALLOW_ALL + "[role.reader]\n")
+    shown = json.loads(bonobofs("policy", "show", "--json").stdout)
+    assert shown["origin"] == str(home / "policy.toml")
+    assert shown["policy"]["default"] == "allow"
+    assert "the role writes nowhere" in bonobofs("policy", "show", "--role", "reader").stdout

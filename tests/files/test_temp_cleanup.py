@@ -1,0 +1,132 @@
+"""What a killed process left under a name of its own is taken away by the next session, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
+from bonobofs.audit.temp_cleanup import Stray, left_in, stray_name
+from bonobofs.audit.verify import look_below, verify
+from bonobofs.guards import FileGuard
+from bonobofs.session import open_session
+from tests.files.conftest import Program
+from tests.support.world import ALLOW_ALL, Mounted
+
+KILLED = """
+import json, signal
+if not os.fork():
+    with open_session(sys.argv[1], agent="alice") as session:
+        for operation, path, details in json.loads(sys.argv[2]):
+            session.guard.trail.intent(operation, path, "modify", "artifacts", details=details)
+        os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+"""
+NAMES = [stray_name() for _ in range(6)]
+
+
+def killed(program: Program, source: Path, *intents: tuple[str, str, dict[str, object]]) -> None:
+    """A session that was killed with these intents at the end of its record."""
+    program(KILLED.replace("json.loads(sys.argv[2])", repr(list(intents))), source)
+
+
+def removals(entries: list[AuditEntry]) -> list[str]:
+    return [entry.path for entry in entries if (entry.kind, entry.operation) == ("event", "remove_temporary")]
+
+
+def test_a_stray_lies_beside_the_name_that_the_change_ends_at(program: Program, home: Path, source: Path) -> None:
+    """For a rename that is the new name."""
+    (source / "a/b").mkdir(parents=True)
+    killed(
+        program,
+        source,
+        ("rename", "a/sedAbCdEf", {"to": "a/b/plan.md", "by": NAMES[0]}),
+        ("link", "plan.md", {"from": "a/b/x", "by": NAMES[1], "inode": 7}),
+        ("write_file", "a/plan.md", {"by": "plan.md"}),
+        ("write_file", "a/plan.md", {"by": f"../{NAMES[2]}"}),
+        ("write_file", "a/plan.md", {"by": 7}),
+        ("write_file", "a/plan.md", {"by": NAMES[3], "to": 7}),
+    )
+    found = left_in(home, source)
+    assert [(each.path, each.inode) for each in found] == [
+        (f"a/b/{NAMES[0]}", None),
+        (NAMES[1], 7),
+        (f"a/{NAMES[3]}", None),
+    ]
+    assert left_in(home, source / "a") == []
+    (report,) = verify(home / "trails", look=lambda _: look_below(source))
+    assert report.unfinished[0].shows == f"a/sedAbCdEf: absent; a/b/plan.md: absent; a/b/{NAMES[0]}: absent"
+
+
+def test_the_next_mount_takes_away_what_was_left_and_says_so(program: Program, mounted: Mounted, source: Path) -> None:
+    """It is gone before anything is served, and nothing else is touched."""
+    (source / "a").mkdir()
+    for name in NAMES[:3]:
+        (source / "a" / name).write_text("half done")
+    (source / "a/plan.md").write_text("whole")
+    killed(
+        program,
+        source,
+        ("rename", "x.tmp", {"to": "a/plan.md", "by": NAMES[0]}),
+        ("write_file", "a/plan.md", {"by": NAMES[1]}),
+    )
+    world = mounted(policy=ALLOW_ALL, source=source)
+    assert sorted(os.listdir(world.path / "a")) == sorted([NAMES[2], "plan.md"])
+    assert sorted(os.listdir(source / "a")) == sorted([NAMES[2], "plan.md"])
+    assert sorted(removals(world.entries())) == sorted([f"a/{NAMES[0]}", f"a/{NAMES[1]}"])
+
+
+def test_only_the_inode_that_is_meant_is_taken_away(program: Program, home: Path, source: Path) -> None:
+    """Somebody may have put a file of their own there since; no symlink on the way is followed."""
+    elsewhere = source.parent / "elsewhere"
+    elsewhere.mkdir()
+    (source / "out").symlink_to(elsewhere)
+    (source / "docs").mkdir()
+    (source / "inside").symlink_to("docs")
+    kept = [source / NAMES[0], elsewhere / NAMES[1], source / "docs" / NAMES[2]]
+    for path in kept:
+        path.write_text("kept")
+    (source / NAMES[3]).mkdir()
+    (source / NAMES[4]).write_text("left")
+    (source / NAMES[5]).symlink_to("nowhere")
+    killed(
+        program,
+        source,
+        ("rename", "x", {"to": "plan.md", "by": NAMES[0], "inode": kept[0].stat().st_ino + 1}),
+        ("rename", "x", {"to": "out/plan.md", "by": NAMES[1]}),
+        ("rename", "x", {"to": "inside/plan.md", "by": NAMES[2]}),
+        ("rename", "x", {"to": "plan.md", "by": NAMES[3]}),
+        ("rename", "x", {"to": "plan.md", "by": NAMES[4], "inode": (source / NAMES[4]).stat().st_ino}),
+        ("rename", "x", {"to": "plan.md", "by": NAMES[5]}),
+    )
+    with open_session(source, agent="bob") as session:
+        FileGuard(session).close()
+        entries = list(read(session.guard.trail.path))
+    assert removals(entries) == [NAMES[4], NAMES[5]]
+    assert [path.read_text() for path in kept] == ["kept"] * 3
+    assert (source / NAMES[3]).is_dir()
+    assert not os.path.lexists(source / NAMES[5])
+
+
+def test_what_ended_well_left_nothing(program: Program, home: Path, source: Path) -> None:
+    """An outcome says that the name was given on; the same name is not looked for again."""
+    program(
+        """
+import signal
+if not os.fork():
+    with open_session(sys.argv[1], agent="alice") as session:
+        trail = session.guard.trail
+        for result in (0, 5):
+            seq = trail.intent("rename", "x", "modify", "r", details={"to": "y", "by": sys.argv[2 + bool(result)]})
+            trail.outcome(seq, "rename", "x", error=result)
+        os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+""",
+        source,
+        NAMES[0],
+        NAMES[1],
+    )
+    (stray,) = left_in(home, source)
+    assert isinstance(stray, Stray)
+    assert stray.path == NAMES[1]

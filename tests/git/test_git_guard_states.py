@@ -1,0 +1,331 @@
+"""GitGuard in odd repositories, beside other programs, and killed at every step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bonobofs.errors import GitError
+from bonobofs.guards import MergeResult
+from bonobofs.policy.decision import Refused
+from tests.support.git_guards import FREE, Gate, Gated, Repo, alice, gated, repo
+from tests.support.world import ROOT, register
+
+__all__ = ["alice", "gated", "repo"]
+
+NOBODY = 65534
+
+
+def test_an_empty_repository_gets_its_first_commit(tmp_path: Path, gated: Gate) -> None:
+    """On an unborn branch the commit has no parent; on an unborn main it is refused."""
+    root = tmp_path / "source"
+    root.mkdir()
+    repo = Repo(root)
+    repo.git("init", "-q", "-b", "aidlc/work")
+    repo.write("a.md", "a\n")
+    alice = gated(repo)
+    assert alice.guard.get_status("alice").untracked == ["a.md"]
+    made = alice.guard.guarded_commit("First", ["a.md"], "alice", "gt-1")
+    assert (repo.head(), repo.git("log", "--format=%P").strip(), repo.status()) == (made, "", "")
+    repo.git("symbolic-ref", "HEAD", "refs/heads/main")
+    with pytest.raises(Refused):
+        alice.guard.guarded_commit("First", ["a.md"], "alice", "gt-1")
+    repo.check()
+
+
+@pytest.mark.parametrize(
+    "shape", ["packed", "shallow", "partial", "alternates", "worktree", "split index", "packed refs"]
+)
+def test_a_repository_of_this_shape_works(repo: Repo, gated: Gate, tmp_path: Path, shape: str) -> None:
+    """Branch, checkout, commit and merge do the same in repositories of many shapes."""
+    repo.commit("The second", a_md="a\n")
+    place = tmp_path / "other"
+    there = Repo(place)
+    if shape in ("packed", "split index", "packed refs"):
+        there = repo
+        words = {"packed": "gc", "split index": "update-index --split-index", "packed refs": "pack-refs --all --prune"}
+        repo.git(*words[shape].split())
+    elif shape == "worktree":
+        repo.git("worktree", "add", "-q", "--detach", str(place))
+    else:
+        options = {"shallow": ["--depth=1"], "partial": ["--filter=blob:none"], "alternates": ["--shared"]}[shape]
+        repo.git("config", "uploadpack.allowFilter", "true")
+        repo.git(
+            "clone", "-q", *options, f"file://{repo.root}" if shape != "alternates" else str(repo.root), str(place)
+        )
+    alice = gated(there)
+    guard = alice.guard
+    guard.guarded_create_branch("aidlc/one", "alice")
+    guard.guarded_create_branch("aidlc/two", "alice")
+    guard.guarded_checkout_branch("aidlc/one", "alice")
+    there.write("b.md", "b\n")
+    guard.guarded_commit("b", ["b.md"], "alice", "gt-1")
+    guard.guarded_checkout_branch("aidlc/two", "alice")
+    assert not (there.root / "b.md").exists()
+    there.write("a.md", "a\nmore\n")
+    guard.guarded_commit("a", ["a.md"], "alice", "gt-1")
+    merged = guard.merge("aidlc/one", "aidlc/two", "alice")
+    assert isinstance(merged, MergeResult)
+    assert merged.success
+    assert {name: content for name, (_, content) in there.files().items() if name in ("a.md", "b.md")} == {
+        "a.md": b"a\nmore\n",
+        "b.md": b"b\n",
+    }
+    assert there.status() == ""
+    assert there.git("symbolic-ref", "HEAD") == "refs/heads/aidlc/two\n"
+    there.git("fsck", "--strict", "--no-dangling")
+
+
+def test_symlinks_modes_and_odd_names_are_kept(alice: Gated) -> None:
+    """A checkout brings what git would bring, names that are no text too, and directories in place of files."""
+    alice.git("branch", "aidlc/before")
+    alice.write("run.sh", "#!/bin/sh\n", mode=0o755)
+    (alice.root / "link").symlink_to("docs/plan.md")
+    (alice.root / os.fsdecode(b"na\xffme")).write_bytes(b"odd\n")
+    (alice.root / "docs/plan.md").unlink()
+    (alice.root / "docs").rmdir()
+    alice.write("docs", "a file now\n")
+    names = ["run.sh", "link", os.fsdecode(b"na\xffme"), "docs", "docs/plan.md"]
+    alice.guard.guarded_commit("x", names, "alice", "gt-1")
+    assert alice.status() == ""
+    after = alice.files()
+    alice.guard.guarded_checkout_branch("aidlc/before", "alice")
+    assert (alice.files(), alice.status()) == ({"docs/plan.md": (0, b"The plan\n")}, "")
+    alice.guard.guarded_checkout_branch("aidlc/work", "alice")
+    assert (alice.files(), alice.status()) == (after, "")
+    alice.check()
+
+
+@pytest.mark.parametrize(("config", "attributes"), [("true", ""), ("input", ""), ("", "*.md text eol=crlf\n")])
+def test_line_ends_are_those_of_git(alice: Gated, config: str, attributes: str) -> None:
+    """What a commit stores and a checkout writes is what git makes of it."""
+    if config:
+        alice.git("config", "core.autocrlf", config)
+    if attributes:
+        alice.commit("[gt-1] Attributes")
+        alice.write(".gitattributes", attributes)
+        alice.git("add", "-A")
+        alice.git("commit", "-qm", "[gt-1] Attributes")
+    alice.git("branch", "aidlc/before")
+    alice.write("docs/new.md", "one\r\ntwo\r\n")
+    alice.guard.guarded_commit("New", ["docs/new.md"], "alice", "gt-1")
+    assert alice.git("show", "HEAD:docs/new.md") == "one\ntwo\n"
+    alice.guard.guarded_checkout_branch("aidlc/before", "alice")
+    alice.guard.guarded_checkout_branch("aidlc/work", "alice")
+    written = (alice.root / "docs/new.md").read_bytes()
+    (alice.root / "docs/new.md").unlink()
+    alice.git("checkout", "-q", "docs/new.md")
+    assert (alice.root / "docs/new.md").read_bytes() == written
+    assert alice.status() == ""
+
+
+@pytest.mark.parametrize("lock", ["index.lock", "HEAD.lock", "refs/heads/aidlc/work.lock"])
+def test_a_lock_of_git_is_respected(alice: Gated, lock: str) -> None:
+    """Under the lock of another program nothing is changed, and the lock stays."""
+    alice.git("branch", "aidlc/other")
+    alice.commit("[gt-1] Second", docs__plan_md="Second\n")
+    alice.write(f".git/{lock}", "")
+    before = alice.head(), alice.git("symbolic-ref", "HEAD")
+    if lock.startswith("refs"):
+        alice.write("docs/plan.md", "Third\n")
+
+    def attempt() -> None:
+        if lock.startswith("refs"):
+            alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
+        else:
+            alice.guard.guarded_checkout_branch("aidlc/other", "alice")
+
+    with pytest.raises(GitError) as caught:
+        attempt()
+    assert caught.value.kind == "busy"
+    assert (alice.head(), alice.git("symbolic-ref", "HEAD")) == before
+    assert (alice.root / f".git/{lock}").exists()
+    (alice.root / f".git/{lock}").unlink()
+
+
+@pytest.mark.parametrize("operation", ["merge", "cherry-pick"])
+def test_an_operation_in_progress_is_not_committed_over(repo: Repo, gated: Gate, operation: str) -> None:
+    """A commit would lack its second parent or its author."""
+    repo.git("checkout", "-q", "-b", "side")
+    repo.commit("Theirs", docs__plan_md="theirs\n")
+    repo.git("checkout", "-q", "-b", "aidlc/work", "main")
+    repo.commit("Ours", docs__plan_md="ours\n")
+    repo.git(operation, "side", code=1)
+    alice = gated(repo)
+    before = repo.head(), repo.git("status")
+    with pytest.raises(GitError) as caught:
+        alice.guard.guarded_commit("Both", ["docs/plan.md"], "alice", "gt-1")
+    assert caught.value.kind == "unmerged"
+    assert (repo.head(), repo.git("status")) == before
+
+
+def test_a_change_within_the_same_second_is_seen(alice: Gated) -> None:
+    """A file that is changed again at once, at the same size, is modified for git."""
+    for number in range(10):
+        alice.write("docs/plan.md", f"plan {number}\n")
+        alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
+        alice.write("docs/plan.md", f"PLAN {number}\n")
+        assert alice.status() == " M docs/plan.md\n", number
+
+
+@pytest.mark.root
+def test_what_root_makes_belongs_to_the_owner(alice: Gated) -> None:
+    """A service that runs as root leaves nothing in another user's repository that this user cannot change."""
+    alice.git("checkout", "-q", "-b", "aidlc/other")
+    alice.commit("[gt-1] More", new__dir__a_md="a\n")
+    alice.git("checkout", "-q", "aidlc/work")
+    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", alice.root], check=True)
+    (alice.root / "docs/plan.md").write_text("Changed\n")
+    alice.guard.guarded_commit("Change", ["docs/plan.md"], "alice", "gt-1")
+    assert alice.guard.guarded_merge("aidlc/other", "aidlc/work", "alice").success
+    alice.guard.guarded_create_branch("aidlc/deep/er", "alice")
+    alice.guard.guarded_checkout_branch("aidlc/other", "alice")
+    assert [str(path) for path in alice.root.rglob("*") if path.lstat().st_uid != NOBODY] == []
+
+
+def test_a_commit_is_signed_as_the_policy_or_the_operator_says(repo: Repo, gated: Gate, tmp_path: Path) -> None:
+    """By ssh, against the operator's key. The repository's own configuration signs nothing."""
+    key, mark = tmp_path / "key", tmp_path / "ran"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    repo.git("checkout", "-q", "-b", "aidlc/work")
+    repo.git("config", "gpg.ssh.program", f"/bin/touch {mark}")
+    repo.git("config", "commit.gpgSign", "true")
+    for policy, signed in ((f'[git]\nsign = "ssh:{key}"\n', True), ('[git]\nsign = "off"\n', False), ("", False)):
+        alice = gated(repo, policy=FREE + policy)
+        repo.write("docs/plan.md", f"{policy}\n")
+        alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
+        assert ("BEGIN SSH SIGNATURE" in repo.git("cat-file", "commit", "HEAD")) is signed, policy
+    alice = gated(repo, policy=FREE + '[git]\nsign = "ssh:/nowhere/key"\n')
+    repo.write("docs/plan.md", "Not signed\n")
+    before = repo.head(), repo.staged()
+    with pytest.raises(GitError) as caught:
+        alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
+    assert caught.value.kind == "signing"
+    assert (repo.head(), repo.staged()) == before
+    assert not mark.exists()
+
+
+def test_the_operators_configuration_signs(repo: Repo, tmp_path: Path) -> None:
+    """Where the policy says nothing."""
+    register("alice")
+    key, person = tmp_path / "key", tmp_path / "person"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    person.mkdir()
+    (person / ".gitconfig").write_text(
+        f"[commit]\n\tgpgSign = true\n[gpg]\n\tformat = ssh\n[user]\n\tsigningKey = {key}\n"
+    )
+    (tmp_path / "policy.toml").write_text(FREE)
+    repo.git("checkout", "-q", "-b", "aidlc/work")
+    repo.write("docs/plan.md", "Changed\n")
+    words = ["git", "commit", "-m", "[gt-1] Signed", "docs/plan.md", "--agent", "alice", "--policy"]
+    environment = {**os.environ, "HOME": str(person), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "bonobofs", *words, tmp_path / "policy.toml"],
+        cwd=repo.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "BEGIN SSH SIGNATURE" in repo.git("cat-file", "commit", "HEAD")
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bonobofs.guards import GitGuard
+from bonobofs.session import open_session
+
+root, policy, operation, at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+count = 0
+
+def kill(event, arguments):
+    global count
+    changes = event in ("os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.symlink")
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
+    # A relative name is one below a directory of the work tree that is held open.
+    path = os.fsdecode(arguments[0]) if (changes or writes) and not isinstance(arguments[0], int) else "/"
+    if (changes or writes) and (str(root) in path or not path.startswith("/")):
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with open_session(root, agent="alice", policy=policy) as session, GitGuard(session) as guard:
+    sys.addaudithook(kill)
+    if operation == "commit":
+        guard.guarded_commit("x", ["a.txt"], "alice", "gt-1")
+    elif operation == "merge":
+        guard.guarded_merge("aidlc/other", "aidlc/work", "alice")
+    else:
+        guard.guarded_checkout_branch("aidlc/other", "alice")
+    done, count = count, -1000
+    print(done)
+"""
+
+
+KILLS: Final = 12
+"""Steps at which an operation is killed, spread over all of them; BONOBOFS_TEST_KILLS=all kills it at each."""
+
+
+def _chosen(steps: int) -> list[int]:
+    every = list(range(1, steps + 1))
+    if os.environ.get("BONOBOFS_TEST_KILLS") == "all" or steps <= KILLS:
+        return every
+    return sorted({every[number * (steps - 1) // (KILLS - 1)] for number in range(KILLS)})
+
+
+@pytest.mark.parametrize("operation", ["commit", "merge", "checkout"])
+@pytest.mark.timeout(600)
+def test_a_kill_at_any_step_leaves_no_lock_and_no_loss(tmp_path: Path, gated: Gate, operation: str) -> None:
+    """The next operation of GitGuard removes what the killed one left. Refs and HEAD are old or new, git is content."""
+    base = Repo(tmp_path / "base")
+    base.root.mkdir()
+    base.git("init", "-q", "-b", "main")
+    base.commit("Base", a_txt="a\n", gone_txt="gone\n", dir__deep_txt="deep\n")
+    base.git("checkout", "-q", "-b", "aidlc/other")
+    base.commit("[gt-1] Other", dir__deep_txt=None, other__one_txt="1\n", gone_txt="still\n")
+    base.git("checkout", "-q", "-b", "aidlc/work", "main")
+    base.commit("[gt-1] Work", work_txt="work\n")
+    if operation == "commit":
+        base.write("a.txt", "changed\n")
+    policy = tmp_path / "policy.toml"
+    policy.write_text(FREE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+
+    def run(repo: Repo, at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", _KILLED, str(repo.root), str(policy), operation, str(at)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    whole = run(base.copy(tmp_path / "whole"), 0)
+    assert whole.returncode == 0, whole.stderr
+    steps = int(whole.stdout)
+    assert steps > 3
+    for at in _chosen(steps):
+        repo = base.copy(tmp_path / f"killed-{at}")
+        assert run(repo, at).returncode == -9, at
+        alice = gated(repo)
+        alice.guard.guarded_create_branch(f"aidlc/after-{at}", "alice")
+        repo.check()
+        assert repo.run("reset", "--hard", "-q").returncode == 0
+        assert repo.head("aidlc/other") == base.head("aidlc/other")
+        if operation != "checkout":
+            assert repo.head("aidlc/work~0") == base.head() or repo.head("aidlc/work^1") == base.head()
+
+
+def test_many_files_are_committed_and_checked_out(alice: Gated) -> None:
+    """A thousand files in one call."""
+    alice.git("branch", "aidlc/before")
+    names = [f"many/{number % 10}/{number}.txt" for number in range(1000)]
+    for name in names:
+        alice.write(name, name)
+    alice.guard.guarded_commit("Many", names, "alice", "gt-1")
+    alice.guard.guarded_checkout_branch("aidlc/before", "alice")
+    assert not (alice.root / "many").exists()
+    alice.guard.guarded_checkout_branch("aidlc/work", "alice")
+    assert alice.status() == ""

@@ -1,0 +1,80 @@
+"""Publication through a real mount: what reaches the source, what is refused, and what the record says."""
+
+from __future__ import annotations
+
+from tests.git.conftest import PublishingMaker
+
+
+def test_a_commit_is_published_by_its_hook_and_recorded(publishing: PublishingMaker) -> None:
+    one = publishing()
+    assert "published aidlc/gt-1 (0 commits)" in one.repo.run("switch", "-qc", "aidlc/gt-1").stderr.decode()
+    made = one.repo.commit("[gt-1] Add a page", {"docs/c.md": "c\n"})
+    assert one.source.id("aidlc/gt-1") == made
+    intent, outcome = [entry for entry in one.entries() if entry.operation == "publish"][-2:]
+    assert (intent.kind, outcome.kind, outcome.result) == ("intent", "outcome", "allowed")
+    update = {"ref": "refs/heads/aidlc/gt-1", "new": made, "kind": "fast-forward", "commits": [made], "count": 1}
+    assert intent.details["updates"] == [{**update, "old": one.source.id("main")}]
+    assert intent.details["paths"] == ["docs/c.md"]
+    # The checkout of the operator follows.
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/gt-1\n"
+    assert one.source.git("status", "--porcelain") == ""
+    # What is refused stays in the session, is explained, and can be amended.
+    refused = one.repo.run("commit", "-q", "--amend", "-m", "No issue").stderr.decode()
+    assert refused.count("not published: git.message. ") == 1
+    assert "git commit --amend" in refused
+    assert one.source.id("aidlc/gt-1") == made
+    assert one.denials()[-1]["rule"] == "git.message"
+    assert one.entries()[-1].result == "denied"
+    assert "published aidlc/gt-1" in one.repo.run("commit", "--amend", "-m", "[gt-1] Good").stderr.decode()
+    assert one.source.id("aidlc/gt-1") == one.repo.id()
+
+
+def test_push_fetch_and_delete(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("switch", "-q", "--detach")
+    made = one.repo.commit("[gt-1] Add a page", {"docs/c.md": "c\n"})
+    one.repo.git("switch", "-q", "main")
+    one.repo.git("branch", "aidlc/y", made)
+    assert "remote: bonobofs: published aidlc/y (1 commit)" in one.push("aidlc/y")
+    assert one.source.id("aidlc/y") == made
+    assert "git.protected" in one.push(f"{made}:refs/heads/main", code=1)
+    assert "git.ref" in one.push(f"{made}:refs/notes/x", code=1)
+    one.source.git("branch", "operators")
+    one.repo.git("fetch", "-q", "source")
+    assert one.repo.id("source/operators") == one.source.id("main")
+    one.push(":aidlc/y")
+    assert one.source.id("aidlc/y") == ""
+
+
+def test_the_checkout_follows_and_keeps_what_the_operator_staged(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.source.write("docs/mine.md", "staged by the operator\n")
+    one.source.git("add", "docs/mine.md")
+    one.repo.write("a.md", "changed\n")
+    one.repo.git("commit", "-qm", "[gt-1] Change a", "a.md")
+    assert one.source.id("aidlc/x") == one.repo.id()
+    assert one.source.git("status", "--porcelain") == "A  docs/mine.md\n"
+    one.repo.git("switch", "-q", "main")
+    assert one.source.git("status", "--porcelain") == "A  docs/mine.md\n"
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/main\n"
+    # The operator commits at once, on what the session has left.
+    one.source.git("commit", "-qm", "The operator's")
+    assert one.source.git("show", "--name-only", "--format=", "HEAD") == "docs/mine.md\n"
+
+
+def test_a_switch_over_staged_work_or_a_moved_head_is_not_mirrored(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] Change a", {"a.md": "changed\n"})
+    blob = one.source.git("hash-object", "-w", "--stdin", given="staged\n").strip()
+    one.source.git("update-index", "--cacheinfo", f"100644,{blob},a.md")
+    told = one.repo.run("switch", "main").stderr.decode()
+    assert "git.staged" in told
+    assert "bonobofs worktree add" in told
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/x\n"
+    one.source.git("update-index", "--cacheinfo", f"100644,{one.source.id('aidlc/x:a.md')},a.md")
+    one.source.git("symbolic-ref", "HEAD", "refs/heads/other")
+    assert "git.checkout" in one.repo.run("switch", "aidlc/x").stderr.decode()
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/other\n"
+    one.source.git("symbolic-ref", "HEAD", "refs/heads/main")

@@ -1,0 +1,140 @@
+"""What a caller sends may be much, deep or endless: neither companion nor server grows by it, and others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bonobofs.errors import UsageError
+from bonobofs.session import launcher
+from tests.guard_socket.conftest import Called, CalledMount, answer
+from tests.support.observe import companion_of
+from tests.support.wait import until
+
+WHOAMI = b'{"call": "whoami"}\n'
+_MB = 1 << 20
+
+
+def most_held(pid: int) -> int:
+    """The most memory that a process has had at once, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def log_of(called: Called) -> Path:
+    """Where the processes of a session tell what failed."""
+    return called.directory.parent / "server.log"
+
+
+def test_a_caller_that_sends_many_calls_gets_every_answer(alice: Called) -> None:
+    """Also if the answers fill the socket buffer."""
+    with alice.connected() as end:
+        end.sendall(WHOAMI * 3000)
+        file = end.makefile("rb")
+        for _ in range(3000):
+            assert json.loads(file.readline())["ok"]
+
+
+@pytest.mark.parametrize("pattern", ["{" + "a," * 50_000, "[" + "a" * 100_000, "*a" * 50_000])
+def test_no_pattern_delays_other_callers(alice: Called, pattern: str) -> None:
+    """A long pattern is refused before it is parsed."""
+    alice("write_file", path="a" * 200, content="text")
+    began = time.monotonic()
+    with pytest.raises(UsageError):
+        alice("list_files", pattern=pattern)
+    assert time.monotonic() - began < 5
+
+
+def test_an_overlong_path_is_not_recorded(alice: Called) -> None:
+    for path in ("a" * _MB, "a/" * (_MB // 2), "../" * _MB):
+        with pytest.raises((UsageError, OSError)):
+            alice("write_file", path=path, content="text")
+        with pytest.raises((UsageError, OSError)):
+            alice("read_file", path=path, agent="bob")
+    assert max(len(line) for line in alice.world.trail.read_bytes().splitlines()) < 20_000
+    assert len((alice.path / ".bonobofs/denials.jsonl").read_bytes()) < 20_000
+
+
+def test_invalid_text_is_a_usage_error_and_not_recorded(alice: Called) -> None:
+    with pytest.raises(UsageError):
+        alice("write_file", path="a", content="\ud800" * 100_000)
+    assert log_of(alice).stat().st_size < 10_000
+
+
+def test_a_call_with_many_values_takes_little_memory(alice: Called) -> None:
+    companion = companion_of(alice.world.pid)
+    with alice.connected() as end:
+        for value in (b"{},", b'"",', b"[],"):
+            end.sendall(b'{"call": "whoami", "x": [' + value * (15 * _MB // 3) + b"7]}\n")
+            assert answer(end)["ok"] is False
+    assert most_held(companion) < 300 * _MB
+
+
+SEARCH = b'{"call": "search_files", "query": "(a+)+$"}\n'
+
+
+def test_endless_searches_delay_searches_alone(alice: Called) -> None:
+    """Two searches run at once; calls of other names are answered meanwhile."""
+    alice("write_file", path="long", content="a" * 40 + "!")
+    companion = companion_of(alice.world.pid)
+    ends = [alice.connect() for _ in range(40)]
+    try:
+        for end in ends:
+            end.sendall(SEARCH)
+        until(lambda: len(children(companion)) == 2, "two searches run")
+        refused, _, _ = select.select(ends, [], [], 5)
+        assert "try again" in answer(refused[0])["error"]["message"]
+        began = time.monotonic()
+        for turn in range(5):
+            assert alice("write_file", path="other", content=str(turn))
+            assert alice("whoami")["agent"] == "alice"
+            assert len(children(companion)) <= 2
+        assert time.monotonic() - began < 5
+        (alice.path / "mine").write_text("the mount goes on")
+    finally:
+        for end in ends:
+            end.close()
+
+
+def children(pid: int) -> list[str]:
+    """The child processes of a process."""
+    found: list[str] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += (task / "children").read_text().split()
+    return found
+
+
+def test_calls_of_closed_connections_count_in_the_memory_limit(
+    mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server keeps a complete call until it has run, and counts it; other calls are answered meanwhile."""
+    monkeypatch.setattr(launcher, "COMPANION", "tests.guard_socket.slow_companion")
+    called, go = mounted_called(), tmp_path / "go"
+    line = json.dumps({"call": "write_file", "path": "b", "content": "x" * (8 * _MB)}).encode() + b"\n"
+    with called.connected() as slow:
+        change = {"call": "change", "path": "a", "makes": ["a"], "until": str(go), "alone": True}
+        slow.sendall(json.dumps(change).encode() + b"\n")
+        until((called.source / "a").exists, "the change lock is held")
+        for _ in range(40):
+            with contextlib.suppress(OSError), called.connected() as end:
+                end.sendall(line)
+        assert called("whoami")["agent"] == "alice"
+        assert most_held(companion_of(called.world.pid)) < 400 * _MB
+        go.touch()
+        assert answer(slow)["ok"]
+    until((called.source / "b").exists, "a complete call has run")
+
+
+def test_read_file_cuts_a_file_of_many_empty_lines(alice: Called) -> None:
+    alice("write_file", path="empty", content="\n" * (8 * _MB))
+    read = alice("read_file", path="empty")
+    assert read["end_line"] <= 1_000_000
+    assert "go on with offset" in read["cut"]
+    assert alice("read_file", path="empty", offset=read["end_line"] + 1, limit=1)["content"]

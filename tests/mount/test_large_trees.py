@@ -1,0 +1,148 @@
+"""Large trees and files: memory and time depend only on what is accessed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.users import tell
+
+CROWD: Final = 100_000
+MEGABYTE: Final = 1_000_000
+
+
+def _resident(world: Place) -> int:
+    """Bytes of memory that the server has, shared ones included."""
+    return int(Path(f"/proc/{world.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A source with one directory of 100,000 files."""
+    source = tmp_path_factory.mktemp("large")
+    (source / "crowd").mkdir()
+    directory = os.open(source / "crowd", os.O_RDONLY)
+    for number in range(CROWD):
+        os.mknod(f"file-{number:06}", 0o644, dir_fd=directory)
+    os.close(directory)
+    yield source
+    shutil.rmtree(source)
+
+
+def test_a_hundred_thousand_entries_are_listed_and_walked_within_100_megabytes(
+    own_place: MakePlace, crowd: Path
+) -> None:
+    """Each entry comes exactly once, with its attributes, and the server stays small; also with warm caches."""
+    world = own_place(source=crowd)
+    expected = [f"file-{number:06}" for number in range(CROWD)]
+    for _ in range(2):
+        with os.scandir(world.path / "crowd") as entries:
+            found = sorted(entry.name for entry in entries if entry.stat().st_size == 0)
+        assert found == expected
+    assert _resident(world) < 100 * MEGABYTE
+
+
+def test_a_listing_alone_costs_no_memory_for_long(own_place: MakePlace, crowd: Path) -> None:
+    """The server drops the nodes that the kernel forgets."""
+    world = own_place(source=crowd)
+    assert len(os.listdir(world.path / "crowd")) == CROWD
+    assert _resident(world) < 100 * MEGABYTE
+
+
+def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> None:
+    """Mounting a large tree and accessing ten files takes as little memory as if there were no others."""
+    (crowd.parent / "small").mkdir(exist_ok=True)
+    small = own_place(source=crowd.parent / "small")
+    world = own_place(source=crowd)
+    for number in range(0, CROWD, CROWD // 10):
+        file = world.path / "crowd" / f"file-{number:06}"
+        assert file.read_bytes() == b""
+        file.chmod(0o600)
+        file.chmod(0o644)
+    assert _resident(world) - _resident(small) < 2 * MEGABYTE
+    (crowd.parent / "small").rmdir()
+
+
+def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
+    """Two programs that read one directory alternately both get each entry once."""
+    world = place()
+
+    def story() -> None:
+        expected = {f"{number:04}-{'x' * 100}" for number in range(2000)}
+        for name in expected:
+            (world.source / name).touch()
+        with os.scandir(world.path) as one, os.scandir(world.path) as other:
+            seen: tuple[list[str], list[str]] = ([], [])
+            for first, second in zip(one, other, strict=True):
+                seen[0].append(first.name)
+                seen[1].append(second.name)
+        for names in seen:
+            assert len(names) == len(expected)
+            assert set(names) == expected
+
+    world.does(story)
+
+
+def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> None:
+    """While a directory changes, each remaining entry is read exactly once, as `rm -r` needs."""
+    world = place()
+
+    def story() -> None:
+        names = [f"{number:04}-{'x' * 100}" for number in range(3000)]
+        for name in names:
+            (world.source / name).touch()
+        seen = []
+        with os.scandir(world.path) as entries:
+            for entry in entries:
+                seen.append(entry.name)
+                if entry.name in names and int(entry.name[:4]) % 2:
+                    os.unlink(entry.path)
+                if len(seen) % 100 == 0:
+                    (world.path / f"new-{len(seen)}").touch()
+        kept = [name for name in seen if not name.startswith("new-")]
+        assert sorted(kept) == names
+        left = {name for name in names if not int(name[:4]) % 2}
+        assert {name for name in os.listdir(world.path) if not name.startswith("new-")} == left
+
+    world.does(story)
+
+
+def test_a_large_tree_is_removed_whole(place: MakePlace) -> None:
+    """`rm -rf` of many files in many directories leaves nothing in the source or the mount."""
+    world = place()
+
+    def story() -> None:
+        for directory in range(20):
+            (world.source / f"tree/{directory}").mkdir(parents=True)
+            for number in range(100):
+                (world.source / f"tree/{directory}/{number}").touch()
+        shutil.rmtree(world.path / "tree")
+        assert os.listdir(world.source) == []
+
+    world.does(story)
+
+
+def test_changing_the_same_files_again_and_again_does_not_grow_the_server(own_place: MakePlace) -> None:
+    """Batches, callers, links and nodes of removed files are dropped."""
+    world = own_place()
+
+    def round_of(count: int) -> None:
+        for number in range(count):
+            path = world.path / f"file-{number}"
+            path.write_text("content")
+            os.link(path, world.path / "linked")
+            os.unlink(world.path / "linked")
+            path.rename(world.path / "moved")
+            os.unlink(world.path / "moved")
+
+    tell(round_of, 300)
+    before = _resident(world)
+    for _ in range(2):
+        tell(round_of, 300)
+    assert _resident(world) - before < 2 * MEGABYTE

@@ -1,0 +1,60 @@
+"""What nobody foresaw refuses one call, is written down, and ends nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from tests.support.mount_fixtures import served
+from tests.support.wait import until
+
+FAILING = "tests.mount.failing_server"
+
+
+def refusal(path: Path) -> int | None:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def failures(complaints: Path) -> int:
+    lines = [line for line in complaints.read_text().splitlines() if "LOOKUP failed" in line]
+    counts = [re.search(r" (\d+) times more: ", line) for line in lines]
+    return sum(int(count[1]) if count else 1 for count in counts)
+
+
+def test_a_handler_that_fails_refuses_its_call_and_the_mount_serves_on(
+    source: Path, home: Path, tmp_path: Path
+) -> None:
+    with served(FAILING, source=source, home=home, place=tmp_path) as mount:
+        for _ in range(50):
+            assert refusal(mount / "fail") == errno.EIO
+        (mount / "after.md").write_text("serves on")
+        said = (tmp_path / "stderr").read_text()
+        assert re.search(r"LOOKUP failed: ValueError\('nobody foresaw this'\) at .*failing\.py:\d+ lookup\n", said)
+        until(
+            lambda: "49 times more: LOOKUP failed" in (tmp_path / "stderr").read_text(), "the repetitions are counted"
+        )
+    assert (source / "after.md").read_text() == "serves on"
+    assert (tmp_path / "stderr").read_text().count("LOOKUP failed") == 2
+
+
+def test_what_fails_between_two_requests_ends_nothing(source: Path, home: Path, tmp_path: Path) -> None:
+    with served(FAILING, source=source, home=home, place=tmp_path) as mount:
+        assert not (mount / "fail-later").exists()
+        said = tmp_path / "stderr"
+        until(lambda: "what follows a request failed: LookupError" in said.read_text(), "the first is written down")
+        until(lambda: "tidying up failed: LookupError" in said.read_text(), "the second is written down")
+        (mount / "after.md").write_text("serves on")
+    assert (source / "after.md").read_text() == "serves on"
+
+
+def test_a_diagnostic_log_that_cannot_be_written_ends_nothing(source: Path, home: Path, tmp_path: Path) -> None:
+    with served(FAILING, "full", source=source, home=home, place=tmp_path) as mount:
+        assert refusal(mount / "fail") == errno.EIO
+        (mount / "after.md").write_text("serves on")
+    assert (source / "after.md").read_text() == "serves on"

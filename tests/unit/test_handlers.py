@@ -1,0 +1,358 @@
+"""Enforcement in the handlers, without a kernel: every request that changes something is authorized and recorded."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import errno
+import os
+import struct
+import uuid
+from collections.abc import Generator, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.reader import read
+from bonobofs.audit.writer import Identity, Trail
+from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.errors import ProtocolError, TrailError
+from bonobofs.fuse import abi as p
+from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.inode_table import InodeTable
+from bonobofs.fuse.layer_store import LayerStore
+from bonobofs.fuse.mount_context import Header, Notifications
+from bonobofs.fuse.overlay import Overlay, OverlayUsage
+from bonobofs.fuse.slices import finished
+from bonobofs.fuse.temp_files import TempFiles
+from bonobofs.fuse.virtual_dir import VirtualDir
+from bonobofs.policy.decision import Layer, Refused
+from bonobofs.policy.document import parse
+from bonobofs.policy.engine import Policy, compile_policy
+from bonobofs.policy.request import Principal
+from tests.support.world import ALLOW_ALL, ROOT
+
+DENY_ALL: Final = 'default = "deny"\n'
+FUSE: Final = ROOT / "bonobofs" / "fuse"
+CHANGING: Final = sorted(opcode for opcode, role in p.ROLES.items() if role is p.Role.CHANGES)
+
+
+def _policy(text: str, generation: int = 1) -> Policy:
+    return compile_policy(parse(text, "test").model_dump(mode="json"), generation)
+
+
+class Server:
+    """The handlers of a mount over a small tree, and a way to send them requests."""
+
+    def __init__(self, directory: Path, policy: str, *, unwritable: bool = False) -> None:
+        self.source = directory / "source"
+        (self.source / "sub").mkdir(parents=True)
+        (self.source / "empty").mkdir()
+        (self.source / "file").write_bytes(b"content")
+        (self.source / "other").write_bytes(b"another")
+        os.setxattr(self.source / "file", "user.mark", b"here")
+        self._root = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
+        self.trail = directory / "trail"
+        agent = Principal("alice", str(uuid.uuid4()), "agent")
+        identity = Identity("session", agent.label, agent.id)
+        if unwritable:
+            full, null = os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_WRONLY)
+            self._log = Trail(full, null, identity, self.trail)
+        else:
+            self._log = Trail.create(self.trail, directory / "head", identity)
+        self.guard = Enforcer(_policy(policy), agent, self._log)
+        self._inodes = InodeTable()
+        self._source = LayerStore(self._root, self._inodes, cache=64, pins=64)
+        store = directory / "layer"
+        store.mkdir()
+        self._top = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        above = LayerStore(self._top, self._inodes, cache=8, pins=8, layer=Layer.SCRATCH)
+        self._overlay = Overlay(above, self._inodes, OverlayUsage(lambda: self.guard.policy), count())
+        virtual = VirtualDir({b"policy.md": lambda _: b"text"})
+        notices = Notifications(
+            lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True)
+        )
+        self._operations = Operations(
+            self._inodes, self._source, TempFiles("", 0, count()), self._overlay, self.guard, virtual, notices
+        )
+        self.handlers = self._operations.handlers
+
+    def close(self) -> None:
+        with contextlib.suppress(TrailError):
+            self.guard.flush_all()
+        with contextlib.suppress(TrailError):
+            self._log.close()
+
+    def send(self, opcode: int, node: int, body: bytes) -> bytes:
+        """Return the handler's reply."""
+        answer = self.handlers[opcode](Header(node, os.geteuid(), os.getegid(), os.getpid(), 0), memoryview(body))
+        if isinstance(answer, Generator):
+            return finished(answer)
+        return answer if isinstance(answer, bytes) else b"".join(answer)
+
+    def node(self, name: str) -> int:
+        """The node id of a name at the root."""
+        return int(p.ENTRY_OUT.unpack_from(self.send(p.Opcode.LOOKUP, p.ROOT_ID, name.encode() + b"\0"))[0])
+
+    def entries(self) -> list[AuditEntry]:
+        self.guard.flush_all()
+        return list(read(self.trail))
+
+    def tree(self) -> dict[str, Any]:
+        """Return everything in the source that a request could change."""
+        found = {}
+        for path in [self.source, *sorted(self.source.rglob("*"))]:
+            s = path.lstat()
+            content = path.read_bytes() if path.is_file() else None
+            attributes = {name: os.getxattr(path, name) for name in os.listxattr(path)}
+            what = (s.st_ino, s.st_mode, s.st_uid, s.st_gid, s.st_size, s.st_nlink, s.st_mtime_ns, s.st_blocks)
+            found[str(path)] = (*what, content, attributes)
+        return found
+
+    def request(self, opcode: p.Opcode) -> tuple[int, bytes]:
+        """Return a node and a body with which the kernel would request this change."""
+        file, other = self.node("file"), self.node("other")
+        set_mode = p.SETATTR_IN.pack(int(p.Set.MODE), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0o600, 0, 0, 0, 0)
+        copy = p.COPY_FILE_RANGE_IN.pack(0, 0, other, 0, 7, 7, 0)
+        known: dict[p.Opcode, tuple[int, bytes]] = {
+            p.Opcode.CREATE: (p.ROOT_ID, p.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT, 0o100644, 0o022, 0) + b"new\0"),
+            p.Opcode.WRITE: (file, p.WRITE_IN.pack(0, 0, 5, 0, 0, os.O_WRONLY, 0) + b"bytes"),
+            p.Opcode.SETATTR: (file, set_mode),
+            p.Opcode.FALLOCATE: (file, p.FALLOCATE_IN.pack(0, 0, 65536, 0, 0)),
+            p.Opcode.COPY_FILE_RANGE: (file, copy),
+            p.Opcode.COPY_FILE_RANGE_64: (file, copy),
+            p.Opcode.UNLINK: (p.ROOT_ID, b"file\0"),
+            p.Opcode.RMDIR: (p.ROOT_ID, b"empty\0"),
+            p.Opcode.RENAME: (p.ROOT_ID, p.RENAME_IN.pack(p.ROOT_ID) + b"file\0moved\0"),
+            p.Opcode.RENAME2: (p.ROOT_ID, p.RENAME2_IN.pack(p.ROOT_ID, 2, 0) + b"file\0other\0"),
+            p.Opcode.LINK: (p.ROOT_ID, p.LINK_IN.pack(file) + b"linked\0"),
+            p.Opcode.SYMLINK: (p.ROOT_ID, b"link\0file\0"),
+            p.Opcode.MKDIR: (p.ROOT_ID, p.MKDIR_IN.pack(0o755, 0o022) + b"made\0"),
+            p.Opcode.MKNOD: (p.ROOT_ID, p.MKNOD_IN.pack(0o010644, 0, 0o022, 0) + b"fifo\0"),
+            p.Opcode.SETXATTR: (file, p.SETXATTR_IN.pack(2, 0, 0, 0) + b"user.new\0ab"),
+            p.Opcode.REMOVEXATTR: (file, b"user.mark\0"),
+        }
+        return known[opcode]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Any]:
+    """serve(policy) returns the handlers of a mount. What a server keeps until its process ends is released here."""
+    umask = os.umask(0o022)
+    before = _descriptors()
+    servers: list[Server] = []
+
+    def make(policy: str, *, unwritable: bool = False) -> Server:
+        servers.append(Server(tmp_path / f"server-{len(servers)}", policy, unwritable=unwritable))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+    for fd in _descriptors() - before:
+        os.close(fd)
+    os.umask(umask)
+
+
+def _descriptors() -> set[int]:
+    readable_directory = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    return {fd for fd in readable_directory if os.path.lexists(f"/proc/self/fd/{fd}")}
+
+
+def test_every_request_is_served_or_refused_as_the_table_says(serve: Any) -> None:
+    """Each changing or reading opcode has a handler. A refused opcode has none."""
+    served = set(serve(DENY_ALL).handlers)
+    needed = {opcode for opcode, role in p.ROLES.items() if role in (p.Role.CHANGES, p.Role.READS)}
+    refused = {opcode for opcode, role in p.ROLES.items() if role is p.Role.REFUSED}
+    assert needed - served == {p.Opcode.INIT}, "INIT is the handshake's"
+    assert served & refused == set()
+
+
+@pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
+def test_nothing_changes_under_a_policy_that_denies_all(serve: Any, opcode: p.Opcode) -> None:
+    """The handler of every changing request asks the enforcer first: the request is refused and recorded, and nothing
+    changes.
+    """
+    server: Server = serve(DENY_ALL)
+    node, body = server.request(opcode)
+    before = server.tree()
+    with pytest.raises(Refused) as refused:
+        server.send(opcode, node, body)
+    assert server.tree() == before
+    assert refused.value.errno == errno.EACCES
+    (entry,) = [entry for entry in server.entries() if entry.result == "denied"]
+    assert (entry.governance, entry.code, entry.agent) == ("deny", "DEFAULT", "alice")
+
+
+@pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
+def test_every_change_is_intended_in_the_record(serve: Any, opcode: p.Opcode) -> None:
+    """Under a policy that permits everything, the same requests change something, each with an intent and an
+    outcome.
+    """
+    server: Server = serve(ALLOW_ALL)
+    node, body = server.request(opcode)
+    before = server.tree()
+    server.send(opcode, node, body)
+    intent, outcome = server.entries()
+    assert server.tree() != before
+    assert (intent.kind, outcome.kind) == ("intent", "outcome")
+    assert outcome.details["intent"] == intent.seq
+    assert outcome.result == "allowed"
+
+
+@pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
+def test_nothing_changes_that_cannot_be_recorded(serve: Any, opcode: p.Opcode) -> None:
+    """If the trail cannot be written, a change is refused with EIO and not made. Reads go on."""
+    server: Server = serve(ALLOW_ALL, unwritable=True)
+    node, body = server.request(opcode)
+    before = server.tree()
+    with pytest.raises(Refused) as refused:
+        server.send(opcode, node, body)
+    assert (refused.value.errno, refused.value.decision.code) == (errno.EIO, "UNRECORDED")
+    assert server.tree() == before
+    assert server.send(p.Opcode.READ, server.node("file"), p.READ_IN.pack(0, 0, 100, 0, 0, 0, 0)) == b"content"
+
+
+def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
+    """A write batch ends with its policy; the next write is judged by the new one."""
+    server: Server = serve(ALLOW_ALL)
+    node = server.node("file")
+
+    def write(data: bytes) -> None:
+        server.send(p.Opcode.WRITE, node, p.WRITE_IN.pack(0, 0, len(data), 0, 0, os.O_WRONLY, 0) + data)
+
+    write(b"first")
+    server.guard.change_policy(_policy(DENY_ALL, generation=2))
+    with pytest.raises(Refused):
+        write(b"second")
+    assert (server.source / "file").read_bytes() == b"firstnt"
+
+
+def test_a_name_that_is_looked_up_again_does_not_count_twice(serve: Any) -> None:
+    """A hard link whose directory the kernel forgot and looked up again is one known name. The other is unknown."""
+    server: Server = serve('default = "allow"\n[[protect]]\npaths = ["closed/"]\n')
+    (server.source / "closed").mkdir()
+    (server.source / "closed/hook").write_text("kept")
+    os.link(server.source / "closed/hook", server.source / "sub/linked")
+
+    def look() -> tuple[int, int]:
+        directory = server.node("sub")
+        return directory, int(p.ENTRY_OUT.unpack_from(server.send(p.Opcode.LOOKUP, directory, b"linked\0"))[0])
+
+    for node in reversed(look()):
+        server.send(p.Opcode.FORGET, node, p.FORGET_IN.pack(1))
+    _, file = look()
+    with pytest.raises(Refused) as refused:
+        server.send(p.Opcode.WRITE, file, p.WRITE_IN.pack(0, 0, 5, 0, 0, os.O_WRONLY, 0) + b"sneak")
+    assert refused.value.decision.code == "HARDLINK"
+    assert (server.source / "closed/hook").read_text() == "kept"
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(opcode=st.sampled_from(list(p.Opcode)), node=st.integers(0, 6), body=st.binary(max_size=160))
+def test_no_message_changes_what_the_policy_denies(nonsense: Server, opcode: p.Opcode, node: int, body: bytes) -> None:
+    """Random and truncated requests are answered or refused, and change nothing in the source."""
+    handler = nonsense.handlers.get(opcode)
+    if handler is None:
+        return
+    before = nonsense.tree()
+    with contextlib.suppress(Exception):  # the connection turns it into a reply
+        handler(Header(node, 1, 1, os.getpid(), body[0] if body else 0), memoryview(body))
+    assert nonsense.tree() == before
+
+
+@pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
+def test_a_request_that_is_cut_short_changes_nothing(serve: Any, opcode: p.Opcode) -> None:
+    """Truncated at any byte, a request is refused like any other under a policy that denies everything."""
+    server: Server = serve(DENY_ALL)
+    node, body = server.request(opcode)
+    before = server.tree()
+    for length in range(len(body)):
+        with pytest.raises((OSError, ProtocolError, struct.error)):
+            server.send(opcode, node, body[:length])
+    assert server.tree() == before
+
+
+@pytest.fixture
+def nonsense(serve: Any) -> Server:
+    server: Server = serve(DENY_ALL)
+    for name in ("file", "other", "sub", "empty"):
+        server.node(name)
+    return server
+
+
+MUTATORS: Final = frozenset(
+    """
+    chmod chown copy_file_range fallocate fchmod fchown ftruncate lchown link mkdir mkfifo mknod posix_fallocate pwrite
+    pwritev remove removexattr rename renameat2 renames replace rmdir sendfile setxattr symlink truncate unlink utime
+    utimens write writev
+    """.split()  # noqa: SIM905 - a list of words is read as such
+)
+
+
+def _calls(path: Path) -> Iterator[tuple[ast.FunctionDef | None, str]]:
+    """Each call of `os.X` or `syscalls.X` that could change the source, and the function it stands in."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("os", "syscalls")
+            and node.attr in MUTATORS
+        ):
+            around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
+            yield (around[-1] if around else None), node.attr
+
+
+def test_only_the_layer_store_changes_the_source() -> None:
+    """No other module of the mount calls what changes files; some write to descriptors of their own."""
+    own = {
+        "append_lock.py": {"pwrite"},
+        "kernel_transport.py": {"write", "writev"},
+        "diagnostics.py": {"write"},
+        "cpu_latency.py": {"write"},
+        "splice.py": {"write"},
+        "notifications.py": {"write"},
+        "server.py": {"write", "utime"},
+        "layer_store.py": MUTATORS,
+    }
+    stray = {
+        f"{path.name}: {call}"
+        for path in FUSE.glob("*.py")
+        for _, call in _calls(path)
+        if call not in own.get(path.name, set())
+    }
+    assert stray == set()
+
+
+def test_each_change_of_the_source_demands_a_permit() -> None:
+    """Each function of the layer store that changes a file takes the enforcer's Permit.
+
+    Two functions take none: they open directories of the session's own layer for a walk, and restore the mode. `walk`
+    asserts that it is the layer.
+    """
+    without = set()
+    for function, call in _calls(FUSE / "layer_store.py"):
+        assert function is not None
+        taken = {a.arg: ast.unparse(a.annotation) for a in function.args.args if a.annotation is not None}
+        if taken.get("permit") != "Permit":
+            without.add(f"{function.name}: {call}")
+    assert without == {"_open_closed: chmod", "_passable: fchmod"}
+
+
+def test_only_the_policy_package_makes_a_permit() -> None:
+    """Only the policy engine makes a Permit; the codec reads one that another process of the session received."""
+    makers = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "bonobofs").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Permit"
+    }
+    assert makers
+    assert {Path(maker).parts[:2] for maker in makers} <= {("bonobofs", "policy"), ("bonobofs", "ipc")}

@@ -1,7 +1,0 @@
-"""Fixtures of the neighbours: a mount with its traffic."""
-
-from __future__ import annotations
-
-from tests.fuse.conftest import traffic
-
-__all__ = ["traffic"]
