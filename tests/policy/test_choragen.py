@@ -1,4 +1,4 @@
-"""What Choragen kept is kept here, or named; nothing is widened."""
+"""A converted Choragen policy permits what Choragen permitted and no more; each dropped line is listed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def allowed(policy: Policy, path: str, operation: Operation = Operation.WRITE_FI
     return isinstance(decide(policy, Principal("ann", "", role), request), Permit)
 
 
-def test_what_was_allowed_is_and_what_was_not_is_not() -> None:
-    """Names that begin with a dot too, braces written out, and deletion only where it was."""
+def test_the_converted_policy_permits_what_choragen_permitted() -> None:
+    """This includes names that begin with a dot, braces written out, and deletion where Choragen permitted it."""
     text, _ = read_governance(GOVERNANCE)
     policy = policy_of(text)
     assert [path for path in ("src/a/b.ts", "src/.hidden.tsx", "docs/a") if not allowed(policy, path)] == []
@@ -77,7 +77,7 @@ def test_what_was_allowed_is_and_what_was_not_is_not() -> None:
     assert not allowed(policy, "docs/a", Operation.DELETE_FILE)
 
 
-def test_every_line_that_cannot_be_kept_is_named() -> None:
+def test_every_dropped_policy_line_is_listed() -> None:
     _, lost = read_governance(GOVERNANCE)
     assert [line.partition(":")[0] for line in lost] == [
         "line 6",
@@ -91,8 +91,8 @@ def test_every_line_that_cannot_be_kept_is_named() -> None:
     assert "needed a person's yes" in lost[2]
 
 
-def test_roles_write_what_they_wrote_and_nobody_else_writes() -> None:
-    """What a role could not delete it cannot change at all, and that is said."""
+def test_each_role_writes_its_choragen_paths_only() -> None:
+    """A path that a role could not delete is closed to the role, and the output says so."""
     text, lost = read_governance(ROLES)
     policy = policy_of(text)
     assert allowed(policy, "packages/web/a.ts", role="impl")
@@ -105,7 +105,7 @@ def test_roles_write_what_they_wrote_and_nobody_else_writes() -> None:
     assert [line.partition(":")[0] for line in lost] == ["line 9"]
 
 
-def test_the_tools_that_read_are_every_roles_and_the_one_that_writes_is_impls() -> None:
+def test_every_role_has_the_read_tools_and_impl_has_write_file() -> None:
     policy = policy_of(read_governance(ROLES)[0])
     reading = ["read_file", "list_files", "search_files"]
     assert callable_words(policy, "control") == {"tools": reading, "git": [], "beads": []}
@@ -113,7 +113,7 @@ def test_the_tools_that_read_are_every_roles_and_the_one_that_writes_is_impls() 
     assert callable_words(policy, "agent")["tools"] == callable_words(policy, "other")["tools"] == []
 
 
-def test_locks_are_read_with_their_chains_and_ends() -> None:
+def test_locks_are_read_with_chain_and_expiry() -> None:
     document = {
         "version": 1,
         "chains": {
@@ -158,8 +158,8 @@ ODD_LOCKS = """\
 """
 
 
-def test_every_line_of_the_locks_that_cannot_be_kept_is_named() -> None:
-    """Also what no version of Choragen is known to write; and the others are kept."""
+def test_every_dropped_lock_is_listed() -> None:
+    """This includes locks that no version of Choragen is known to write. The others are converted."""
     locks, lost = read_locks(ODD_LOCKS, NOW)
     assert [(lock.chain, lock.agent, lock.patterns) for lock in locks] == [("C1", None, ["f"])]
     assert sorted({int(line.partition(":")[0].removeprefix("line ")) for line in lost}) == [
@@ -195,7 +195,7 @@ roles:
 """
 
 
-def test_every_line_of_the_governance_that_cannot_be_kept_is_named() -> None:
+def test_every_dropped_governance_line_is_listed() -> None:
     text, lost = read_governance(ODD_GOVERNANCE)
     named = sorted({int(line.partition(":")[0].removeprefix("line ")) for line in lost})
     assert named == [1, 3, 4, 7, 8, 9, 10, 14, 18, 20]
@@ -203,12 +203,12 @@ def test_every_line_of_the_governance_that_cannot_be_kept_is_named() -> None:
     assert "evil" not in policy_of(text).roles
 
 
-def test_what_decides_nothing_beside_roles_is_named() -> None:
+def test_governance_keys_without_effect_are_listed() -> None:
     _, lost = read_governance("mutations:\n  allow:\n    - a\nroles:\n  impl:\n    allow: [b]\n")
     assert lost == ["line 3: beside roles this decides nothing, there as here"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "no: [", "{}"])
-def test_what_is_no_file_of_choragen_is_refused(text: str) -> None:
+def test_a_file_of_another_format_is_refused(text: str) -> None:
     with pytest.raises(PolicyError):
         read_locks(text, NOW)

@@ -1,4 +1,4 @@
-"""The default policy says what seed 000 says: every rule of it with what it allows and what it denies."""
+"""The default policy implements seed 000: each rule with examples that it allows and denies."""
 
 from __future__ import annotations
 
@@ -103,28 +103,28 @@ def layer(path: str, kind: Kind = Kind.FILE) -> str:
         ("JetBrains", ["plan.md___jb_tmp___", "plan.md___jb_old___"]),
     ],
 )
-def test_the_names_that_tools_write_under_first_are_held(tool: str, names: list[str]) -> None:
-    """What each was seen to do, by strace where it runs on Linux."""
+def test_temporary_names_of_tools_are_staged(tool: str, names: list[str]) -> None:
+    """The names were observed, with strace where the tool runs on Linux."""
     for name in names:
         for path in (name, f"aidlc-docs/{name}", f"src/a/{name}"):
             assert layer(path) == Layer.STAGED, tool
             assert layer(path, Kind.DIRECTORY) != Layer.STAGED, tool
 
 
-def test_the_names_that_bonobofs_itself_writes_under_first_are_not_held() -> None:
-    """They lie in the source for a moment, where the record finds them again."""
+def test_temporary_names_of_bonobofs_are_not_staged() -> None:
+    """They lie in the source for a moment, where recovery finds them."""
     for _ in range(100):
         assert layer(f"aidlc-docs/{stray_name()}") == "denied"
 
 
-def test_no_name_that_an_agent_chooses_takes_long() -> None:
-    """Every pattern fails at once, or in time that grows with the name; else this would not end."""
+def test_pattern_matching_is_fast_for_every_name() -> None:
+    """Every pattern takes time at most linear in the name."""
     for text in (".", "a.", ".tmp", ".tmp.", "#", ".#", ".sw", "tmp.", "1.", "a.1", ".!1!", "A.o", ".0123456789"):
         for name in (text * (255 // len(text)), text * (255 // len(text)) + "x", "." + text * 50 + "~"):
             assert layer(f"src/{name}") in ("denied", Layer.STAGED)
 
 
-def test_symlinks_are_held_too() -> None:
+def test_symlinks_are_staged_too() -> None:
     for path in ("aidlc-docs/.#plan.md", "src/CuQT6jQq"):
         assert layer(path, Kind.SYMLINK) == Layer.STAGED
 
@@ -170,14 +170,14 @@ def test_symlinks_are_held_too() -> None:
         *("conftest.txt", "sitecustomize.pyc", "authorized_keys", "id_rsa", "swap", ".sw", "x.swp.txt", "#", "# notes"),
     ],
 )
-def test_no_name_that_a_person_gives_is_held(name: str) -> None:
-    """Held, it would seem to be written, and vanish with the session. Refused, somebody hears of it."""
+def test_ordinary_names_are_not_staged(name: str) -> None:
+    """A staged file vanishes with the session although its write succeeded. A refusal is visible."""
     for path in (name, f"aidlc-docs/{name}", f"src/a/{name}"):
         assert layer(path) == "denied"
 
 
-def test_no_name_that_seed_000_admits_is_held() -> None:
-    """Whatever ends in .md or .py and is not hidden goes where it always went: proved for all names, not tried."""
+def test_no_name_that_seed_000_allows_is_staged() -> None:
+    """A proof for all names that end in .md or .py and are not hidden."""
     for text in DOCUMENT["temporary"]:
         name = text.rpartition("/")[2]
         for admitted in ("[!.]*.md", "[!.]*.py"):
@@ -203,8 +203,8 @@ def globs_meet(one: str, other: str) -> bool:
     return False
 
 
-def test_two_globs_meet_when_some_name_matches_both() -> None:
-    """The proof above is worth what this is."""
+def test_two_globs_overlap_if_a_name_matches_both() -> None:
+    """The proof above rests on this."""
     meeting = [("*.md", "a*"), ("*", "x"), ("[a-c]?", "?[!x]"), ("*a*b*", "b*a*"), ("a*", "*a"), ("[!.]*.md", "#*")]
     apart_always = [("*.md", "*.py"), ("a*", "b*"), ("??", "???"), ("[!.]*.md", ".*"), ("*[0-9]", "*d"), ("x", "")]
     assert [pair for pair in meeting if not globs_meet(*pair)] == []
@@ -227,7 +227,7 @@ def test_two_globs_meet_when_some_name_matches_both() -> None:
         *("app.egg-info/PKG-INFO", ".pnpm-store/v3/x", ".yarn/cache/x.zip"),
     ],
 )
-def test_caches_and_what_is_built_go_to_scratch(path: str) -> None:
+def test_caches_and_build_products_are_scratch(path: str) -> None:
     assert layer(path) == Layer.SCRATCH
     assert layer(path.rpartition("/")[0] or path, Kind.DIRECTORY) == Layer.SCRATCH
     table = POLICY.scratch_table(path)
@@ -242,11 +242,11 @@ def test_caches_and_what_is_built_go_to_scratch(path: str) -> None:
         *("orchestrator/target/a.py", "tests/venv/a.py", "tests/node_modules.py", "aidlc-docs/htmlcov/a.md"),
     ],
 )
-def test_documents_and_code_do_not_go_to_scratch(path: str) -> None:
+def test_documents_and_code_are_not_scratch(path: str) -> None:
     assert layer(path) == Layer.SOURCE
 
 
-def test_nothing_protected_goes_to_scratch() -> None:
+def test_no_protected_path_is_scratch() -> None:
     for path in ("node_modules/a/.git/config", "build/.beads/x", "target/.git"):
         assert layer(path) == "denied"
     assert code("policy.toml") == "PROTECTED"
@@ -287,18 +287,18 @@ def test_git_and_beads_are_never_deleted(path: str) -> None:
     assert code(path, Operation.RENAME, Context(leaves=True), Kind.DIRECTORY) == "PROTECTED"
 
 
-def test_directories_may_be_made_where_files_may() -> None:
+def test_directories_may_be_created_where_files_may() -> None:
     for path in ("aidlc-docs", "aidlc-docs/unit-1", "tests/fixtures"):
         assert code(path, Operation.MKDIR, kind=Kind.DIRECTORY) == "allowed"
     assert code("src", Operation.MKDIR, kind=Kind.DIRECTORY) == "DEFAULT"
     assert code("", Operation.SET_TIMES, kind=Kind.DIRECTORY) == "DEFAULT"
 
 
-def test_devices_are_closed() -> None:
+def test_devices_are_refused() -> None:
     assert code("aidlc-docs/null.md", Operation.MKNOD, Context(privileged=True), Kind.DEVICE) == "DEVICE"
 
 
-def test_the_allowed_directories_are_listed_as_the_contracts_write_them() -> None:
+def test_denials_list_the_allowed_directories_as_the_contracts_do() -> None:
     assert allowed_directories(POLICY, "agent") == [
         "aidlc-docs/ (.md, 1 MB)",
         "templates/ (.md, 1 MB)",
@@ -308,12 +308,12 @@ def test_the_allowed_directories_are_listed_as_the_contracts_write_them() -> Non
     assert allowed_directories(POLICY, "nobody") == []
 
 
-def test_its_examples_hold() -> None:
+def test_its_examples_pass() -> None:
     assert examples.failures(DOCUMENT) == []
     assert examples.count(DOCUMENT) > 10
 
 
-def test_it_can_be_told_in_words() -> None:
+def test_it_has_a_description() -> None:
     text = describe(POLICY, "agent")
     for part in (
         "`aidlc-docs/`, `templates/`: `.md` files, at most 1 MB, nothing executable",
@@ -323,7 +323,7 @@ def test_it_can_be_told_in_words() -> None:
         assert part in text
 
 
-def test_every_refusal_says_what_to_do_instead() -> None:
+def test_every_denial_says_what_to_do() -> None:
     for path, word in {
         "aidlc-docs/a.py": "Write a .md file of at most 1 MB below aidlc-docs/ or templates/.",
         "x": "or a .py file of at most 500 KB below orchestrator/ or tests/.",
@@ -338,7 +338,7 @@ def test_every_refusal_says_what_to_do_instead() -> None:
         assert path not in decision.reason
 
 
-def test_every_code_of_the_engine_can_be_met_under_it() -> None:
+def test_every_denial_code_can_occur() -> None:
     met = {
         code("a/../b"),
         code("tests/x", Operation.MKNOD, kind=Kind.DEVICE),
@@ -386,8 +386,8 @@ READING = ["read_file", "list_files", "search_files"]
         ("ProjectMinder", [], []),
     ],
 )
-def test_every_role_writes_and_calls_what_its_makers_say(role: str, writes: list[str], git: list[str]) -> None:
-    """Seed 002: write_file is impl's and not control's. Seed 000: epics are Harmbe's and ProjectMinder's alone."""
+def test_every_role_has_the_rights_of_its_seed(role: str, writes: list[str], git: list[str]) -> None:
+    """Seed 002: only impl has write_file, control has not. Seed 000: only Harmbe and ProjectMinder create epics."""
     called = callable_words(POLICY, role)
     assert [line.partition(" ")[0] for line in allowed_directories(POLICY, role)] == writes
     assert called["git"] == git
@@ -397,7 +397,7 @@ def test_every_role_writes_and_calls_what_its_makers_say(role: str, writes: list
     assert set(called["beads"]) <= {"create", "update", "close", "reopen", "epic", "dep", "label", "comment"}
 
 
-def test_no_role_admits_a_change_that_the_role_agent_is_refused() -> None:
+def test_no_role_permits_a_change_that_the_role_agent_is_refused() -> None:
     for role in POLICY.roles:
         for path in ("src/a.py", ".git/config", "tests/a.md", "aidlc-docs/.x.md", "policy.toml", "README.md"):
             decision = decide(POLICY, ALICE._replace(role=role), Request(Operation.WRITE_FILE, WorkspacePath(path)))

@@ -1,4 +1,4 @@
-"""A policy file is a policy, or is refused in one line that says where and why."""
+"""A policy file either loads or is refused with one line that names place and reason."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def refusal(text: str) -> str:
         ("x = " + "[" * 300 + "]" * 300, "p.toml:1: x: ", "unknown key"),
     ],
 )
-def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: str) -> None:
+def test_a_mistake_is_reported_with_file_line_and_key(text: str, place: str, word: str) -> None:
     message = refusal(text)
     assert message.startswith(place)
     assert word in message
@@ -113,7 +113,7 @@ def test_a_mistake_is_told_with_file_line_and_key(text: str, place: str, word: s
         *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
     ],
 )
-def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> None:
+def test_a_key_without_implementation_is_refused(text: str, place: str) -> None:
     message = refusal(text)
     assert message.startswith(place)
     assert "not built yet" in message
@@ -122,7 +122,7 @@ def test_a_key_whose_effect_is_not_built_is_refused(text: str, place: str) -> No
 @pytest.mark.parametrize(
     ("key", "word"), [("tools", "write"), ("git", "pushes"), ("git", "worktree"), ("beads", "delete"), ("tools", "")]
 )
-def test_a_word_that_no_gate_knows_is_refused_with_its_line_and_those_that_are_known(key: str, word: str) -> None:
+def test_an_unknown_gate_word_is_refused_with_its_line_and_the_known_words(key: str, word: str) -> None:
     message = refusal(f"[role.lead]\n{key} = [\n  '{FAMILIES[key][0]}',\n  '{word}',\n]")
     assert message.startswith(f"p.toml:4: role.lead.{key}[1]: {word!r} is no word for {key}: ")
     assert message.endswith(", ".join(FAMILIES[key]))
@@ -138,20 +138,20 @@ def test_a_word_that_no_gate_knows_is_refused_with_its_line_and_those_that_are_k
         ("human = ' '", "p.toml:2: beads.human: ", "printable"),
     ],
 )
-def test_a_mistake_about_issues_is_told_with_its_place(text: str, place: str, word: str) -> None:
+def test_a_mistake_in_the_issue_rules_is_reported_with_its_place(text: str, place: str, word: str) -> None:
     message = refusal(f"[beads]\n{text}")
     assert message.startswith(place)
     assert word in message
 
 
-def test_what_issues_may_be_like_is_shipped_and_can_be_said_otherwise() -> None:
-    """The seven types, the four prefixes and the human are those of every policy that says nothing else."""
+def test_issue_conventions_have_defaults_that_a_policy_can_replace() -> None:
+    """A policy without these keys has the seven types, the four prefixes and the human."""
     assert conventions({}) == conventions(parse("", "p.toml").model_dump(mode="json")) == Conventions()
     said = parse("[beads]\ntypes = ['spike']\nhuman = 'maria'", "p.toml").model_dump(mode="json")
     assert conventions(said) == Conventions(("spike",), ("phase", "unit", "stage", "type"), "maria")
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"default = 'deny'\nhidden = ['\xff']\n")
     newline = tmp_path / "a\nb.toml"
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> N
         load(Path("a\0b"))
 
 
-def test_what_is_left_out_is_closed_or_unlimited_as_the_default_policy_says() -> None:
+def test_omitted_keys_have_their_documented_defaults() -> None:
     document = parse(RULE + "[role.reader]", "p.toml")
     assert document.default == "deny"
     assert document.default_role == "agent"
@@ -188,14 +188,14 @@ def test_what_is_left_out_is_closed_or_unlimited_as_the_default_policy_says() ->
     ("size", "expected"),
     [("'1MB'", 1_000_000), ("'500KB'", 500_000), ("'1MiB'", 1_048_576), ("'1.5 kb'", 1500), ("7", 7), ("'0'", 0)],
 )
-def test_sizes_are_decimal_unless_they_say_otherwise(size: str, expected: int) -> None:
+def test_sizes_are_decimal_unless_the_unit_is_binary(size: str, expected: int) -> None:
     assert parse(RULE + f"max_size = {size}", "p.toml").model_dump(mode="json")["rule"][0]["max_size"] == expected
 
 
 @settings(max_examples=200, deadline=None)
 @given(documents)
-def test_a_document_survives_being_sent_as_json(document: dict[str, Any]) -> None:
-    """What the serving process compiles is what the operator wrote."""
+def test_a_document_is_equal_after_json(document: dict[str, Any]) -> None:
+    """The server compiles the policy that the operator wrote."""
     roles = {"writer": {"write": []}, **document["role"]}
     made = PolicyDocument.model_validate({**document, "role": roles})
     sent = json.loads(json.dumps(made.model_dump(mode="json")))
@@ -315,7 +315,7 @@ PIECES = [
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
-def test_random_pieces_of_toml_load_or_are_refused(text: str) -> None:
+def test_random_toml_fragments_load_or_are_refused(text: str) -> None:
     loads_or_is_refused(text)
 
 
@@ -327,7 +327,7 @@ def test_random_text_loads_or_is_refused(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(DEFAULT)), st.integers(0, 40), st.sampled_from(["", *PIECES]))
-def test_the_default_policy_with_a_random_wound_loads_or_is_refused(start: int, length: int, put: str) -> None:
+def test_the_default_policy_with_a_random_edit_loads_or_is_refused(start: int, length: int, put: str) -> None:
     loads_or_is_refused(DEFAULT[:start] + put + DEFAULT[start + length :])
 
 
@@ -407,7 +407,7 @@ def test_every_key_and_element_of_random_values_has_a_line(table: dict[str, Any]
     assert [place for place in places(tomllib.loads(text)) if place not in found] == []
 
 
-def test_a_key_that_is_named_after_its_line_is_found_there() -> None:
+def test_a_key_named_line_has_a_position() -> None:
     text = '''\
 l1 = "a # no comment"  # a comment with "quotes" and [brackets]
 l2 = [ 1, 2,   # l9 = 1
@@ -444,8 +444,8 @@ def named_line(place: Place) -> int:
     return int(re.findall(r"\d+", str(place[-1]))[0])
 
 
-def test_what_git_may_do_is_read() -> None:
-    """[git] has a value for every key that is left out, and gives the rules that the gate asks."""
+def test_git_rules_are_read() -> None:
+    """[git] has a default for each omitted key, and gives the rules that the git gate uses."""
     table = parse("[git]\n", "p.toml").git
     assert (table.branch_prefix, table.protected_branches) == ("aidlc/", ["main", "master", "develop"])
     assert (table.message_pattern, table.author_email, table.sign) == (None, None, None)
@@ -475,8 +475,8 @@ def test_what_git_may_do_is_read() -> None:
         ("other = 1", "other"),
     ],
 )
-def test_what_git_may_do_is_checked(line: str, key: str) -> None:
-    """A value of [git] that could not be meant is refused with its line and key."""
+def test_git_rules_are_checked(line: str, key: str) -> None:
+    """An invalid value of [git] is refused with its line and key."""
     assert refusal(f"[git]\n{line}").startswith(f"p.toml:2: git.{key}: ")
 
 
@@ -491,7 +491,7 @@ def test_what_git_may_do_is_checked(line: str, key: str) -> None:
         ('until = "x"', "audit.until"),
     ],
 )
-def test_the_retention_of_the_record_is_checked(line: str, said: str) -> None:
+def test_the_retention_of_the_trail_is_checked(line: str, said: str) -> None:
     good = parse('[audit]\nkeep = "8w"\nmax_total = "2GB"\n', "policy.toml").audit
     assert (good.keep, good.max_total) == ("8w", 2_000_000_000)
     assert (parse("", "policy.toml").audit.keep, parse("", "policy.toml").audit.max_total) == ("90d", 5_000_000_000)

@@ -1,4 +1,4 @@
-"""The properties that people rely on when they write a policy, each under the name that one would say aloud."""
+"""The properties that policy authors rely on. Each test has the property as its name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rule(paths: list[str], name: str = "rule", **limits: object) -> dict[str, An
 
 @settings(deadline=None)
 @given(documents, agents, paths, st.sampled_from(CHANGES), st.sampled_from(Kind), context)
-def test_every_request_gets_an_answer(
+def test_every_request_gets_a_decision(
     document: dict[str, Any], agent: Principal, path: str, operation: Operation, kind: Kind, known: Context
 ) -> None:
     request = Request(operation, WorkspacePath(path), kind)
@@ -74,17 +74,17 @@ def test_every_request_gets_an_answer(
 @settings(deadline=None)
 @given(documents, agents, changes, context)
 def test_default_deny(document: dict[str, Any], agent: Principal, request: Request, known: Context) -> None:
-    """Without a rule that matches, nothing is allowed in the source."""
+    """If no rule matches, a change of the source is denied."""
     decision = decide_in_source(compile_policy({**document, "default": "deny", "rule": []}), agent, request, known)
     assert isinstance(decision, Denied)
 
 
 @settings(deadline=None)
 @given(documents, agents, requests, context, patterns)
-def test_deny_trumps_allow(
+def test_a_deny_overrides_an_allow(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, pattern: str
 ) -> None:
-    """Protecting more never allows more, and nor does a role that is denied more."""
+    """More protected paths, or more denials of a role, never allow more."""
     before = decide(compile_policy(document), agent, request, known)
     tables = {name: {**table, "deny": [*table["deny"], pattern]} for name, table in document["role"].items()}
     for narrowed in (
@@ -98,10 +98,10 @@ def test_deny_trumps_allow(
 
 @settings(deadline=None)
 @given(documents, agents, requests, context, st.randoms(use_true_random=False))
-def test_order_of_rules_does_not_matter(
+def test_the_order_of_rules_does_not_matter(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, random: Any
 ) -> None:
-    """It changes only which refusal is told; an Allowed is the same to the last field."""
+    """The order changes only which denial is reported. A Permit is equal in every field."""
     shuffled = [*document["rule"]]
     random.shuffle(shuffled)
     one = decide(compile_policy(document), agent, request, known)
@@ -111,7 +111,7 @@ def test_order_of_rules_does_not_matter(
 
 @settings(deadline=None)
 @given(documents, agents, changes, context)
-def test_another_rule_never_forbids_what_a_rule_allows(
+def test_an_additional_rule_never_forbids_what_a_rule_allows(
     document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
     """Rules with `refuse` are the exception: they exist to forbid."""
@@ -132,7 +132,7 @@ def test_shrinking_is_never_too_large(
 
 @settings(deadline=None)
 @given(documents, agents, plain_paths)
-def test_what_may_be_written_may_be_deleted_whatever_its_size_and_content(
+def test_a_writable_file_may_be_deleted_at_any_size_and_content(
     document: dict[str, Any], agent: Principal, path: str
 ) -> None:
     policy = compile_policy({**document, "keep": []})
@@ -144,7 +144,7 @@ def test_what_may_be_written_may_be_deleted_whatever_its_size_and_content(
 
 @settings(deadline=None)
 @given(changes, context)
-def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Request, known: Context) -> None:
+def test_an_allow_all_policy_allows_every_change_except_the_fixed_denials(request: Request, known: Context) -> None:
     decision = decide(compile_policy(ALLOW_ALL), ALICE, request, known._replace(tool=False))
     never = {Code.OUTSIDE, Code.HARDLINK, *([] if known.privileged else [Code.DEVICE])}
     parts = request.path.split("/")
@@ -154,17 +154,17 @@ def test_an_allow_all_policy_allows_all_but_what_is_never_allowed(request: Reque
 
 @settings(deadline=None)
 @given(documents, requests, context)
-def test_a_role_that_is_not_defined_may_do_nothing(document: dict[str, Any], request: Request, known: Context) -> None:
+def test_an_undefined_role_may_do_nothing(document: dict[str, Any], request: Request, known: Context) -> None:
     decision = decide(compile_policy(document), ALICE._replace(role="nobody"), request, known)
     assert code(decision) in {Code.ROLE, Code.OUTSIDE, Code.DEVICE, Code.PROTECTED}
 
 
 @settings(deadline=None)
 @given(documents, agents, requests, context, plain_paths)
-def test_a_refusal_holds_nothing_of_the_request_but_its_path(
+def test_a_denial_contains_only_the_path_of_its_request(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, path: str
 ) -> None:
-    """One rule and one code have one sentence, so that refusals can be counted and settled together."""
+    """One rule and one code give one sentence, so the log can count denials together."""
     policy = compile_policy(document)
     one = decide(policy, agent, request, known)
     other = decide(policy, agent, request._replace(path=WorkspacePath(path)), known)
@@ -177,7 +177,7 @@ def test_a_refusal_holds_nothing_of_the_request_but_its_path(
 
 @settings(deadline=None)
 @given(documents, agents, changes, context, scratch_tables, temporary)
-def test_scratch_and_temporary_names_never_bring_more_into_the_source(
+def test_scratch_and_temporary_names_never_let_more_into_the_source(
     document: dict[str, Any],
     agent: Principal,
     request: Request,
@@ -185,7 +185,7 @@ def test_scratch_and_temporary_names_never_bring_more_into_the_source(
     scratch: list[dict[str, Any]],
     held: list[str],
 ) -> None:
-    """What they allow is kept apart; what they do not cover is decided as if they were not there."""
+    """Their changes go to another layer. Other paths are decided as if the tables were empty."""
     without = {**document, "scratch": [], "temporary": []}
     wider = {**document, "scratch": [*document["scratch"], *scratch], "temporary": [*document["temporary"], *held]}
     before = decide(compile_policy(without), agent, request, known)
@@ -195,10 +195,10 @@ def test_scratch_and_temporary_names_never_bring_more_into_the_source(
 
 @settings(deadline=None)
 @given(documents, agents, changes, context)
-def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
+def test_no_outside_protected_or_role_denied_path_goes_to_another_layer(
     document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
-    """Everything but the root in scratch, and every name temporary: these stay closed all the same."""
+    """If every path but the root is scratch and every name temporary, these paths are still refused."""
     # A rule that refuses comes after scratch, as every rule.
     document = {**document, "rule": [rule for rule in document["rule"] if "refuse" not in rule]}
     wide = {**document, "scratch": [{"paths": ["**"]}], "temporary": ["**/?a?"]}
@@ -211,7 +211,7 @@ def test_nothing_is_held_apart_that_is_outside_protected_or_denied_to_the_role(
         assert code(decision) in {None, Code.ROLE}
 
 
-def test_scratch_may_be_written_at_will() -> None:
+def test_scratch_permits_every_change() -> None:
     document = {
         "scratch": [{"paths": ["build/", "**/.cache/"], "max_total": 100}],
         "keep": [{"paths": ["build/x"]}],
@@ -256,14 +256,14 @@ def test_a_symlink_in_scratch_leads_anywhere_but_into_a_protected_path() -> None
     assert link(LINKS, "docs/.#x", "alice@host.1:2") == Permit("temporary", layer=Layer.STAGED)
 
 
-def test_a_symlink_of_the_source_that_its_directory_takes_along_must_not_begin_to_lead_out() -> None:
+def test_a_moved_directory_may_not_make_a_source_symlink_lead_out() -> None:
     carried = Context(carried=True)
     assert code(link(LINKS, "build/x", "../../x", carried)) is Code.OUTSIDE
     assert code(link(LINKS, "build/x", "../src/x", carried)) is None
     assert code(link(LINKS, "build/x", "/usr/bin/python3", carried)) is None, "it leads where it led before"
 
 
-def test_symlinks_lead_anywhere_but_into_a_protected_path_where_the_policy_says_so() -> None:
+def test_free_symlinks_lead_anywhere_but_into_a_protected_path() -> None:
     anywhere = {**LINKS, "symlinks": "any"}
     for target in LEADING_OUT:
         assert link(anywhere, "src/x", target) == Permit("rule")
@@ -272,7 +272,7 @@ def test_symlinks_lead_anywhere_but_into_a_protected_path_where_the_policy_says_
         assert code(link(anywhere, "src/x", target)) is Code.OUTSIDE
 
 
-def test_what_git_tracks_is_never_scratch() -> None:
+def test_a_path_that_git_tracks_is_never_scratch() -> None:
     document = {**LINKS, "rule": [rule(["build/a.js", "build/sub/"])]}
     policy = compile_policy(document).with_tracked(
         Tracked(["build/a.js", "build/sub/b.js", "build/no.js", "build/lib/"])
@@ -297,7 +297,7 @@ def test_what_git_tracks_is_never_scratch() -> None:
         assert (decision.code if isinstance(decision, Denied) else decision.layer) == answer, path
 
 
-def test_the_root_is_never_scratch_and_no_symlink_lies_there() -> None:
+def test_the_root_is_never_scratch_and_never_a_symlink() -> None:
     scratch = {"scratch": [{"paths": ["**"]}]}
     assert code(ask(scratch, "", Operation.SET_MODE, kind=Kind.DIRECTORY)) is Code.DEFAULT
     assert ask({**scratch, "default": "allow"}, "", Operation.SET_MODE, kind=Kind.DIRECTORY) == Permit("default")
@@ -305,7 +305,7 @@ def test_the_root_is_never_scratch_and_no_symlink_lies_there() -> None:
         assert code(ask(document, "", Operation.SET_MODE, Context(target="a"), kind=Kind.SYMLINK)) is Code.OUTSIDE
 
 
-def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() -> None:
+def test_a_scratch_permit_names_the_first_matching_pattern_and_its_table() -> None:
     tables: list[dict[str, Any]] = [{"paths": ["**/x/", "a/**"], "max_total": 5}, {"paths": ["a/b/", "**/*.o"]}]
     policy = compile_policy({"scratch": tables})
     expected = {
@@ -326,7 +326,7 @@ def test_a_scratch_verdict_names_the_first_pattern_that_matches_and_its_table() 
     assert policy.scratch_table("") is None
 
 
-def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
+def test_a_temporary_name_is_staged_unless_it_is_a_source_file() -> None:
     document = {"temporary": ["**/sed??????", "docs/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp"], max_size=1)]}
     for kind in (Kind.FILE, Kind.SYMLINK):
         for path in ("sedAbCdEf", "a/b/sed123456"):
@@ -340,7 +340,7 @@ def test_a_temporary_name_is_held_where_it_is_no_file_of_the_source() -> None:
     assert code(ask(document, "docs/a.tmp", known=Context(foreign_names=1))) is Code.HARDLINK
 
 
-def test_a_temporary_name_that_a_rule_admits_is_an_ordinary_file() -> None:
+def test_a_temporary_name_that_a_rule_allows_is_an_ordinary_file() -> None:
     document = {"temporary": ["**/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp", ".md"], max_size=1)]}
     held = Permit("temporary", layer=Layer.STAGED)
     assert ask(document, "docs/a.tmp", known=Context(size=1)) == Permit("rule", 1)
@@ -355,7 +355,7 @@ def test_a_temporary_name_that_a_rule_admits_is_an_ordinary_file() -> None:
     assert ask({**document, "default": "allow"}, "a.tmp") == Permit("default")
 
 
-def test_only_files_and_symlinks_are_held() -> None:
+def test_only_files_and_symlinks_are_staged() -> None:
     document = {"temporary": ["**/sed??????"]}
     for kind in set(Kind) - {Kind.FILE, Kind.SYMLINK}:
         operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.MKNOD
@@ -363,8 +363,8 @@ def test_only_files_and_symlinks_are_held() -> None:
         assert code(ask({**document, "devices": True}, "sedAbCdEf", operation, known, kind=kind)) is Code.DEFAULT
 
 
-def test_what_editors_try_a_directory_with_and_where_they_keep_the_old_is_never_held() -> None:
-    """Refused these, they write into the file itself, which is what cannot lose it."""
+def test_write_probes_and_backups_of_editors_are_not_staged() -> None:
+    """If these are refused, the editor writes into the file itself, which cannot lose it."""
     document = {"temporary": ["**/[0-9]???", "**/.*.md*", "**/?a?"]}
     held = {path: bool(getattr(ask(document, path), "layer", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
     assert held == {"4912": True, "d/.x.md.un": True, "bab": True, "d/4913": False}
@@ -373,7 +373,7 @@ def test_what_editors_try_a_directory_with_and_where_they_keep_the_old_is_never_
     assert code(ask(document, "ba~")) is Code.DEFAULT
 
 
-def test_who_can_hold_nothing_apart_is_refused_with_a_reason() -> None:
+def test_a_caller_without_layers_is_refused_with_a_reason() -> None:
     policy = compile_policy({"scratch": [{"paths": ["build/"]}], "temporary": ["**/*.tmp"], "rule": [rule(["docs/"])]})
     for path, named, word in (("build/x", "scratch:build/", "Scratch"), ("src/a.tmp", "temporary", "Temporary")):
         decision = decide_in_source(policy, ALICE, Request(Operation.WRITE_FILE, WorkspacePath(path)))
@@ -387,8 +387,8 @@ def test_who_can_hold_nothing_apart_is_refused_with_a_reason() -> None:
 # The order of the contracts
 
 
-def test_what_comes_first_in_the_order_is_what_is_told() -> None:
-    """One path that everything refuses, opened one step at a time."""
+def test_the_first_denial_in_the_documented_order_is_reported() -> None:
+    """One path that every check refuses; the test removes one check at a time."""
     everything: dict[str, Any] = {
         "protect": [{"paths": ["a/"]}],
         "keep": [{"paths": ["a/"]}],
@@ -444,7 +444,7 @@ def test_what_comes_first_in_the_order_is_what_is_told() -> None:
         "a/\udfff",
     ],
 )
-def test_a_path_that_is_not_plain_is_outside(path: str) -> None:
+def test_a_path_with_dots_or_empty_components_is_outside(path: str) -> None:
     for operation in CHANGES:
         assert code(ask(ALLOW_ALL, path, operation)) is Code.OUTSIDE
 
@@ -452,11 +452,11 @@ def test_a_path_that_is_not_plain_is_outside(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["a..b.md", "...", "..a", "a..", "a/..b", "\udcff", "a\nb", " ", "%2e%2e", "\uff0e\uff0e"]
 )
-def test_two_dots_within_a_name_are_a_name(path: str) -> None:
+def test_two_dots_within_a_name_are_allowed(path: str) -> None:
     assert code(ask(ALLOW_ALL, path)) is None
 
 
-def test_the_root_keeps_its_place_and_lets_its_mode_and_times_change() -> None:
+def test_the_root_cannot_move_but_its_mode_and_times_may_change() -> None:
     for operation in CHANGES:
         changes_only_attributes = operation.value.startswith(("set_", "remove_"))
         decision = ask(ALLOW_ALL, "", operation, kind=Kind.DIRECTORY)
@@ -506,7 +506,7 @@ def test_a_symlink_that_leads_out_may_be_removed() -> None:
         assert code(ask(ALLOW_ALL, "x", Operation.DELETE_FILE, known, kind=Kind.SYMLINK)) is None
 
 
-def test_making_a_device_needs_the_policy_and_the_privilege_and_changing_one_goes_by_path() -> None:
+def test_creating_a_device_needs_policy_and_privilege_and_changing_one_needs_its_path() -> None:
     for devices in (False, True):
         for privileged in (False, True):
             decision = ask(
@@ -523,7 +523,7 @@ def test_making_a_device_needs_the_policy_and_the_privilege_and_changing_one_goe
 
 
 @pytest.mark.parametrize("path", [".bonobofs", ".bonobofs/policy.md", ".bonobofs/a/b"])
-def test_the_virtual_directory_is_closed_under_every_policy(path: str) -> None:
+def test_the_virtual_directory_is_read_only_under_every_policy(path: str) -> None:
     assert code(ask(ALLOW_ALL, path)) is Code.PROTECTED
     assert code(ask(ALLOW_ALL, f"a/{path}")) is None
 
@@ -543,7 +543,9 @@ def test_the_virtual_directory_is_closed_under_every_policy(path: str) -> None:
         ([".*"], [".a", "a/.b/.c"], []),
     ],
 )
-def test_hidden_names_are_closed_unless_each_is_listed(hidden: list[str], opened: list[str], closed: list[str]) -> None:
+def test_hidden_names_are_refused_unless_each_is_listed(
+    hidden: list[str], opened: list[str], closed: list[str]
+) -> None:
     document = {"default": "allow", "hidden": hidden}
     assert [path for path in opened if code(ask(document, path)) is not None] == []
     assert [path for path in closed if code(ask(document, path)) is not Code.HIDDEN] == []
@@ -564,7 +566,7 @@ def test_a_role_narrows_and_never_widens() -> None:
     assert {path: code(ask(document, path, role="writer")) for path in expected} == expected
 
 
-def test_a_kept_file_is_edited_and_renamed_over_but_never_taken_away() -> None:
+def test_a_kept_file_may_be_edited_and_replaced_but_not_removed() -> None:
     document = {"default": "allow", "keep": [{"paths": ["README.md"]}]}
     assert code(ask(document, "README.md", Operation.DELETE_FILE)) is Code.KEEP
     assert code(ask(document, "README.md", Operation.DELETE_FILE, Context(leaves=True))) is Code.KEEP
@@ -601,13 +603,13 @@ def test_a_kept_file_is_edited_and_renamed_over_but_never_taken_away() -> None:
         ("x.m\u200bd", False),
     ],
 )
-def test_the_suffix_is_the_last_extension_in_its_exact_letters(name: str, fits: bool) -> None:
+def test_the_suffix_is_the_last_extension_with_its_exact_case(name: str, fits: bool) -> None:
     document = {"hidden": ["**"], "rule": [rule(["a/"], suffixes=[".md"])]}
     assert code(ask(document, f"a/{name}")) == (None if fits else Code.SUFFIX)
 
 
 @pytest.mark.parametrize("kind", [Kind.DIRECTORY, Kind.SYMLINK, Kind.FIFO, Kind.SOCKET, Kind.DEVICE])
-def test_suffixes_bind_all_but_directories_and_the_rest_binds_files(kind: Kind) -> None:
+def test_suffixes_apply_to_all_but_directories_and_other_limits_to_files(kind: Kind) -> None:
     document = {"rule": [rule(["a/"], suffixes=[".md"], max_size=1, executable=False)]}
     known = Context(size=9, mode=0o755, head=b"#!")
     assert code(ask(document, "a/x.md", known=known, kind=kind)) is None
@@ -615,7 +617,7 @@ def test_suffixes_bind_all_but_directories_and_the_rest_binds_files(kind: Kind) 
     assert code(ask(document, "b/x.md", known=known, kind=kind)) is Code.DEFAULT
 
 
-def test_a_special_file_is_admitted_by_any_rule_that_admits_its_name() -> None:
+def test_a_special_file_is_allowed_by_any_rule_that_allows_its_name() -> None:
     document = {
         "rule": [rule(["a/"], name="md", suffixes=[".md"]), rule(["a/"], name="py", suffixes=[".py"], max_size=1)]
     }
@@ -632,7 +634,7 @@ def test_a_file_is_too_large_from_the_first_byte_over_the_limit() -> None:
 
 
 @pytest.mark.parametrize("head", EXECUTABLE_HEADS)
-def test_executable_content_is_refused_where_the_rule_forbids_it(head: bytes) -> None:
+def test_executable_content_is_refused_if_the_rule_forbids_it(head: bytes) -> None:
     forbidding, tolerating = (
         {"rule": [rule(["a/"], executable=False)]},
         {"rule": [rule(["a/"])]},
@@ -653,8 +655,8 @@ def test_any_x_bit_makes_a_file_executable() -> None:
     assert code(ask(document, "a/x", known=Context(mode=-1))) is None
 
 
-def test_the_refusal_of_the_rule_that_came_closest_is_told() -> None:
-    """Of a rule for another kind of file and one for this kind, the agent hears what the second lacks."""
+def test_the_denial_of_the_closest_rule_is_reported() -> None:
+    """If one rule fits another file kind and one fits this kind, the denial names what the second rule requires."""
     markdown = rule(["a/"], "markdown", suffixes=[".md"], max_size=10, executable=False)
     python = rule(["a/"], "python", suffixes=[".py"], max_size=5)
     for rules in ([markdown, python], [python, markdown]):
@@ -669,8 +671,8 @@ def test_the_refusal_of_the_rule_that_came_closest_is_told() -> None:
     assert (decision.code, decision.rule) == (Code.SUFFIX, "markdown")
 
 
-def test_the_widest_rule_that_admits_a_change_gives_the_verdict() -> None:
-    """A verdict that is kept must not outlive any rule that made it: large plain files do not make scripts large."""
+def test_the_widest_matching_rule_gives_the_permit() -> None:
+    """A cached permit must not outlive its rule: a rule for large plain files does not make scripts large."""
     scripts = rule(["a/"], "scripts", max_size=5)
     plain = rule(["a/"], "plain", max_size=10, executable=False)
     document = {"rule": [scripts, plain]}
@@ -681,7 +683,7 @@ def test_the_widest_rule_that_admits_a_change_gives_the_verdict() -> None:
     assert ask({"rule": [plain, unlimited]}, "a/x", known=Context(size=3)) == Permit("unlimited", None)
 
 
-def test_the_widest_rule_is_found_wherever_its_pattern_stands() -> None:
+def test_the_widest_rule_is_found_at_any_position() -> None:
     rules = [
         rule(["a/"], "narrow", max_size=5),
         rule(["**/x"], "wide", max_size=10),
@@ -693,12 +695,12 @@ def test_the_widest_rule_is_found_wherever_its_pattern_stands() -> None:
         assert ask({"rule": list(ordered)}, "a/b", known=Context(size=3)) == Permit("narrow", 5, judges_content=False)
 
 
-def test_a_directory_has_no_names_that_could_be_unknown() -> None:
-    """Its link count counts its subdirectories."""
+def test_the_link_count_of_a_directory_is_ignored() -> None:
+    """It counts the subdirectories."""
     assert code(ask(ALLOW_ALL, "a", Operation.SET_MODE, Context(foreign_names=1), kind=Kind.DIRECTORY)) is None
 
 
-def test_a_file_with_unknown_names_keeps_content_mode_owner_times_and_attributes() -> None:
+def test_a_file_with_unknown_names_cannot_be_changed() -> None:
     changes = {"delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
     for operation in CHANGES:
         decision = ask(ALLOW_ALL, "a/x", operation, Context(foreign_names=1))
@@ -710,7 +712,7 @@ def test_a_file_with_unknown_names_keeps_content_mode_owner_times_and_attributes
 # The compiled form
 
 
-def test_the_digest_depends_on_what_the_policy_says_and_not_on_the_order_of_its_keys() -> None:
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
     one = {"default": "deny", "hidden": [".a"]}
     assert digest(one) == digest({"hidden": [".a"], "default": "deny"}) == compile_policy(one).digest
     assert digest(one) != digest({"default": "deny", "hidden": [".b"]})
@@ -721,8 +723,8 @@ def test_the_digest_depends_on_what_the_policy_says_and_not_on_the_order_of_its_
 @pytest.mark.parametrize(
     "template", ["d{}/", "d{}/**", "src/d{}/*.md", "**/d{}/", "d{}-*/", "*-d{}/", "d{}", "src/*-d{}.md"]
 )
-def test_a_decision_takes_no_more_steps_at_a_thousand_rules_than_at_two(template: str) -> None:
-    """Time grows with the path, not with the policy. Calls are counted, for a clock would measure the machine."""
+def test_a_decision_takes_as_many_steps_with_a_thousand_rules_as_with_two(template: str) -> None:
+    """Time grows with the path, not with the policy. The test counts calls, as a clock would measure the machine."""
 
     def calls(count: int, path: str) -> int:
         policy = compile_policy({"rule": [rule([template.format(n)], f"r{n}") for n in range(count)]})
@@ -754,7 +756,7 @@ def test_the_engine_loads_nothing_but_the_standard_library() -> None:
     assert run.stdout.strip() == "set()"
 
 
-def test_rules_of_patterns_that_cannot_be_enforced_do_not_compile() -> None:
+def test_unenforceable_patterns_do_not_compile() -> None:
     table = [{"paths": ["/a"]}]
     for document in (
         {"hidden": ["a"]},

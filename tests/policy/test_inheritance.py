@@ -1,4 +1,4 @@
-"""`extends` and `replace`: lists are added or replaced explicitly, and nonsense is refused with file and line."""
+"""`extends` adds to lists, `replace` replaces them, and an invalid use is refused with file and line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_scalars_override_and_lists_are_added() -> None:
     assert made["scratch"] == AIDLC["scratch"]
 
 
-def test_what_replace_names_is_dropped_first() -> None:
+def test_a_list_in_replace_is_dropped_first() -> None:
     made = plain(
         'extends = "aidlc"\nreplace = ["temporary", "keep", "rule.code", "role.worker", "git.protected_branches"]\n'
         'temporary = ["**/*.part"]\n[[rule]]\nname = "code"\npaths = ["src/"]\n'
@@ -82,7 +82,7 @@ def test_what_replace_names_is_dropped_first() -> None:
         ('[[rule]]\nname = "a"\npaths = ["a"]\nmax_size = 1\nrefuse = "No."', "p.toml:4: rule[0].max_size: ", "remove"),
     ],
 )
-def test_nonsense_is_refused_with_its_place(text: str, place: str, word: str) -> None:
+def test_an_invalid_inheritance_is_refused_with_its_place(text: str, place: str, word: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse(text, "p.toml")
     assert str(caught.value).startswith(place)
@@ -136,7 +136,7 @@ def test_examples_of_roles_are_tried_in_their_role() -> None:
         ('[role.far]\nwrite = ["far/"]', ("role", "far", "write"), "writes nowhere"),
     ],
 )
-def test_what_a_policy_leaves_open_is_warned_of(text: str, place: tuple[str | int, ...], word: str) -> None:
+def test_an_open_policy_gives_warnings(text: str, place: tuple[str | int, ...], word: str) -> None:
     assert any(at == place and word in told for at, told in warnings(plain(text)))
 
 

@@ -1,4 +1,4 @@
-"""The engine and the rule of leases as it is written agree on random leases and paths."""
+"""The engine and the written rule of leases agree on random leases and paths."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def may_change(held: list[dict[str, Any]], path: str) -> bool:
 
 @settings(max_examples=500, deadline=None)
 @given(leases, plain_paths.filter(lambda path: ".bonobofs" not in path and ".git" not in path))  # always protected
-def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
+def test_a_leased_path_belongs_to_its_holder(held: list[dict[str, Any]], path: str) -> None:
     policy = ALLOW.bound_by(compile_leases(held))
     decision = decide(policy, ANN, Request(Operation.WRITE_FILE, WorkspacePath(path)))
     assert isinstance(decision, Permit) == may_change(held, path)
@@ -57,10 +57,12 @@ def test_a_path_is_its_holders(held: list[dict[str, Any]], path: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(documents, agents, requests, context, leases)
-def test_leases_only_ever_refuse(
+def test_leases_never_allow_more(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, held: list[dict[str, Any]]
 ) -> None:
-    """What is refused without them is refused with them, for the same reason; what is kept apart is nobody's."""
+    """A request that is denied without leases is denied with them, for the same reason. Leases do not apply to other
+    layers.
+    """
     policy = compile_policy(document)
     without = decide(policy, agent, request, known)
     for bound in (policy.bound_by(compile_leases(held)), policy.bound_by(UNKNOWN)):
@@ -71,7 +73,7 @@ def test_leases_only_ever_refuse(
             assert decision == without or (isinstance(decision, Denied) and decision.code is Code.LEASED)
 
 
-def test_what_is_not_known_may_be_anybodys() -> None:
+def test_unknown_leases_refuse_every_change() -> None:
     for kind in Kind:
         request = Request(Operation.SET_MODE, WorkspacePath("a"), kind)
         decision = decide(ALLOW.bound_by(UNKNOWN), ANN, request)

@@ -18,7 +18,7 @@ from tests.policy.random_policies import agents, context, documents, mostly, one
 
 @settings(max_examples=1000, deadline=None)
 @given(documents, agents, requests, context, mostly(st.just([]), tracked) | tracked)
-def test_the_engine_decides_as_the_oracle(
+def test_the_engine_agrees_with_the_oracle(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, paths: list[str]
 ) -> None:
     policy = compile_policy(document).with_tracked(Tracked(paths) if paths else None)
@@ -49,10 +49,10 @@ def removes(request: Request, known: Context) -> bool:
 @given(
     documents, agents, requests, context, st.integers(0, 12), st.sampled_from([b"#!/bin/s", b"\x7fELF", b"text", b""])
 )
-def test_an_allowed_verdict_speaks_for_every_size_up_to_its_limit(
+def test_a_permit_is_valid_for_every_size_up_to_its_limit(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, size: int, head: bytes
 ) -> None:
-    """What a cache makes of a verdict must be what the policy would say."""
+    """A decision from a cache must equal the decision of the policy."""
     decision = decide(compile_policy(document), agent, request, known)
     if not isinstance(decision, Permit) or removes(request, known):
         return
@@ -66,10 +66,10 @@ def test_an_allowed_verdict_speaks_for_every_size_up_to_its_limit(
 
 @settings(max_examples=300, deadline=None)
 @given(documents, agents, requests, context)
-def test_an_allowed_verdict_names_the_largest_size_that_is_admitted(
+def test_a_permit_names_the_largest_allowed_size(
     document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
-    """A larger file is refused, or held apart where the name is temporary."""
+    """A larger file is refused, or staged if its name is temporary."""
     decision = decide(compile_policy(document), agent, request, known)
     if removes(request, known) or request.kind is not Kind.FILE:
         return
@@ -80,5 +80,5 @@ def test_an_allowed_verdict_names_the_largest_size_that_is_admitted(
 
 @settings(max_examples=200, deadline=None)
 @given(documents)
-def test_random_policies_are_policies_that_could_be_loaded(document: dict[str, Any]) -> None:
+def test_random_policies_can_be_loaded(document: dict[str, Any]) -> None:
     assert compile_policy(PolicyDocument.model_validate(document).model_dump(mode="json")).roles

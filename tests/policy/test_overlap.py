@@ -1,4 +1,4 @@
-"""Two patterns meet exactly when there is a path that both match."""
+"""Two patterns overlap exactly if a path matches both."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ patterns = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(globs, globs)
-def test_globs_meet_exactly_when_a_name_matches_both(one: str, other: str) -> None:
+def test_globs_overlap_exactly_if_a_name_matches_both(one: str, other: str) -> None:
     both = [name for name in NAMES if oracle.name_matches(one, name) and oracle.name_matches(other, name)]
     beyond = ("[b-z]" in one and "[b-z]" in other) or "[!ab]" in one or "[!ab]" in other
     if both or not beyond:
@@ -52,7 +52,7 @@ def test_globs_meet_exactly_when_a_name_matches_both(one: str, other: str) -> No
 
 @settings(max_examples=400, deadline=None)
 @given(patterns, patterns)
-def test_patterns_meet_exactly_when_a_path_matches_both(one: str, other: str) -> None:
+def test_patterns_overlap_exactly_if_a_path_matches_both(one: str, other: str) -> None:
     some = any(oracle.path_matches(one, parts) and oracle.path_matches(other, parts) for parts in PATHS)
     assert patterns_meet(one, other) == some
     assert patterns_meet(other, one) == some
@@ -60,8 +60,8 @@ def test_patterns_meet_exactly_when_a_path_matches_both(one: str, other: str) ->
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_no_pattern_misses_one_that_matches_a_path_with_it(data: st.DataObject) -> None:
-    """No false negatives, whatever the characters: both patterns are made from one path."""
+def test_two_patterns_made_from_one_path_overlap(data: st.DataObject) -> None:
+    """There are no false negatives, for any characters."""
     name = st.text(
         st.characters(exclude_characters="/\0*?[]\\!", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8
     )
@@ -123,13 +123,13 @@ def _blur(data: st.DataObject, parts: list[str]) -> str:
         ("\udcff*", "?\udcfe", True),
     ],
 )
-def test_what_meets_and_what_does_not(one: str, other: str, expected: bool) -> None:
+def test_examples_of_overlap(one: str, other: str, expected: bool) -> None:
     assert patterns_meet(one, other) is expected
     assert patterns_meet(other, one) is expected
 
 
-def test_no_pair_of_patterns_takes_long() -> None:
-    """Whoever asks for a lease chooses the pattern, and all others wait meanwhile."""
+def test_overlap_is_fast_for_every_pair_of_patterns() -> None:
+    """A requester of a lease chooses the pattern, and other requesters wait meanwhile."""
     began = time.process_time()
     assert patterns_meet("/".join(["**/*a*"] * 128), "/".join(["**/*b*"] * 128))
     assert not patterns_meet("*a" * 60 + "b", "*a" * 60 + "c")

@@ -1,4 +1,4 @@
-"""Patterns mean what their page says, and what could not be enforced is refused."""
+"""Patterns match as documented, and a pattern that cannot be enforced is refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_pattern_matches(text: str, inside: list[str], outside: list[str]) -> 
         *("a\0", "a\nb", "\x7f", "\ud800", "a" * 256, "\u00e9" * 128, "/".join("a" * 257)),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(text: str) -> None:
+def test_an_unenforceable_pattern_is_refused(text: str) -> None:
     with pytest.raises(PolicyError):
         parse(text)
 
@@ -78,7 +78,7 @@ def test_any_text_is_a_pattern_or_refused(text: str) -> None:
 @settings(max_examples=500)
 @given(st.text("*?[]!a./~4913#n", max_size=9) | patterns, plain_paths)
 def test_any_text_is_a_pattern_of_temporary_names_or_refused(text: str, path: str) -> None:
-    """What is one holds no directory, none of the names that people give everywhere, and what it says otherwise."""
+    """An accepted pattern matches no directory and none of the common names, and keeps its text."""
     try:
         pattern = parse_temporary(text)
     except PolicyError:
@@ -92,7 +92,7 @@ def test_any_text_is_a_pattern_of_temporary_names_or_refused(text: str, path: st
 
 @settings(max_examples=300)
 @given(st.lists(patterns, max_size=6), st.just("") | plain_paths)
-def test_many_patterns_at_once_match_as_each_alone(texts: list[str], path: str) -> None:
+def test_many_patterns_match_as_each_pattern_does(texts: list[str], path: str) -> None:
     parts = path.split("/") if path else []
     matcher = Matcher((parse(text), text) for text in texts)
     assert set(matcher.find(parts)) == {text for text in texts if oracle.path_matches(text, parts)}
@@ -101,7 +101,7 @@ def test_many_patterns_at_once_match_as_each_alone(texts: list[str], path: str) 
 
 @settings(max_examples=300)
 @given(patterns, patterns, st.just("") | plain_paths)
-def test_patterns_that_match_one_path_may_meet(one: str, other: str, path: str) -> None:
+def test_patterns_that_match_one_path_may_overlap(one: str, other: str, path: str) -> None:
     assert meets(parse(one), parse(other)) == meets(parse(other), parse(one))
     assert meets(parse(one), parse(one))
     if matches(one, path) and matches(other, path):
@@ -112,12 +112,12 @@ def test_patterns_that_match_one_path_may_meet(one: str, other: str, path: str) 
     ("one", "other"),
     [("a/", "b/"), ("a", "a/**"), ("a/*.md", "a/x.py"), ("a/b/", "a/*.md"), ("a/**/c", "b/**/c"), ("*", "a/b")],
 )
-def test_patterns_that_share_no_path_do_not_meet(one: str, other: str) -> None:
+def test_patterns_that_share_no_path_do_not_overlap(one: str, other: str) -> None:
     assert not meets(parse(one), parse(other))
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES))
-def test_literal_patterns_meet_only_when_equal(one: str, other: str) -> None:
+def test_literal_patterns_overlap_only_if_equal(one: str, other: str) -> None:
     assert meets(parse(one), parse(other)) == (one == other)
 
 
@@ -127,12 +127,12 @@ globs = st.sampled_from([*GLOBS, *NAMES[:8], *last_components, "[é-ü]", "a[!b]
 
 @settings(max_examples=500)
 @given(st.lists(globs, max_size=4), st.sampled_from(STRANGE) | st.text("ab.xms~19é", max_size=9))
-def test_many_globs_at_once_match_a_name_as_each_alone(texts: list[str], name: str) -> None:
+def test_many_globs_match_a_name_as_each_glob_does(texts: list[str], name: str) -> None:
     assert Names(texts).match(name) == any(oracle.name_matches(text, name) for text in texts)
 
 
-def test_time_does_not_explode_with_the_depth_of_a_path_or_the_length_of_a_name() -> None:
-    """An agent chooses paths; none that it can choose may hold up the others."""
+def test_match_time_is_bounded_for_deep_paths_and_long_names() -> None:
+    """An agent chooses paths. No path may delay other requests."""
     deep = Matcher([(parse("/".join(["**/a"] * 40) + "/**/b"), True), (parse("**/*/**/a/**/?/**/c"), True)])
     assert deep.find(["a"] * 2000) == []
     assert deep.find(["a"] * 2000 + ["b"]) == [True]

@@ -1,4 +1,4 @@
-"""What a policy says about itself: examples, the text for the agent, sentences."""
+"""The texts that a policy produces: examples, the text for the agent, denial sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def test_examples_are_tried_against_the_whole_policy_in_the_default_role() -> None:
+def test_examples_are_checked_against_the_whole_policy_in_the_default_role() -> None:
     rules = [
         {
             **DOCUMENT["rule"][0],
@@ -92,7 +92,7 @@ def test_a_permit_for_another_layer_says_so() -> None:
         assert word is None or word in answer["reason"]
 
 
-def test_a_role_is_shown_only_what_it_can_use() -> None:
+def test_the_text_for_a_role_has_only_the_rules_of_the_role() -> None:
     policy = compile_policy(DOCUMENT)
     docs, frozen, src = "docs/ (.md, .rst, 2 KiB)", "docs/frozen/ (.md, .rst, 2 KiB)", "src/**/*.py (any file)"
     assert allowed_directories(policy, "agent") == [docs, src]
@@ -129,7 +129,7 @@ def test_the_text_for_an_agent_says_what_it_may_call() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(documents, st.sampled_from(["agent", "writer", "nobody"]))
-def test_every_policy_can_be_told(document: dict[str, Any], role: str) -> None:
+def test_every_policy_has_a_description(document: dict[str, Any], role: str) -> None:
     policy = compile_policy(document)
     assert describe(policy, role).endswith("\n")
     assert all(one_line(line) for line in allowed_directories(policy, role))
@@ -154,8 +154,8 @@ def test_long_lists_end_in_how_many_more_there_are() -> None:
     assert denials.listed([]) == ""
 
 
-def test_advice_is_complete() -> None:
-    """A refusal lists every suffix, and names the path that the role is denied."""
+def test_denial_advice_is_complete() -> None:
+    """A denial lists every suffix, and names the path that the role is denied."""
     suffixes = [f".{letter}" for letter in "abcdefghi"]
     document = {
         "rule": [{"name": "all", "paths": ["docs/"], "suffixes": suffixes}],

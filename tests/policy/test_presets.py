@@ -1,4 +1,4 @@
-"""The presets: what each admits and refuses, and that the shared lists stand once."""
+"""The presets: what each allows and denies; shared lists exist once."""
 
 from __future__ import annotations
 
@@ -116,18 +116,18 @@ PROJECT = {
 
 
 @pytest.mark.parametrize("path", PROJECT)
-def test_the_verdict_of_preset_project(path: str) -> None:
+def test_the_decisions_of_the_preset_project(path: str) -> None:
     assert verdict(POLICIES["project"], path) == PROJECT[path]
 
 
 @pytest.mark.parametrize("operation", [Operation.WRITE_FILE, Operation.DELETE_FILE, Operation.RENAME, Operation.LINK])
-def test_every_kind_of_change_is_refused_there(operation: Operation) -> None:
+def test_project_refuses_every_kind_of_change_of_a_protected_path(operation: Operation) -> None:
     for path in (".vscode/tasks.json", ".mcp.json", ".env", ".github/workflows/ci.yml"):
         assert verdict(POLICIES["project"], path, operation=operation).startswith("PROTECTED")
 
 
 def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
-    """Through a symlink at its place, a file of another name could take effect."""
+    """With a symlink in its place, a file of another name could take effect."""
     request = Request(Operation.SYMLINK, WorkspacePath(".vscode"), Kind.SYMLINK)
     decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, Context(target="editor"))
     assert isinstance(decision, Denied)
@@ -135,13 +135,13 @@ def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
 
 
 @pytest.mark.parametrize("role", ["impl", "worker", "lead", "orchestrator"])
-def test_the_roles_of_aidlc_stay_and_are_refused_the_same(role: str) -> None:
+def test_the_roles_of_aidlc_keep_their_denials(role: str) -> None:
     assert verdict(POLICIES["project"], "src/app.py", role) == "source"
     assert verdict(POLICIES["project"], ".mcp.json", role) == AUTORUN
     assert verdict(POLICIES["project"], "src/app.py", "control").startswith("ROLE")
 
 
-def test_a_refusal_says_why_and_what_to_do() -> None:
+def test_a_denial_says_why_and_what_to_do() -> None:
     request = Request(Operation.CREATE_FILE, WorkspacePath(".mcp.json"))
     decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, SMALL)
     assert isinstance(decision, Denied)
@@ -149,7 +149,7 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
     assert "tell the operator" in decision.instead
 
 
-def test_git_in_project_demands_no_prefix_and_no_form_of_messages() -> None:
+def test_git_in_project_requires_no_prefix_and_no_message_pattern() -> None:
     rules = rules_of(PLAIN["project"])
     assert new_branch(rules, "fix-login") is None
     assert rules.message_pattern.match("Fix the login")
@@ -169,11 +169,11 @@ def test_git_in_project_demands_no_prefix_and_no_form_of_messages() -> None:
         (".git/config", "PROTECTED protect:**/.git/"),
     ],
 )
-def test_docs_admits_markdown_below_docs_alone(path: str, expected: str) -> None:
+def test_docs_allows_only_markdown_below_docs(path: str, expected: str) -> None:
     assert verdict(POLICIES["docs"], path) == expected
 
 
-def test_read_only_admits_nothing_in_the_source() -> None:
+def test_read_only_allows_no_change_of_the_source() -> None:
     for path in ("src/app.py", "docs/a.md", "aidlc-docs/a.md", "README.md", "x/", "a.tmp", ".env"):
         assert verdict(POLICIES["read-only"], path).split()[0] in ("DEFAULT", "ROLE", "HIDDEN")
     assert verdict(POLICIES["read-only"], "target/debug/app") == Layer.SCRATCH
@@ -181,7 +181,7 @@ def test_read_only_admits_nothing_in_the_source() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_passes_its_own_commands(name: str) -> None:
+def test_a_preset_passes_policy_check_and_policy_test(name: str) -> None:
     assert examples.failures(PLAIN[name]) == []
     assert examples.count(PLAIN[name]) >= 5
     assert [text for place, text in warnings(PLAIN[name]) if place[0] != "role"] == []

@@ -1,4 +1,4 @@
-"""What a role may call at the gates: exactly what its lists name."""
+"""The operations that a role may call at the gates are exactly those of its lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def code(document: dict[str, Any], role: str, operation: Operation, path: str = 
     return decision.code.value if isinstance(decision, Denied) else "allowed"
 
 
-def test_every_word_of_a_list_allows_an_operation_and_every_operation_has_a_list() -> None:
+def test_every_word_grants_an_operation_and_every_operation_has_a_word() -> None:
     files = {"write_file", "create_file", "delete_file", "rename", "link", "symlink", "mkdir", "rmdir", "mknod"}
     files |= {"truncate", "allocate", "copy_range", "set_mode", "set_owner", "set_times", "set_xattr", "remove_xattr"}
     assert {operation.value for operation in Operation} == files | {operation.value for operation in OF_A_GATE}
@@ -34,7 +34,7 @@ def test_every_word_of_a_list_allows_an_operation_and_every_operation_has_a_list
 
 
 @pytest.mark.parametrize(("family", "word"), [(family, word) for family, words in FAMILIES.items() for word in words])
-def test_a_word_allows_its_operations_and_no_other(family: str, word: str) -> None:
+def test_a_word_grants_its_operations_only(family: str, word: str) -> None:
     document = {"role": {"r": {family: [word]}}}
     for operation, call in OF_A_GATE.items():
         has = word in call.words or (word == EVERY and call.words)
@@ -42,7 +42,7 @@ def test_a_word_allows_its_operations_and_no_other(family: str, word: str) -> No
         assert code(document, "r", operation) == expected, operation
 
 
-def test_a_role_without_lists_may_call_nothing_and_the_role_that_is_built_in_all_that_agents_need() -> None:
+def test_a_role_without_lists_may_call_nothing_and_the_built_in_role_has_defaults() -> None:
     policy = {"role": {"r": {"write": ["**"]}}, "default": "allow"}
     assert {code(policy, "r", operation) for operation in OF_A_GATE} == {"ROLE"}
     refused = {operation for operation in OF_A_GATE if code(policy, "agent", operation) != "allowed"}
@@ -51,7 +51,7 @@ def test_a_role_without_lists_may_call_nothing_and_the_role_that_is_built_in_all
     assert {code(defined, "agent", operation) for operation in OF_A_GATE} == {"ROLE"}
 
 
-def test_no_list_lets_an_agent_make_or_remove_a_worktree_or_call_what_is_not_there() -> None:
+def test_no_list_grants_worktree_operations_or_unknown_calls() -> None:
     everything = {"role": {"r": {"tools": [*TOOLS], "git": [*GIT], "beads": [*BEADS]}}}
     refused = {operation for operation in OF_A_GATE if code(everything, "r", operation) != "allowed"}
     assert refused == NOBODYS
@@ -59,8 +59,8 @@ def test_no_list_lets_an_agent_make_or_remove_a_worktree_or_call_what_is_not_the
 
 @settings(deadline=None)
 @given(documents, context)
-def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, Any], known: Context) -> None:
-    """Reading is free, and what a commit brings along is judged file by file."""
+def test_path_rules_do_not_apply_to_gate_operations(document: dict[str, Any], known: Context) -> None:
+    """Reads are free. A commit is judged file by file."""
     bare = {"role": document["role"]}
     for role in ("agent", "writer", "nobody"):
         for operation in (Operation.READ_FILE, Operation.COMMIT, Operation.UPDATE_ISSUE):
@@ -68,8 +68,8 @@ def test_no_rule_for_paths_bears_on_an_operation_of_a_gate(document: dict[str, A
                 assert code(document, role, operation, path, known) == code(bare, role, operation, path)
 
 
-def test_a_lease_binds_changes_and_no_call_that_only_reads() -> None:
-    """What a commit brings along is bound, as its parts; reading goes on also where leases cannot be known."""
+def test_leases_apply_to_changes_and_not_to_reads() -> None:
+    """The files of a commit are judged as its related changes. Reads succeed also while the leases are unknown."""
     theirs = {"shared": False, "own": False, "holder": "bob", "chain": None, "until": "2030-01-01T00:00:00+00:00"}
     policy = compile_policy({"default": "allow"})
     for leases in (compile_leases([{**theirs, "patterns": ["**"]}]), UNKNOWN):
@@ -82,12 +82,12 @@ def test_a_lease_binds_changes_and_no_call_that_only_reads() -> None:
 
 
 @pytest.mark.parametrize("path", ["..", "a/../b", "/etc/passwd", "a//b", "./a", "a\0b", "\ud800"])
-def test_a_tool_that_reads_is_given_no_path_that_leads_out(path: str) -> None:
+def test_a_read_tool_refuses_a_path_that_leads_out(path: str) -> None:
     for operation in (Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES):
         assert code({}, "agent", operation, path) == "OUTSIDE"
 
 
-def test_writing_through_the_tool_needs_the_tool_and_all_that_writing_needs() -> None:
+def test_write_file_needs_the_tool_and_the_right_to_write() -> None:
     document = {
         "protect": [{"paths": ["locked/"]}],
         "rule": [{"name": "r", "paths": ["docs/", "locked/"]}],
@@ -109,7 +109,7 @@ def test_writing_through_the_tool_needs_the_tool_and_all_that_writing_needs() ->
     assert code(document, "impl", Operation.DELETE_FILE, "docs/a", through) == "ROLE"
 
 
-def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() -> None:
+def test_a_denial_lists_the_calls_of_the_role_and_the_roles_of_the_call() -> None:
     document = {
         "role": {
             "control": {"tools": ["search_files", "read_file"]},
@@ -142,7 +142,7 @@ def test_a_refusal_says_what_this_role_may_call_and_which_roles_may_call_that() 
     assert told("nobody", Operation.READ_FILE)[2] == "The policy does not define this role, so it may do nothing."
 
 
-def test_the_leave_names_the_role_and_the_word_that_gave_it() -> None:
+def test_the_permit_names_the_role_and_its_word() -> None:
     policy = compile_policy({"role": {"r": {"git": ["switch"], "beads": ["dep"]}}})
     agent = ALICE._replace(role="r")
     assert decide(policy, agent, Request(Operation.CHECKOUT_BRANCH, ROOT)) == Permit("role:r:git:switch")

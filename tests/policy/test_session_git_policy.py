@@ -1,4 +1,4 @@
-"""Verdicts in a mount that shows the session's own `.git`."""
+"""Decisions in a mount that shows the session's own `.git`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def judge(path: str, operation: Operation = Operation.CREATE_FILE, context: Cont
 
 @settings(max_examples=500, deadline=None)
 @given(documents, agents, requests, context)
-def test_only_what_lies_in_git_is_judged_otherwise(
+def test_only_paths_below_git_are_decided_differently(
     document: dict[str, Any], agent: Principal, request: Request, known: Context
 ) -> None:
-    """There an allowed change is apart from the source, whatever the policy protects, denies, hides or has leased."""
+    """An allowed change there goes to the session's git directory, even if the policy protects, denies, hides or
+    leases the path.
+    """
     policy = compile_policy(document)
     decision = decide(policy.with_repository(), agent, request, known)
     if request.path.split("/")[0] != ".git":
@@ -39,7 +41,7 @@ def test_only_what_lies_in_git_is_judged_otherwise(
 
 
 @pytest.mark.parametrize("operation", [Operation.RENAME, Operation.RMDIR, Operation.SET_MODE, Operation.SYMLINK])
-def test_the_repository_itself_stays_where_and_what_it_is(operation: Operation) -> None:
+def test_the_git_directory_cannot_be_moved_removed_or_replaced(operation: Operation) -> None:
     context = Context(target="x") if operation is Operation.SYMLINK else NO_FACTS
     decision = judge(".git", operation, context)
     assert isinstance(decision, Denied)
@@ -59,8 +61,8 @@ def test_the_repository_itself_stays_where_and_what_it_is(operation: Operation) 
         ("vendor/.git/config", False),
     ],
 )
-def test_protected_branches_are_closed(path: str, *, allowed: bool) -> None:
-    """Their locks are open: git also locks what it does not move."""
+def test_protected_branches_are_read_only(path: str, *, allowed: bool) -> None:
+    """Their lock files are allowed: git also locks refs that it does not move."""
     assert isinstance(judge(path), Permit) is allowed
 
 

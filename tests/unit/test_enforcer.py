@@ -1,4 +1,4 @@
-"""The door: nothing changes without a leave, and nothing is asked without a record."""
+"""The enforcer: each change needs a permit, and each request is recorded."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_refused_change_never_runs_its_block(guard: Enforcer, trail: Trail) ->
     assert (entry["tool"], entry["details"]["pid"]) == ("touch", 7)
 
 
-def test_what_would_be_held_apart_is_refused_to_who_cannot_hold_it(guard: Enforcer, trail: Trail) -> None:
+def test_a_caller_without_layers_is_refused_a_change_of_another_layer(guard: Enforcer, trail: Trail) -> None:
     guard.policy = compile_policy({**POLICY, **APART_POLICY})
     for path in ("build/a", "notes/a.tmp"):
         ran = []
@@ -120,8 +120,8 @@ def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -
     assert told == ["scratch", "temporary", None, None, None]  # both of build/ are counted under one intent
 
 
-def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
-    """A thousand changes are one intent, entered with the first, and one outcome with their numbers."""
+def test_scratch_changes_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
+    """A thousand changes are one intent, written at the first, and one outcome with the counts."""
     policy = {"scratch": [{"paths": ["**/.venv/", "build/"]}]}
     guard = Enforcer(compile_policy(policy), ALICE, trail, has_layers=True)
     pip, make = Caller("pip", {"pid": 1}), Caller("make")
@@ -147,7 +147,7 @@ def test_changes_in_scratch_are_counted_by_program_and_scratch_path(trail: Trail
 
 
 def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
-    """What has no counter of its own any more is counted under no program and no path; no change is lost."""
+    """Changes beyond the limit are counted without program and path. Each change is counted."""
     guard = Enforcer(compile_policy({"scratch": [{"paths": ["**/*.pyc"]}]}), ALICE, trail, has_layers=True)
     for number in range(1000):
         with guard.authorize(create(f"{number}.pyc"), caller=Caller(f"p{number}"), layer=None):
@@ -158,7 +158,7 @@ def test_the_number_of_scratch_counters_is_bounded(trail: Trail) -> None:
     assert sum(one["details"]["counts"]["created"] for one in found if one["kind"] == "outcome") == 1000
 
 
-def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail: Trail) -> None:
+def test_a_scratch_counter_is_recorded_when_it_is_idle_and_at_the_end(trail: Trail) -> None:
     guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, has_layers=True)
     with guard.authorize(create("build/a"), layer=None):
         pass
@@ -174,7 +174,7 @@ def test_a_scratch_counter_is_entered_once_it_is_quiet_and_at_last_anyway(trail:
     assert not guard.is_current(run)  # further writes open a new counter
 
 
-def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) -> None:
+def test_a_scratch_change_is_refused_if_the_record_fails(trail: Trail) -> None:
     guard = Enforcer(compile_policy(APART_POLICY), ALICE, trail, has_layers=True)
     trail.close()
     with pytest.raises(Refused) as refused, guard.authorize(create("build/a"), layer=None):
@@ -182,8 +182,10 @@ def test_a_change_in_scratch_that_cannot_be_recorded_is_refused(trail: Trail) ->
     assert refused.value.decision.code is Code.UNRECORDED
 
 
-def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
-    """A change whose bytes would go elsewhere than the verdict says is EXDEV, is not made, and is no denial."""
+def test_a_decision_for_another_layer_is_no_permit(trail: Trail) -> None:
+    """A change whose bytes would go to another layer than the decision names fails with EXDEV. It is not made and is
+    no denial.
+    """
     guard = Enforcer(compile_policy({**POLICY, **APART_POLICY}), ALICE, trail, has_layers=True)
     held, note, built = create("a.tmp"), create("notes/a.md"), create("build/a")
     asked = [
@@ -204,7 +206,7 @@ def test_a_verdict_of_another_place_gives_no_leave(trail: Trail) -> None:
     assert entries(trail) == []
 
 
-def test_one_refused_part_refuses_the_whole(guard: Enforcer, trail: Trail) -> None:
+def test_one_refused_related_change_refuses_the_operation(guard: Enforcer, trail: Trail) -> None:
     rename = Request(Operation.RENAME, WorkspacePath("notes/a.md"))
     onto = RelatedChange(Request(Operation.RENAME, WorkspacePath(".git/config")))
     with pytest.raises(Refused) as refused, guard.authorize(rename, Context(leaves=True), onto):
@@ -239,7 +241,7 @@ def test_optional_locks_of_git_are_refused_without_an_alert(guard: Enforcer, tra
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
 
 
-def test_an_editor_that_finds_out_where_it_may_write_raises_no_alert(guard: Enforcer, trail: Trail) -> None:
+def test_an_editors_write_probe_raises_no_alert(guard: Enforcer, trail: Trail) -> None:
     for number in range(10):
         for probe in (f"secret{number}/4913", f"secret{number}/notes.md~"):
             with pytest.raises(Refused):
@@ -247,7 +249,7 @@ def test_an_editor_that_finds_out_where_it_may_write_raises_no_alert(guard: Enfo
     assert "alert" not in [entry["kind"] for entry in entries(trail)]
 
 
-def test_locks_by_which_git_would_change_what_runs_later_do_alert(guard: Enforcer, trail: Trail) -> None:
+def test_git_locks_of_hooks_and_config_raise_an_alert(guard: Enforcer, trail: Trail) -> None:
     for _ in range(ALERT_DENIALS):
         with pytest.raises(Refused):
             guard.authorize(create(".git/config.lock"))
@@ -261,7 +263,7 @@ def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Enforcer, 
     assert (denied["code"], alert["kind"], alert["code"]) == ("OUTSIDE", "alert", "OUTSIDE")
 
 
-def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Enforcer, trail: Trail) -> None:
+def test_a_write_batch_is_one_intent_and_one_outcome(guard: Enforcer, trail: Trail) -> None:
     run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     for _ in range(50):
         run.count, run.written, run.size, run.last = run.count + 1, run.written + 2, 100, 10.0
@@ -273,19 +275,19 @@ def test_a_run_of_writes_is_one_intent_and_one_outcome(guard: Enforcer, trail: T
     assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
 
 
-def test_a_settled_run_admits_nothing_more(guard: Enforcer) -> None:
+def test_a_closed_write_batch_permits_no_more_writes(guard: Enforcer) -> None:
     run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert guard.is_current(run)
     guard.close_batch(5)
     assert not guard.is_current(run)
 
 
-def test_a_run_reaches_as_far_as_its_rule_admits(guard: Enforcer) -> None:
+def test_a_write_batch_extends_to_the_size_limit_of_its_rule(guard: Enforcer) -> None:
     run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert run.limit == 100
 
 
-def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
+def test_a_change_is_not_made_if_its_record_fails(tmp_path: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
@@ -334,7 +336,7 @@ def test_only_the_engine_makes_a_permit() -> None:
 # The entrances beside the mount
 
 
-def test_every_entry_names_the_entrance_by_which_the_request_came(guard: Enforcer, trail: Trail) -> None:
+def test_every_entry_names_the_channel_of_its_request(guard: Enforcer, trail: Trail) -> None:
     note = WorkspacePath("notes/a.md")
     with guard.authorize(
         Request(Operation.COMMIT, WorkspacePath("")), NO_FACTS, RelatedChange(create(note)), guard="git"
@@ -381,7 +383,7 @@ def test_a_call_that_only_reads_is_one_entry(guard: Enforcer, trail: Trail) -> N
     assert (refused["governance"], refused["code"], refused["operation"]) == ("deny", "OUTSIDE", "read_file")
 
 
-def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Enforcer, trail: Trail) -> None:
+def test_the_entry_of_a_read_call_names_the_lease_holder(guard: Enforcer, trail: Trail) -> None:
     lease = {"shared": False, "until": "2030-01-01T00:00:00+00:00"}
     held = [
         {**lease, "patterns": ["notes/mine/"], "own": True, "holder": "alice", "chain": None},
@@ -394,15 +396,15 @@ def test_the_entry_of_a_reading_call_says_whose_lease_it_met(guard: Enforcer, tr
     assert [entry["lock"] for entry in entries(trail)] == ["own", "bob", "CHAIN-1", "none"]
 
 
-def test_a_call_that_cannot_be_recorded_gives_nothing(guard: Enforcer, trail: Trail) -> None:
+def test_a_call_returns_no_data_if_its_record_fails(guard: Enforcer, trail: Trail) -> None:
     trail.close()
     with pytest.raises(Refused) as refused:
         guard.record_call(Request(Operation.READ_FILE, WorkspacePath("a")))
     assert refused.value.decision.code is Code.UNRECORDED
 
 
-def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: Enforcer, trail: Trail) -> None:
-    """No issue is lost behind another of which the same was asked; particulars are told and recorded."""
+def test_gate_denials_are_counted_together_only_for_equal_requests(guard: Enforcer, trail: Trail) -> None:
+    """Denials of two issues are two entries. Details of the request are in the message and in the record."""
     denied = Denied(Code.BEADS, "beads.owner", "No.", "Ask.", WorkspacePath(""), Operation.UPDATE_ISSUE)
     for issue in ("gt-1", "gt-2", "gt-1"):
         asked = denied._replace(about=f"{issue} is bob's.")
@@ -416,8 +418,8 @@ def test_a_refusal_at_a_gate_is_the_same_only_where_the_same_was_asked(guard: En
     assert again["details"] == {"intent": first["seq"], "count": 1, "instead": "Ask."}
 
 
-def test_many_quiet_runs_are_settled_in_parts(trail: Trail) -> None:
-    """700 runs of files with paths of 150 KB: others waited 0.4 s while all were settled at once."""
+def test_many_idle_batches_are_closed_in_several_steps(trail: Trail) -> None:
+    """700 batches of files with paths of 150 KB delayed other requests by 0.4 s while all were closed at once."""
     guard = Enforcer(compile_policy({"default": "allow"}), ALICE, trail, outcomes_later=True)
     for number in range(700):
         guard.open_batch(number, create(f"{number}/{'x' * 150_000}"), NO_FACTS, 0.0)

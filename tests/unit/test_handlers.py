@@ -164,7 +164,7 @@ def _descriptors() -> set[int]:
     return {fd for fd in readable_directory if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 
-def test_every_request_is_served_or_refused_as_the_table_says(serve: Any) -> None:
+def test_every_opcode_is_served_or_refused_as_the_table_says(serve: Any) -> None:
     """Each changing or reading opcode has a handler. A refused opcode has none."""
     served = set(serve(DENY_ALL).handlers)
     needed = {opcode for opcode, role in p.ROLES.items() if role in (p.Role.CHANGES, p.Role.READS)}
@@ -206,7 +206,7 @@ def test_every_change_is_intended_in_the_record(serve: Any, opcode: p.Opcode) ->
 
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
-def test_nothing_changes_that_cannot_be_recorded(serve: Any, opcode: p.Opcode) -> None:
+def test_a_change_is_refused_if_its_record_fails(serve: Any, opcode: p.Opcode) -> None:
     """If the trail cannot be written, a change is refused with EIO and not made. Reads go on."""
     server: Server = serve(ALLOW_ALL, unwritable=True)
     node, body = server.request(opcode)
@@ -267,7 +267,7 @@ def test_no_message_changes_what_the_policy_denies(nonsense: Server, opcode: p.O
 
 
 @pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
-def test_a_request_that_is_cut_short_changes_nothing(serve: Any, opcode: p.Opcode) -> None:
+def test_a_truncated_request_changes_nothing(serve: Any, opcode: p.Opcode) -> None:
     """Truncated at any byte, a request is refused like any other under a policy that denies everything."""
     server: Server = serve(DENY_ALL)
     node, body = server.request(opcode)
@@ -331,7 +331,7 @@ def test_only_the_layer_store_changes_the_source() -> None:
     assert stray == set()
 
 
-def test_each_change_of_the_source_demands_a_permit() -> None:
+def test_each_layer_store_change_requires_a_permit() -> None:
     """Each function of the layer store that changes a file takes the enforcer's Permit.
 
     Two functions take none: they open directories of the session's own layer for a walk, and restore the mode. `walk`
