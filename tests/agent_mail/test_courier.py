@@ -1,4 +1,4 @@
-"""Every entry reaches the thread once, whatever happens to the server or to the courier."""
+"""The courier sends every entry to the thread once, also after failures of the server or of the courier."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def change(trail: Trail, *paths: str) -> None:
     trail.flush()
 
 
-def test_mailboxes_of_one_sender_may_open_at_the_same_moment(tmp_path: Path, fork: Fork, project: str) -> None:
-    """The courier, the mirror and `audit verify --witness` have one each; the server refuses who comes in between."""
+def test_mailboxes_of_one_sender_may_open_concurrently(tmp_path: Path, fork: Fork, project: str) -> None:
+    """The courier, the mirror and `audit verify --witness` each open one. The server refuses one of two."""
     for _ in range(3):
         desk = Desk(tmp_path, fork.url, project)
         start = threading.Barrier(4)
@@ -136,8 +136,8 @@ def far_desk(home: Path, original: Original, project: str) -> Desk:
     return Desk(home, original.url, project)
 
 
-def test_entries_are_carried_once_and_in_order(desk: Desk) -> None:
-    """To both dialects, from several trails; what is carried is not carried again by another courier."""
+def test_entries_are_sent_once_and_in_order(desk: Desk) -> None:
+    """In both dialects and from several trails. Another courier does not send them again."""
     one, two = desk.trail(), desk.trail()
     change(one, "a", "b")
     change(two, "c")
@@ -153,8 +153,8 @@ def test_entries_are_carried_once_and_in_order(desk: Desk) -> None:
     assert letter.home == HOME[:8]
 
 
-def test_a_refusal_goes_at_once_and_the_rest_waits_for_a_digest(desk: Desk) -> None:
-    """What came before the refusal goes with it, so that the letters follow one another."""
+def test_a_denial_is_sent_at_once_and_other_entries_in_a_digest(desk: Desk) -> None:
+    """Entries before the denial are sent with it, so that the letters are consecutive."""
     trail = desk.trail()
     change(trail, "a")
     courier = desk.courier(pace=Pace(digest=3600, head=3600))
@@ -172,15 +172,15 @@ def test_a_refusal_goes_at_once_and_the_rest_waits_for_a_digest(desk: Desk) -> N
     assert_each_entry_once(desk, trail)
 
 
-def test_a_name_is_what_the_server_says_it_is(home: Path, original: Original, project: str) -> None:
-    """A server may give another name than the one that was asked for."""
+def test_the_courier_uses_the_name_that_the_server_returns(home: Path, original: Original, project: str) -> None:
+    """A server may register another name than the requested one."""
     desk = Desk(home, original.url, project)
     desk.address = desk.address._replace(sender="Bonobo")
     assert desk.mailbox().open() == "PearlEagle"
 
 
-def test_others_are_written_to_and_see_what_happened(home: Path, original: Original, project: str) -> None:
-    """A letter says who did what, in a block of code that no name can leave."""
+def test_recipients_see_the_agent_and_the_change(home: Path, original: Original, project: str) -> None:
+    """A letter has agent and change in a code block that no file name can end."""
     original.agents["lead-1"] = "x"
     desk = Desk(home, original.url, project, to=("lead-1",))
     trail = desk.trail()
@@ -203,8 +203,8 @@ def test_others_are_written_to_and_see_what_happened(home: Path, original: Origi
     ]
 
 
-def test_where_only_denials_are_carried_the_rest_is_witnessed(far_desk: Desk, original: Original) -> None:
-    """Nothing of it is told, and the head is posted at intervals."""
+def test_with_denials_only_the_courier_posts_heads(far_desk: Desk, original: Original) -> None:
+    """Other entries are not sent. The chain head is posted at intervals."""
     trail = far_desk.trail()
     change(trail, "secret-name")
     assert far_desk.run(far_desk.courier(only_denials=True)) == 1
@@ -214,8 +214,8 @@ def test_where_only_denials_are_carried_the_rest_is_witnessed(far_desk: Desk, or
     assert_each_entry_once(far_desk, trail)
 
 
-def test_long_trails_go_in_several_letters(far_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By entries and by characters."""
+def test_a_long_trail_is_sent_in_several_letters(far_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter is limited in entries and in characters."""
     monkeypatch.setattr(letters, "MOST_ENTRIES", 5)
     trail = far_desk.trail()
     change(trail, *(f"f{number}" for number in range(6)))
@@ -226,8 +226,8 @@ def test_long_trails_go_in_several_letters(far_desk: Desk, monkeypatch: pytest.M
     assert_each_entry_once(far_desk, trail)
 
 
-def test_while_the_server_is_down_the_courier_keeps_its_place(home: Path, project: str) -> None:
-    """It catches up when the server is there again."""
+def test_the_courier_continues_after_an_outage(home: Path, project: str) -> None:
+    """It sends the delayed entries when the server is reachable again."""
     server = Original()
     desk = Desk(home, server.url, project)
     trail = desk.trail()
@@ -247,8 +247,8 @@ def test_while_the_server_is_down_the_courier_keeps_its_place(home: Path, projec
         assert_each_entry_once(desk, trail)
 
 
-def test_a_letter_of_which_nothing_is_heard_is_looked_for(far_desk: Desk, original: Original) -> None:
-    """It has arrived, and the courier does not know: by the same courier or by the next, no entry goes twice."""
+def test_a_letter_without_a_reply_is_looked_up(far_desk: Desk, original: Original) -> None:
+    """It has arrived, and the courier has no reply. Neither this courier nor the next sends an entry twice."""
     trail = far_desk.trail()
     courier = far_desk.courier()
     for number, again in enumerate((courier, far_desk.courier(), far_desk.courier())):
@@ -262,8 +262,8 @@ def test_a_letter_of_which_nothing_is_heard_is_looked_for(far_desk: Desk, origin
         assert_each_entry_once(far_desk, trail)
 
 
-def test_a_letter_that_could_not_be_noted_is_not_sent_again(desk: Desk) -> None:
-    """The database may be down when the mail server is not; and the courier may be killed then."""
+def test_a_letter_sent_before_a_database_failure_is_not_sent_again(desk: Desk) -> None:
+    """The database may fail after the mail server accepted the letter, and the courier may be killed then."""
     trail = desk.trail()
     change(trail, "a")
     desk.kept.down = True
@@ -280,8 +280,8 @@ def test_a_letter_that_could_not_be_noted_is_not_sent_again(desk: Desk) -> None:
         assert_each_entry_once(desk, trail)
 
 
-def test_another_home_at_the_same_mailbox_is_not_disturbed(far_desk: Desk) -> None:
-    """Two hosts may write under one name."""
+def test_two_state_directories_may_share_a_mailbox(far_desk: Desk) -> None:
+    """Two hosts may send under one name."""
     trail = far_desk.trail()
     change(trail, "a")
     far_desk.run(far_desk.courier())
@@ -289,8 +289,8 @@ def test_another_home_at_the_same_mailbox_is_not_disturbed(far_desk: Desk) -> No
     assert far_desk.run(other) == 1
 
 
-def test_a_server_that_answers_in_events_is_understood(far_desk: Desk, original: Original) -> None:
-    """Streamable HTTP leaves it to the server."""
+def test_a_reply_as_event_stream_is_read(far_desk: Desk, original: Original) -> None:
+    """Streamable HTTP leaves the form to the server."""
     original.events = True
     trail = far_desk.trail()
     change(trail, "a")
@@ -298,8 +298,8 @@ def test_a_server_that_answers_in_events_is_understood(far_desk: Desk, original:
     assert_each_entry_once(far_desk, trail)
 
 
-def test_a_wrong_token_and_a_server_that_is_none_are_told(home: Path, original: Original, project: str) -> None:
-    """In one line each."""
+def test_a_wrong_token_and_a_wrong_server_are_reported(home: Path, original: Original, project: str) -> None:
+    """Each in one line."""
     wrong = Mailbox(Server(original.url, "wrong"), Address(original.url, project, "a-b"), Tokens())
     with pytest.raises(MailError, match=r"answers 401: .*Unauthorized"):
         wrong.open()
@@ -308,8 +308,8 @@ def test_a_wrong_token_and_a_server_that_is_none_are_told(home: Path, original: 
         unknown.open()
 
 
-def test_a_trail_that_was_rewritten_whole_is_found_by_its_letters(desk: Desk) -> None:
-    """Its head agrees with it, and the letters do not."""
+def test_the_letters_reveal_a_rewritten_trail(desk: Desk) -> None:
+    """The rewritten head matches the rewritten trail, and the letters do not."""
     kept, rewritten, cut, gone = (desk.trail() for _ in range(4))
     for trail in (kept, rewritten, cut, gone):
         change(trail, "a", "b")
@@ -330,8 +330,8 @@ def test_a_trail_that_was_rewritten_whole_is_found_by_its_letters(desk: Desk) ->
     assert list(compare(desk.posted(), desk.trails, str(uuid.uuid4()))) == []
 
 
-def test_a_trail_that_changed_under_the_courier_is_told(far_desk: Desk) -> None:
-    """It carries on, and says what it saw."""
+def test_a_trail_changed_during_sending_is_reported(far_desk: Desk) -> None:
+    """The courier continues and reports the difference."""
     trail = far_desk.trail()
     change(trail, "a", "b")
     far_desk.run(far_desk.courier())
@@ -341,8 +341,8 @@ def test_a_trail_that_changed_under_the_courier_is_told(far_desk: Desk) -> None:
     assert far_desk.told == [f"the trail of session {trail.identity.session} is shorter than the part that was sent"]
 
 
-def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) -> None:
-    """It is told; one that is gone is not there."""
+def test_an_unreadable_trail_does_not_delay_others(far_desk: Desk) -> None:
+    """It is reported. A removed trail is ignored."""
     (far_desk.trails / "a.jsonl").symlink_to("a.jsonl")
     (far_desk.trails / "b.jsonl").symlink_to("nothing")
     change(trail := far_desk.trail(), "a")
@@ -352,8 +352,8 @@ def test_a_trail_that_cannot_be_read_does_not_keep_the_others(far_desk: Desk) ->
     assert "a.jsonl cannot be read: Too many levels" in told
 
 
-def test_a_letter_that_is_refused_is_cut_and_keeps_nobody_waiting(far_desk: Desk, original: Original) -> None:
-    """Servers take so much and no more; what was cut grows again."""
+def test_a_refused_letter_is_shortened_and_delays_no_other_trail(far_desk: Desk, original: Original) -> None:
+    """Servers have size limits. The size grows again after a success."""
     long, short = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
     change(long, *("x" * 200 for _ in range(300)))
     change(short, "a")
@@ -375,8 +375,8 @@ def test_a_letter_that_is_refused_is_cut_and_keeps_nobody_waiting(far_desk: Desk
     assert_each_entry_once(far_desk, long)
 
 
-def test_a_server_that_refuses_everything_for_a_while_loses_nothing(far_desk: Desk, original: Original) -> None:
-    """What it refused is due as before."""
+def test_a_server_that_refuses_every_letter_loses_no_entry(far_desk: Desk, original: Original) -> None:
+    """Refused entries stay pending."""
     change(far_desk.trail(), "a")
     courier = far_desk.courier()
     original.status = 500
@@ -387,8 +387,8 @@ def test_a_server_that_refuses_everything_for_a_while_loses_nothing(far_desk: De
     assert far_desk.run(courier) == 1
 
 
-def test_who_is_refused_without_end_keeps_nobody_waiting(far_desk: Desk) -> None:
-    """An agent that hammers must not keep others' alerts from the thread."""
+def test_an_agent_with_endless_denials_delays_no_other(far_desk: Desk) -> None:
+    """An agent with many denials must not delay the alerts of other agents."""
     hammering, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
     other.alert("look")
     hammering.denial(DENIED, "create")
@@ -402,8 +402,8 @@ def test_who_is_refused_without_end_keeps_nobody_waiting(far_desk: Desk) -> None
     assert other.identity.session in {one.session for one in far_desk.posted()}
 
 
-def test_a_session_may_go_to_another_courier_and_come_back(far_desk: Desk) -> None:
-    """As when its policy is changed, and changed back; the mailbox is the same."""
+def test_a_session_may_change_its_courier_and_return(far_desk: Desk) -> None:
+    """For instance if its policy is changed, and changed back. The mailbox is the same."""
     trail = far_desk.trail()
     couriers = far_desk.courier(), far_desk.courier(only_denials=True)
     trails = {trail.path.stem: trail.path}
@@ -414,8 +414,8 @@ def test_a_session_may_go_to_another_courier_and_come_back(far_desk: Desk) -> No
     assert_each_entry_once(far_desk, trail)
 
 
-def test_a_trail_that_cannot_be_read_back_does_not_keep_the_others(far_desk: Desk, original: Original) -> None:
-    """When it can be read again, nothing of it goes twice."""
+def test_a_trail_whose_letters_cannot_be_read_delays_no_other(far_desk: Desk, original: Original) -> None:
+    """When they can be read again, no entry is sent twice."""
     lost, other = sorted((far_desk.trail(), far_desk.trail()), key=lambda trail: trail.identity.session)
     change(lost, "a")
     original.silent_after = 0
@@ -435,8 +435,8 @@ def test_a_trail_that_cannot_be_read_back_does_not_keep_the_others(far_desk: Des
     assert_each_entry_once(far_desk, lost)
 
 
-def test_lines_that_are_no_entries_are_carried_too(far_desk: Desk, original: Original) -> None:
-    """They are told, and the letters go on from the last entry."""
+def test_damaged_lines_are_sent_too(far_desk: Desk, original: Original) -> None:
+    """They are marked, and the letters continue after the last entry."""
     trail = far_desk.trail()
     change(trail, "a")
     courier = far_desk.courier()
@@ -452,8 +452,8 @@ def test_lines_that_are_no_entries_are_carried_too(far_desk: Desk, original: Ori
     assert far_desk.told == []
 
 
-def test_a_trail_that_was_rewritten_is_told_as_soon_as_it_goes_on(far_desk: Desk) -> None:
-    """Without anybody asking the witness."""
+def test_a_rewritten_trail_is_reported_at_its_next_entry(far_desk: Desk) -> None:
+    """No witness request is needed."""
     trail = far_desk.trail()
     change(trail, "a")
     far_desk.run(far_desk.courier())
@@ -507,8 +507,8 @@ def rpc(result: object) -> bytes:
         ),
     ],
 )
-def test_whatever_a_server_answers_is_no_more_than_a_failure(answer: bytes) -> None:
-    """It is told in one line, and tried again."""
+def test_an_invalid_reply_is_one_failure(answer: bytes) -> None:
+    """It is reported in one line, and the call is retried."""
     with answering(answer) as url:
         mailbox = Mailbox(Server(url, TOKEN, 5.0), Address(url, "/p", "a-b"), Tokens())
         server = Server(url, TOKEN, 5.0)
@@ -528,8 +528,8 @@ def test_whatever_a_server_answers_is_no_more_than_a_failure(answer: bytes) -> N
     [{}, [5], ["x"], [{}], [{"id": "x"}], [{"expires_ts": 5}], [{"id": 1, "agent": "a", "path_pattern": "p",
      "exclusive": True, "expires_ts": "9999-12-31T23:59:59-12:00"}], None, 7],
 )  # fmt: skip
-def test_whatever_a_server_lists_as_reservations_is_no_more_than_a_failure(original: Original, listed: object) -> None:
-    """It is not taken for none."""
+def test_an_invalid_reservation_list_is_one_failure(original: Original, listed: object) -> None:
+    """The courier does not treat it as an empty list."""
     original.reservations = listed  # type: ignore[assignment]
     mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
     if listed == {}:
@@ -539,8 +539,8 @@ def test_whatever_a_server_lists_as_reservations_is_no_more_than_a_failure(origi
         mailbox.reservations()
 
 
-def test_a_server_that_speaks_too_slowly_is_left() -> None:
-    """However little it says at a time, the whole has an end, and what was asked may have been done."""
+def test_a_slow_reply_times_out() -> None:
+    """The limit applies to the complete reply. The server may have executed the call."""
     began = time.monotonic()
     slowly = [b"HTTP/1.0 200 x\r\n"] + [b"X-More: y\r\n"] * 90
     with answering(*slowly, between=0.5) as url, pytest.raises(MailError, match="took more than 1 s") as told:
@@ -549,8 +549,8 @@ def test_a_server_that_speaks_too_slowly_is_left() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_no_token_is_in_what_is_told(original: Original) -> None:
-    """Also where the server repeats it."""
+def test_reports_contain_no_token(original: Original) -> None:
+    """Also if the server repeats the token."""
     original.status, original.detail = 403, "your header was {}"
     mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
     with pytest.raises(MailError, match=r"Bearer \*\*\*"):
@@ -565,8 +565,8 @@ _TEXT = st.text(st.characters(), max_size=40)
 
 @settings(deadline=None)
 @given(agent=_TEXT, path=_TEXT, reason=_TEXT, seq=st.integers(1, 10**12))
-def test_a_subject_is_read_back_whatever_the_entries_hold(agent: str, path: str, reason: str, seq: int) -> None:
-    """It is one line of less than 200 characters, and the block of a body ends where it should."""
+def test_a_subject_can_be_parsed_for_any_entries(agent: str, path: str, reason: str, seq: int) -> None:
+    """It is one line of less than 200 characters, and the code block of the body ends at its end."""
     entry = AuditEntry(
         datetime(2026, 1, 31, tzinfo=UTC) + timedelta(seconds=1), "file", "create_file", agent, {}, "denied", reason,
         kind="intent", path=path, seq=seq, hash="ab" * 32,
@@ -579,7 +579,7 @@ def test_a_subject_is_read_back_whatever_the_entries_hold(agent: str, path: str,
     assert [line for line in letter.body.splitlines() if line.startswith("~~~")] == ["~~~text", "~~~"]
 
 
-def test_a_subject_of_others_is_none_of_ours() -> None:
-    """Whatever it says."""
+def test_a_foreign_subject_is_ignored() -> None:
+    """For any text."""
     for text in ("", "hello", "[x 1-2 ab cd]", f"[{uuid.uuid4()} 1-2 {'a' * 31} {'b' * 8}]"):
         assert posted(text) is None

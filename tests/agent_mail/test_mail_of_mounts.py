@@ -1,4 +1,4 @@
-"""From a mount to the thread and back: the whole way, with the daemon as a process and the server as it is."""
+"""From a mount to the thread and back: the complete path, with the daemon as a process and real servers."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def assert_whole(world: World) -> None:
     assert all_is_posted(world)
 
 
-def test_a_refusal_in_a_mount_is_in_the_thread_at_once(
+def test_a_denial_in_a_mount_is_sent_at_once(
     home: Path, mounted: Mounted, server: Fork | Original, tmp_path: Path
 ) -> None:
-    """And at the end of the session all of its record is; in both dialects."""
+    """At the end of the session the complete record is in the thread, in both dialects."""
     world = mounted(policy=policy(server, tmp_path))
     daemon.start(home)
     (world.path / "file").write_text("text")
@@ -85,10 +85,10 @@ def test_a_refusal_in_a_mount_is_in_the_thread_at_once(
     assert bonobofs("audit", "verify", "--witness").returncode == 0
 
 
-def test_while_the_server_is_down_mounts_go_on_and_later_all_is_carried_once(
+def test_during_an_outage_mounts_continue_and_entries_are_sent_later(
     home: Path, mounted: Mounted, tmp_path: Path
 ) -> None:
-    """The daemon says what is in the way, and goes on by itself."""
+    """The daemon reports the problem, and continues without intervention."""
     server = Original()
     world = mounted(policy=policy(server, tmp_path))
     daemon.start(home)
@@ -101,10 +101,10 @@ def test_while_the_server_is_down_mounts_go_on_and_later_all_is_carried_once(
         assert_whole(world)
 
 
-def test_a_courier_that_is_killed_between_sending_and_noting_sends_nothing_twice(
+def test_a_courier_killed_after_sending_sends_no_entry_twice(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """The letter is in the thread, and nobody here knows of it but by reading it back."""
+    """The letter is in the thread, and only reading it back reveals that."""
     world = mounted(policy=policy(original, tmp_path))
     for number in range(3):
         found = daemon.start(home)
@@ -119,10 +119,10 @@ def test_a_courier_that_is_killed_between_sending_and_noting_sends_nothing_twice
 
 
 @pytest.mark.timeout(400)
-def test_a_courier_that_is_killed_at_any_moment_sends_each_entry_once(
+def test_a_courier_killed_at_any_moment_sends_each_entry_once(
     home: Path, mounted: Mounted, fork: Fork, tmp_path: Path
 ) -> None:
-    """To the real server, while changes go on."""
+    """To the real server, during changes."""
     world = mounted(policy=policy(fork, tmp_path))
     for number in range(4):
         (world.path / f"file-{number}").write_text("text")
@@ -139,10 +139,10 @@ def test_a_courier_that_is_killed_at_any_moment_sends_each_entry_once(
     assert_whole(world)
 
 
-def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
+def test_the_witness_reveals_a_trail_rewritten_with_its_head(
     home: Path, mounted: Mounted, server: Fork | Original, tmp_path: Path
 ) -> None:
-    """Nothing in the state directory tells, and the letters do; so they do of a session of which nothing is left."""
+    """The state directory is consistent, and the letters differ. A session without any file is found too."""
     text = policy(server, tmp_path)
     (home / "policy.toml").write_text(text)
     worlds = [mounted(policy=text), mounted(policy=text), mounted(policy=text)]
@@ -172,7 +172,7 @@ def test_a_record_that_was_rewritten_with_its_head_is_found_by_the_witness(
 def test_a_witness_without_letters_confirms_nothing(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """The courier has sent nothing yet, or the state directory has another id than the letters name."""
+    """The courier has sent no letter yet, or the letters name another state directory."""
     world = mounted(policy=policy(original, tmp_path))
     refuse(world)
     told = bonobofs("audit", "verify", "--witness")
@@ -204,8 +204,8 @@ def rewrite(world: World) -> None:
     trail.close()
 
 
-def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
-    """Without a new start."""
+def test_a_corrected_token_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
+    """Without a restart."""
     text = policy(original, tmp_path)
     (tmp_path / "token").write_text("another")
     world = mounted(policy=text)
@@ -216,10 +216,10 @@ def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: 
     until(lambda: letters(world), "the refusal is posted", seconds=60)
 
 
-def test_a_server_that_hangs_keeps_no_other_mail_waiting(
+def test_a_hanging_server_delays_no_other_mail(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """Nor the daemon from ending; and what was under way is found again."""
+    """It does not delay the end of the daemon either. Interrupted letters are found again."""
     with running(Original()) as hanging:
         (tmp_path / "one").mkdir()
         stuck, other = mounted(policy=policy(hanging, tmp_path / "one")), mounted(policy=policy(original, tmp_path))
@@ -242,10 +242,10 @@ def ended(found: Daemon) -> bool:
     return wait_for_end(found.pid, found.starttime, 0.2)
 
 
-def test_a_policy_that_is_changed_and_changed_back_sends_nothing_twice(
+def test_a_policy_changed_and_changed_back_sends_no_entry_twice(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """While its session lives, and by one daemon."""
+    """During one session, with one daemon."""
     file = tmp_path / "team.toml"
     file.write_text(text := policy(original, tmp_path))
     world = mounted(policy=file)
@@ -267,10 +267,8 @@ def in_force(world: World) -> str:
     )
 
 
-def test_no_token_is_kept_but_where_it_belongs(
-    home: Path, mounted: Mounted, original: Original, tmp_path: Path
-) -> None:
-    """Not in a log, not in a list of processes; and what a server says steers no terminal."""
+def test_a_token_is_in_its_file_only(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
+    """Not in a log and not in the process list. Texts of a server cannot control a terminal."""
     original.status, original.detail = 500, "\x1b[2J your header was {}"
     world = mounted(policy=policy(original, tmp_path))
     daemon.start(home)
@@ -293,10 +291,10 @@ def test_no_token_is_kept_but_where_it_belongs(
     assert (home / "agent_mail.json").stat().st_mode & 0o077 == 0
 
 
-def test_a_source_whose_name_is_no_text_has_its_record_carried(
+def test_the_record_of_a_source_with_a_non_utf8_name_is_sent(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """And keeps nobody else's from it."""
+    """It does not delay the records of other sources."""
     odd = tmp_path / os.fsdecode(b"odd-\xff")
     odd.mkdir()
     (tmp_path / "token").write_text(TOKEN)
@@ -311,10 +309,10 @@ def test_a_source_whose_name_is_no_text_has_its_record_carried(
     until(lambda: daemon.status(home).problems.get("reservations") == "", "nothing is in the way", seconds=30)
 
 
-def test_a_session_whose_policy_was_damaged_keeps_nobody_elses_mail(
+def test_a_damaged_policy_delays_no_other_mail(
     home: Path, mounted: Mounted, original: Original, tmp_path: Path
 ) -> None:
-    """It is told."""
+    """It is reported."""
     damaged, other = mounted(policy=policy(original, tmp_path)), mounted(policy=policy(original, tmp_path))
     damaged.umount()
     (session_directory(home, damaged.session.session) / "policy.json").write_text('{"agent_mail": {"url": 5}}')
@@ -324,8 +322,8 @@ def test_a_session_whose_policy_was_damaged_keeps_nobody_elses_mail(
     until(lambda: "is not the policy" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
 
 
-def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:
-    """That is a mistake of whoever asks, not a finding."""
+def test_verify_without_a_witness_is_a_usage_error(home: Path, mounted: Mounted) -> None:
+    """It is not a finding."""
     world = mounted(policy=ALLOW_ALL)
     world.umount()
     told = bonobofs("audit", "verify", "--witness")
@@ -334,8 +332,8 @@ def test_without_a_witness_verify_says_so(home: Path, mounted: Mounted) -> None:
     assert session.statuses(home) == []
 
 
-def test_a_witness_that_cannot_be_asked_is_a_failure(home: Path, mounted: Mounted, tmp_path: Path) -> None:
-    """And not taken for one that agrees."""
+def test_an_unreachable_witness_is_a_failure(home: Path, mounted: Mounted, tmp_path: Path) -> None:
+    """It is not treated as a witness that agrees."""
     world = mounted(policy=policy(Original(), tmp_path))
     world.umount()
     told = bonobofs("audit", "verify", "--witness")
@@ -357,8 +355,8 @@ def test_a_witness_that_cannot_be_asked_is_a_failure(home: Path, mounted: Mounte
         ("carry = 'all'", "agent_mail.url: is missing"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path, line: str, said: str) -> None:
-    """When the policy is read, with the key."""
+def test_invalid_mail_settings_are_refused(tmp_path: Path, line: str, said: str) -> None:
+    """When the policy is loaded, with the key."""
     file = tmp_path / "policy.toml"
     file.write_text(f"[agent_mail]\n{line}\n")
     told = bonobofs("policy", "check", file)

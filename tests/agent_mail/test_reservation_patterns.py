@@ -1,4 +1,4 @@
-"""A lease covers no less than the reservation that it is made from."""
+"""A lease covers at least the paths of the reservation that it mirrors."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from bonobofs.policy.pattern import Matcher, parse
         ("x/a*b*c*d*e*f*g/y*z", ("x/**",)),
     ],
 )
-def test_a_star_passes_over_slashes_and_a_directory_is_all_in_it(
+def test_a_star_matches_slashes_and_a_directory_its_content(
     tmp_path: Path, reserved: str, patterns: tuple[str, ...]
 ) -> None:
-    """As Agent Mail compares them."""
+    """Agent Mail matches patterns this way."""
     (tmp_path / "docs").mkdir()
     assert lease_patterns(reserved, "/project", tmp_path) == patterns
     assert lease_patterns(f"{tmp_path}/src/x.py", "/project", tmp_path) == ("src/x.py",)
 
 
 @pytest.mark.parametrize("reserved", ["a/../b", "", "/elsewhere/x", "a\0b"])
-def test_what_can_be_no_pattern_is_refused(tmp_path: Path, reserved: str) -> None:
-    """It is told then, and nobody is held to it."""
+def test_an_invalid_pattern_is_refused(tmp_path: Path, reserved: str) -> None:
+    """It is reported then, and no lease is made."""
     with pytest.raises(PolicyError):
         lease_patterns(reserved, "/project", tmp_path)
 
@@ -51,8 +51,8 @@ def test_what_can_be_no_pattern_is_refused(tmp_path: Path, reserved: str) -> Non
 @given(
     reserved=st.text("ab*/", min_size=1, max_size=8), path=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1)
 )
-def test_what_matches_there_is_covered_here(reserved: str, path: list[str]) -> None:
-    """Whatever is reserved, the lease covers it where there is one."""
+def test_every_reserved_path_is_covered_by_the_lease(reserved: str, path: list[str]) -> None:
+    """This holds for every reservation that has a lease."""
     try:
         patterns = lease_patterns(reserved, "/project", Path("/nowhere"))
     except PolicyError:

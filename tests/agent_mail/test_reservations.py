@@ -1,4 +1,4 @@
-"""What is reserved at Agent Mail binds here, within seconds, and stops doing so when it is released."""
+"""A reservation at Agent Mail is a lease within seconds, until it is released."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def soon(ask: Callable[[], object], what: str) -> None:
     until(ask, what, seconds=SECONDS)
 
 
-def test_what_is_reserved_is_a_lease_until_it_is_released(
+def test_a_reservation_is_a_lease_until_it_is_released(
     home: Path, world: World, database: Database, reserving: Reserving
 ) -> None:
-    """For the agent of that name, where it lives here; for one of that name alone, where it does not."""
+    """For the local agent of that name; if there is none, for a holder of that name."""
     carol = agent_registry.add(database, f"carol{uuid.uuid4().hex[:8]}")
     other = f"Other{uuid.uuid4().hex[:8]}"
     daemon.start(home)
@@ -116,8 +116,8 @@ def test_what_is_reserved_is_a_lease_until_it_is_released(
     soon(lambda: len(leases.list_leases(database)) == 1, "the released one is none")
 
 
-def test_what_is_reserved_there_is_refused_in_the_mount(home: Path, world: World, reserving: Reserving) -> None:
-    """Within seconds, and allowed again when it is released."""
+def test_a_reserved_path_is_refused_in_the_mount(home: Path, world: World, reserving: Reserving) -> None:
+    """Within seconds. After the release it is permitted again."""
     (world.path / "docs").mkdir()
     daemon.start(home)
     until(lambda: "reservations" in daemon.status(home).problems, "the daemon looks", seconds=30)
@@ -138,10 +138,10 @@ def writes(world: World, name: str) -> bool:
     return True
 
 
-def test_one_that_conflicts_is_told_once_and_is_no_lease(
+def test_a_conflicting_reservation_is_reported_once_and_is_no_lease(
     home: Path, world: World, database: Database, reserving: Reserving
 ) -> None:
-    """Until what it conflicts with has ended; a pattern that cannot be enforced is told too."""
+    """Until the conflicting lease has ended. A pattern that cannot be enforced is reported too."""
     holder = leases.Holder("alice", world.session.agent_id)
     held = leases.acquire(database, leases.LeaseRequest(holder, ("docs/plan.md",)), patterns_meet).lease
     rival = f"Rival{uuid.uuid4().hex[:8]}"
@@ -170,10 +170,10 @@ def test_one_that_conflicts_is_told_once_and_is_no_lease(
     assert len(alerts()) == 2
 
 
-def test_while_the_server_is_away_what_was_mirrored_stays(
+def test_mirrored_leases_stay_during_an_outage(
     home: Path, mounted: Mounted, original: Original, database: Database, tmp_path: Path
 ) -> None:
-    """It ends by itself; until then nobody takes it for released."""
+    """They expire at their time. Until then the mirror does not treat them as released."""
     (tmp_path / "token").write_text(TOKEN)
     mounted(
         policy=f'{ALLOW_ALL}[agent_mail]\nurl = "{original.url}"\ntoken_file = "{tmp_path}/token"\n'
@@ -197,10 +197,10 @@ def mirroring(original: Original, mounted: Mounted, tmp_path: Path) -> World:
     )
 
 
-def test_one_that_is_over_or_odd_keeps_nobody_else_out_and_changes_nothing(
+def test_an_expired_or_invalid_reservation_is_ignored(
     home: Path, mounted: Mounted, original: Original, database: Database, tmp_path: Path
 ) -> None:
-    """Whoever writes there may write anything; each look at the same gives the same leases."""
+    """Any client may write any reservation. Equal lists give equal leases."""
     mirroring(original, mounted, tmp_path)
     reserving = Reserving(original, "")
     reserving.reserve("Late", "late/**")
@@ -223,10 +223,10 @@ def test_one_that_is_over_or_odd_keeps_nobody_else_out_and_changes_nothing(
     part.close()
 
 
-def test_an_alert_that_is_not_answered_is_sent_once(
+def test_an_alert_without_a_reply_is_sent_once(
     home: Path, mounted: Mounted, original: Original, database: Database, tmp_path: Path
 ) -> None:
-    """And what is no lease keeps nothing else from becoming one."""
+    """A reservation that is no lease does not prevent other leases."""
     mirroring(original, mounted, tmp_path)
     Reserving(original, "").reserve("Rival", "a/../b")
     Reserving(original, "").reserve("Rival", "docs/**")
@@ -240,8 +240,8 @@ def test_an_alert_that_is_not_answered_is_sent_once(
     assert len(original.messages) == 1
 
 
-def test_a_token_that_is_mended_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
-    """Without a new start."""
+def test_a_corrected_token_is_read(home: Path, mounted: Mounted, original: Original, tmp_path: Path) -> None:
+    """Without a restart."""
     mirroring(original, mounted, tmp_path)
     (tmp_path / "token").write_text("another")
     part = ReservationJob(home)

@@ -143,8 +143,8 @@ def _go_on(mounted: Mounted, world: World) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_killed_between_the_intent_and_the_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
-    """The intent is on record without an outcome, and nothing has changed."""
+def test_a_kill_after_the_intent_leaves_no_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
+    """The intent has no outcome."""
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
@@ -164,8 +164,10 @@ def _has_changed(source: Path, before: Tree) -> bool:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_killed_between_the_change_and_its_outcome(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
-    """The change is there, explained by an intent without an outcome."""
+def test_a_kill_after_the_change_leaves_an_open_intent(
+    mounted: Mounted, source: Path, examine: Examine, name: str
+) -> None:
+    """The change exists, and an intent without an outcome explains it."""
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
@@ -178,8 +180,8 @@ def test_killed_between_the_change_and_its_outcome(mounted: Mounted, source: Pat
 
 
 @pytest.mark.parametrize("name", ["create", "unlink", "write", "rename"])
-def test_killed_before_the_intent(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
-    """Where there is no record, there is no change."""
+def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
+    """A change without a record does not exist."""
     change = CHANGES[name]._replace(calls="write", when=1)
     before = look(source)
     world = mounted(policy=ALLOW_ALL)

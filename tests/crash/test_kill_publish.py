@@ -69,8 +69,10 @@ def _content(path: Path) -> bytes | None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_killed_while_a_staged_file_is_published(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
-    """At any moment, the record explains the state, and the next mount shows one whole file and nothing else."""
+def test_a_kill_during_publication_leaves_one_complete_file(
+    mounted: Mounted, source: Path, examine: Examine, name: str
+) -> None:
+    """At any moment, the record explains the state, and the next mount shows one complete file."""
     step = STEPS[name]
     (source / "notes").mkdir()
     (source / "notes/a.md").write_bytes(OLD)

@@ -1,4 +1,4 @@
-"""One daemon for each state directory, which does its work while mounts go on, and ends when it is told to."""
+"""One daemon for each state directory. It works while mounts serve, and ends on request."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def indexed(home: Path, path: str) -> bool:
         return any(True for _ in index.changes(IndexQuery(path=path)))
 
 
-def test_it_starts_stands_and_ends(home: Path) -> None:
-    """In the background, and nothing of it is left but its log."""
+def test_the_daemon_starts_reports_its_status_and_stops(home: Path) -> None:
+    """In the background. Only its log is left."""
     assert bonobofs("serve", "--status").returncode == 1
     started = bonobofs("serve")
     assert started.returncode == 0, started.stderr
@@ -65,8 +65,8 @@ def test_it_starts_stands_and_ends(home: Path) -> None:
     assert bonobofs("serve", "--stop").stdout == f"no daemon runs for {home}\n"
 
 
-def test_a_second_one_is_refused(home: Path) -> None:
-    """In the background, in the foreground, and where many try at once."""
+def test_a_second_daemon_is_refused(home: Path) -> None:
+    """In the background, in the foreground, and with many concurrent starts."""
     with ThreadPoolExecutor(4) as pool:
         tried = list(pool.map(lambda _: _tried(home), range(4)))
     (won,) = [one for one in tried if isinstance(one, Daemon)]
@@ -85,8 +85,8 @@ def _tried(home: Path) -> Daemon | StateError:
         return error
 
 
-def test_a_killed_one_leaves_no_lock(home: Path) -> None:
-    """The kernel lets go of it with the process, whatever the PID file says."""
+def test_a_killed_daemon_leaves_no_lock(home: Path) -> None:
+    """The kernel releases the lock with the process, regardless of the PID file."""
     first = daemon.start(home)
     os.kill(first.pid, signal.SIGKILL)
     assert wait_for_end(first.pid, first.starttime, 30)
@@ -96,16 +96,16 @@ def test_a_killed_one_leaves_no_lock(home: Path) -> None:
     assert second.pid != first.pid
 
 
-def test_the_lock_is_held_by_the_process_that_serves(home: Path) -> None:
-    """And by no parent that handed it over: it is let go of with that process alone."""
+def test_the_serving_process_owns_the_lock(home: Path) -> None:
+    """The parent that started it does not: the lock is released with the daemon alone."""
     found = daemon.start(home)
     inode = (home / "serve.lock").stat().st_ino
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line]
     assert [(line[1], line[4]) for line in locks] == [("FLOCK", str(found.pid))]
 
 
-def test_it_is_found_without_its_pid_file(home: Path) -> None:
-    """Which is for people, and may be cleared away."""
+def test_the_daemon_is_found_without_its_pid_file(home: Path) -> None:
+    """The PID file is for people and may be deleted."""
     found = daemon.start(home)
     (home / "serve.pid").unlink()
     assert f"pid {found.pid}" in bonobofs("serve").stderr
@@ -113,8 +113,8 @@ def test_it_is_found_without_its_pid_file(home: Path) -> None:
     assert not is_alive(found.pid, found.starttime)
 
 
-def test_a_state_directory_that_was_made_anew_is_not_its_own(home: Path) -> None:
-    """It ends, so that there is one for each; what it leaves alone is the other's."""
+def test_the_daemon_ends_when_its_state_directory_is_replaced(home: Path) -> None:
+    """So there is one daemon for each directory. It does not touch the files of the new one."""
     found = daemon.start(home)
     home.rename(home.with_name("away"))
     assert bonobofs("status").returncode == 0
@@ -125,8 +125,8 @@ def test_a_state_directory_that_was_made_anew_is_not_its_own(home: Path) -> None
     assert "was replaced" in (home.with_name("away") / "serve.log").read_text()
 
 
-def test_a_long_log_is_put_aside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the next start; one of before is kept."""
+def test_a_long_log_is_rotated(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next start; one earlier log is kept."""
     (home / "serve.log").write_text("long\n" * 3)
     monkeypatch.setattr(main, "LONGEST_LOG", 10)
     daemon.start(home)
@@ -134,8 +134,8 @@ def test_a_long_log_is_put_aside(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (home / "serve.log").read_text() == ""
 
 
-def test_a_process_that_has_its_number_is_not_ended(home: Path) -> None:
-    """Numbers are used again; a process is its number and its start."""
+def test_a_process_that_reuses_the_pid_is_not_stopped(home: Path) -> None:
+    """PIDs are reused. PID and start time together identify a process."""
     with subprocess.Popen(["sleep", "100"]) as other:
         (home / "serve.pid").write_text(f"{other.pid} 1\n")
         assert daemon.stop(home) is None
@@ -143,7 +143,7 @@ def test_a_process_that_has_its_number_is_not_ended(home: Path) -> None:
         other.kill()
 
 
-def test_it_serves_in_the_foreground_until_it_is_interrupted(home: Path) -> None:
+def test_the_foreground_daemon_serves_until_it_is_interrupted(home: Path) -> None:
     """For a service manager."""
     with subprocess.Popen(
         [sys.executable, "-m", "bonobofs", "serve", "--foreground"], env=environment(), stderr=subprocess.PIPE
@@ -154,8 +154,8 @@ def test_it_serves_in_the_foreground_until_it_is_interrupted(home: Path) -> None
     assert (process.returncode, errors) == (0, b"")
 
 
-def test_it_keeps_up_the_index_while_mounts_go_on(home: Path, mounted: Mounted) -> None:
-    """Of a mount that stood before it and of one that comes later; what was open when it ended is read next time."""
+def test_the_daemon_updates_the_index_while_mounts_serve(home: Path, mounted: Mounted) -> None:
+    """For a mount that existed before it and for a later one. Entries after its end are indexed at the next start."""
     before = mounted(policy=ALLOW_ALL)
     (before.path / "before").touch()
     daemon.start(home)
@@ -171,8 +171,8 @@ def test_it_keeps_up_the_index_while_mounts_go_on(home: Path, mounted: Mounted) 
     until(lambda: indexed(home, "after"), "the index has what came meanwhile", seconds=60)
 
 
-def test_one_that_is_ended_midway_loses_nothing(home: Path) -> None:
-    """However often it is told to end in the middle of a long trail, the next one goes on where it was."""
+def test_a_daemon_stopped_during_indexing_loses_no_entry(home: Path) -> None:
+    """However often it is stopped within a long trail, the next one continues at the cursor."""
     paths = home / "trails" / "s.jsonl", home / "trails" / "s.head"
     trail = Trail.create(*paths, Identity("s", "alice", "id-of-alice"))
     for number in range(20_000):
@@ -195,10 +195,10 @@ def counted(home: Path) -> int:
         return sum(1 for _ in index.changes(IndexQuery()))
 
 
-def test_each_state_directory_has_its_own_over_one_database(
+def test_each_state_directory_has_its_own_daemon_with_a_shared_database(
     tmp_path: Path, source: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As two hosts have: each takes in the record that is kept there, and is no second one to the other."""
+    """As with two hosts: each daemon indexes the trails of its own directory."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     (tmp_path / "policy.toml").write_text(ALLOW_ALL)
     homes = [tmp_path / "here", tmp_path / "there"]
@@ -218,8 +218,8 @@ def test_each_state_directory_has_its_own_over_one_database(
             daemon.stop(directory)
 
 
-def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mounted) -> None:
-    """And it goes on by itself when what was in its way is gone."""
+def test_a_failing_job_is_reported_and_other_jobs_continue(home: Path, mounted: Mounted) -> None:
+    """The job recovers when its problem is solved."""
     (home / "index.db").mkdir()
     daemon.start(home)
     until(lambda: "cannot be used" in parts(home).get("index", ""), "the trouble is told", seconds=60)
@@ -235,8 +235,8 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(home: Path, mounted: Mou
     assert "the problem is solved" in (home / "serve.log").read_text()
 
 
-def test_it_waits_for_a_database_that_is_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and is there when the database is."""
+def test_the_daemon_waits_for_an_unavailable_database(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reports the problem, and serves when the database is available."""
     monkeypatch.setenv("BONOBOFS_DATABASE", f"postgresql://nobody@/nothing?host={home}")
     daemon.start(home)
     parts_ = ("index", "leases", "mail", "reservations")
@@ -246,7 +246,7 @@ def test_it_waits_for_a_database_that_is_not_there(home: Path, monkeypatch: pyte
     assert daemon.status(home).daemon is not None
 
 
-def test_what_cannot_be_meant_is_a_usage_error(home: Path) -> None:
-    """Starting and ending at once, for instance."""
+def test_contradictory_options_are_a_usage_error(home: Path) -> None:
+    """For instance start and stop together."""
     for arguments in (["--stop", "--foreground"], ["--json"], ["--stop", "--status"]):
         assert bonobofs("serve", *arguments).returncode == 2

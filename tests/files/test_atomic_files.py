@@ -1,4 +1,6 @@
-"""The old file or the new one: through crashes, interrupts and full disks, with mode, owner and attributes kept."""
+"""A file write is atomic: after a crash, an interrupt or a full disk there is the old file or the new one, with its
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def mode(path: Path) -> int:
 # -- what a written file is
 
 
-def test_a_new_file_has_mode_644_less_the_umask(alice: Guarded) -> None:
+def test_a_new_file_has_mode_644_minus_the_umask(alice: Guarded) -> None:
     before = os.umask(0o077)
     try:
         assert mode(alice.files.guarded_write_file("aidlc-docs/a.md", "a", "alice")) == 0o600
@@ -57,7 +59,7 @@ def test_a_new_file_has_mode_644_less_the_umask(alice: Guarded) -> None:
 
 @pytest.mark.parametrize("bits", [0o600, 0o664, 0o640, 0o755, 0o200])
 def test_an_overwritten_file_keeps_its_mode(alice: Guarded, bits: int) -> None:
-    """Also an x bit that it has already: executable is judged where it changes."""
+    """This includes an x bit that it already has: executable is judged when the mode changes."""
     file = alice.files.guarded_write_file("aidlc-docs/a.md", OLD, "alice")
     file.chmod(bits)
     alice.files.guarded_write_file(file, NEW, "alice", overwrite=True)
@@ -66,15 +68,15 @@ def test_an_overwritten_file_keeps_its_mode(alice: Guarded, bits: int) -> None:
     assert file.read_text() == NEW
 
 
-def test_set_id_bits_go_as_with_any_write(alice: Guarded) -> None:
+def test_a_write_clears_set_id_bits(alice: Guarded) -> None:
     file = alice.files.guarded_write_file("tests/a.py", OLD, "alice")
     file.chmod(0o6755)
     alice.files.guarded_write_file(file, NEW, "alice", overwrite=True)
     assert mode(file) == 0o755
 
 
-def test_attributes_and_the_access_control_list_are_kept(alice: Guarded) -> None:
-    """And the directory's default list does not widen a file that has none."""
+def test_attributes_and_the_acl_are_kept(alice: Guarded) -> None:
+    """The directory's default ACL does not widen a file that has none."""
     listed = alice.files.guarded_write_file("aidlc-docs/listed.md", OLD, "alice")
     plain = alice.files.guarded_write_file("aidlc-docs/plain.md", OLD, "alice")
     os.setxattr(listed, "user.origin", b"somewhere")
@@ -90,7 +92,7 @@ def test_attributes_and_the_access_control_list_are_kept(alice: Guarded) -> None
     assert os.getxattr(fresh, ACL)[12:16] == os.getxattr(listed, ACL)[12:16], "a new file has the list of its directory"
 
 
-def test_the_owner_is_kept_where_this_user_may_give_it(alice: Guarded) -> None:
+def test_the_owner_is_kept_if_the_user_may_set_it(alice: Guarded) -> None:
     file = alice.files.guarded_write_file("aidlc-docs/a.md", OLD, "alice")
     owner = (NOBODY, NOBODY) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     os.chown(file, *owner)
@@ -99,7 +101,7 @@ def test_the_owner_is_kept_where_this_user_may_give_it(alice: Guarded) -> None:
 
 
 def test_other_names_of_the_file_keep_the_old_content(alice: Guarded) -> None:
-    """Which is why a file of several names may be overwritten here, and not in place."""
+    """This is why a file with several names may be overwritten here, and not in place."""
     file = alice.files.guarded_write_file("aidlc-docs/a.md", OLD, "alice")
     other = alice.root / "elsewhere"
     other.hardlink_to(file)
@@ -107,15 +109,15 @@ def test_other_names_of_the_file_keep_the_old_content(alice: Guarded) -> None:
     assert (file.read_text(), other.read_text()) == (NEW, OLD)
 
 
-def test_a_reader_keeps_the_file_that_it_opened(alice: Guarded) -> None:
+def test_an_open_reader_keeps_the_old_file(alice: Guarded) -> None:
     file = alice.files.guarded_write_file("aidlc-docs/a.md", OLD, "alice")
     with file.open() as reader:
         alice.files.guarded_write_file(file, NEW, "alice", overwrite=True)
         assert reader.read() == OLD
 
 
-def test_a_file_that_its_user_may_not_write_is_not_replaced(ordinary_user: OrdinaryUser) -> None:
-    """A rename asks for the directory alone; the mode of the file counts all the same."""
+def test_a_file_without_write_permission_is_not_replaced(ordinary_user: OrdinaryUser) -> None:
+    """A rename needs only write access to the directory; the mode of the file is checked too."""
     said = ordinary_user.run(
         ordinary_user.python,
         "-c",
@@ -181,7 +183,7 @@ def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     trail.close()
 
 
-def test_where_files_without_names_are_unknown_a_hidden_name_serves(on_fuse: FileGuard) -> None:
+def test_without_o_tmpfile_a_hidden_name_is_used(on_fuse: FileGuard) -> None:
     file = on_fuse.guarded_write_file("docs/a.md", OLD, "alice")
     with pytest.raises(OSError, match="not supported"):
         os.open(file.parent, os.O_TMPFILE | os.O_RDWR)
@@ -297,12 +299,11 @@ print(json.dumps(seen))
 @pytest.mark.parametrize("way", ["kill", "interrupt"])
 @pytest.mark.parametrize("content", ["nameless", "named"])
 @pytest.mark.parametrize("what", ["create", "overwrite"])
-def test_stopped_at_any_step_there_is_the_old_file_or_the_new(
+def test_a_write_stopped_at_any_step_leaves_the_old_or_the_new_file(
     program: Program, home: Path, source: Path, what: str, content: str, way: str
 ) -> None:
-    """Before and after every call that a write makes, the process is killed, or interrupted as by Ctrl-C.
-
-    The next session takes away what was left; every record holds, and every difference has its intent.
+    """The test kills or interrupts the process before and after every call of a write. The next session removes what
+    is left; every record verifies, and every difference has its intent.
     """
     seen = json.loads(program(AT_A_STEP, source, what, content, way, json.dumps(STEPS)))
     assert len(seen) > 12
@@ -329,8 +330,12 @@ def test_stopped_at_any_step_there_is_the_old_file_or_the_new(
         assert unfinished == []
 
 
-def test_what_a_killed_writer_left_is_undone_and_entered(program: Program, home: Path, source: Path) -> None:
-    """Killed between the link to the hidden name and the rename. The record on the disk already knows of it."""
+def test_the_next_session_removes_the_hidden_name_of_a_killed_writer(
+    program: Program, home: Path, source: Path
+) -> None:
+    """The process is killed between the link to the hidden name and the rename. The record on the disk names the
+    hidden file.
+    """
     program(
         """
 import signal
@@ -361,8 +366,8 @@ os.wait()
         assert list(compare(source, [(trail, trail.with_suffix(".head"))])) == [], "all is explained after a crash"
 
 
-def test_only_names_that_were_given_for_this_are_taken_away(program: Program, home: Path, source: Path) -> None:
-    """Not a file that a forged or strange entry names, nor what is no file, nor what a living session uses."""
+def test_only_declared_temporary_names_are_removed(program: Program, home: Path, source: Path) -> None:
+    """A file that a forged entry names stays, and so do other file kinds and files of live sessions."""
     kept = source / "aidlc-docs/kept.md"
     kept.parent.mkdir()
     kept.write_text("kept")
@@ -428,8 +433,8 @@ print(json.dumps([writes, strays]))
 """
 
 
-def test_a_writer_that_is_killed_at_random_leaves_a_whole_file(program: Program, home: Path, source: Path) -> None:
-    """Fifty times kill -9: never half a file, and every record holds."""
+def test_a_writer_killed_at_random_leaves_a_complete_file(program: Program, home: Path, source: Path) -> None:
+    """After fifty times kill -9 the file is complete and every record verifies."""
     writes, _ = json.loads(program(KILLED, source, 7))
     assert writes >= 50
     reports = list(verify(home / "trails"))
@@ -464,9 +469,7 @@ print(interrupted)
 """
 
 
-def test_a_writer_that_is_interrupted_at_random_leaves_nothing_but_the_file(
-    program: Program, home: Path, source: Path
-) -> None:
+def test_a_writer_interrupted_at_random_leaves_only_the_file(program: Program, home: Path, source: Path) -> None:
     assert int(program(INTERRUPTED, source)) > 30
     (report,) = verify(home / "trails")
     assert report.findings == []
@@ -499,8 +502,8 @@ with open_session(root, agent="alice") as session:
     ("way", "error"),
     [("limit", "EFBIG: File too large"), *([("disk", "ENOSPC: No space left on device")] * (os.geteuid() == 0))],
 )
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(program: Program, source: Path, way: str, error: str) -> None:
-    """OSError is raised and recorded, and the next write that fits succeeds."""
+def test_a_full_disk_leaves_only_the_old_file(program: Program, source: Path, way: str, error: str) -> None:
+    """OSError is raised and recorded. The next write that fits succeeds."""
     before = ("unshare", "--mount") if way == "disk" else ()
     said = program(FULL, way, source, before=before).splitlines()
     assert said == [
@@ -511,8 +514,8 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(program: Program, sour
     ]
 
 
-def test_a_rename_that_fails_is_not_replaced_by_a_plain_write(program: Program, source: Path) -> None:
-    """There is no fallback that is not whole: the error is raised, and the old content stays."""
+def test_a_failed_rename_does_not_fall_back_to_a_plain_write(program: Program, source: Path) -> None:
+    """The error is raised, and the old content stays."""
     said = program(
         """
 def fails(*arguments, **options):

@@ -1,4 +1,4 @@
-"""Where an earlier implementation of the same rules went wrong. Each test is one of its mistakes."""
+"""Each test is a mistake of an earlier implementation of the same rules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def code_of(result: object) -> Code | None:
     return result.code
 
 
-def test_a_directory_that_no_rule_names_is_closed_and_so_is_the_top(alice: Guarded) -> None:
+def test_a_directory_without_a_rule_and_the_root_are_closed(alice: Guarded) -> None:
     for path in ("docs/a.md", "scripts/run.sh", "setup.cfg", "notes.md"):
         assert code_of(alice.files.write_file(path, "a", "alice")) == Code.DEFAULT
 
 
-def test_a_directory_whose_name_only_begins_like_an_allowed_one_is_closed(alice: Guarded) -> None:
+def test_a_directory_with_the_prefix_of_an_allowed_name_is_closed(alice: Guarded) -> None:
     for path in ("aidlc-docs-x/a.md", "aidlc-docs.md", "testsuite/a.py", "orchestrator2/a.py"):
         assert code_of(alice.files.write_file(path, "a", "alice")) == Code.DEFAULT
 
@@ -39,7 +39,7 @@ def test_1_mb_is_1_000_000_bytes_not_1_048_576(alice: Guarded) -> None:
     assert code_of(alice.files.write_file("aidlc-docs/a.md", "x" * 1_000_001, "alice")) == Code.SIZE
 
 
-def test_a_suffix_in_other_letters_is_another_suffix(alice: Guarded) -> None:
+def test_suffixes_are_case_sensitive(alice: Guarded) -> None:
     assert code_of(alice.files.write_file("orchestrator/a.PY", "a", "alice")) == Code.SUFFIX
 
 
@@ -55,7 +55,7 @@ def test_an_existing_file_is_an_error_in_the_record_and_no_denial(alice: Guarded
     assert {entry.result for entry in alice.entries()} == {"allowed", "error"}
 
 
-def test_an_unforeseen_error_does_not_pass_the_record_by(alice: Guarded) -> None:
+def test_an_unexpected_error_is_recorded(alice: Guarded) -> None:
     with pytest.raises(FileNotFoundError):
         alice.files.delete_file("aidlc-docs/none.md", "alice")
     assert alice.entries()[-1].result == "error"
@@ -68,12 +68,12 @@ def test_three_denials_within_five_minutes_are_an_alert(alice: Guarded) -> None:
     assert alert.agent_id == alice.session.guard.agent.id
 
 
-def test_anybodys_name_is_not_good_enough(alice: Guarded) -> None:
+def test_the_name_of_another_agent_is_refused(alice: Guarded) -> None:
     assert code_of(alice.files.write_file("aidlc-docs/a.md", "a", "somebody")) == Code.IDENTITY
 
 
-def test_the_same_denial_again_and_again_is_counted_and_not_listed(source: Path) -> None:
-    """What is kept of it in memory and in the record stays small."""
+def test_a_repeated_denial_is_counted_and_not_listed(source: Path) -> None:
+    """Its size in memory and in the record is bounded."""
     with open_session(source, agent="alice") as session:
         files = FileGuard(session)
         for _ in range(500):
@@ -85,8 +85,8 @@ def test_the_same_denial_again_and_again_is_counted_and_not_listed(source: Path)
     assert trail.path.stat().st_size < 10_000
 
 
-def test_what_waits_for_a_record_that_cannot_be_written_is_entered_once(program: Program, source: Path) -> None:
-    """No entry is lost, none is doubled, and nothing piles up meanwhile."""
+def test_a_delayed_entry_is_written_once(program: Program, source: Path) -> None:
+    """Entries that could not be written are neither lost nor doubled, and their number is bounded."""
     said = program(
         """
 import resource
@@ -114,7 +114,7 @@ with open_session(sys.argv[1], agent="alice") as session:
     ]
 
 
-def test_recent_gives_at_most_a_thousand(alice: Guarded) -> None:
+def test_recent_returns_at_most_1000_entries(alice: Guarded) -> None:
     for number in range(MOST):
         alice.files.validate_path(f"src/{number}.py")
     assert len(alice.files.audit.recent(MOST + 5)) == MOST
@@ -122,7 +122,7 @@ def test_recent_gives_at_most_a_thousand(alice: Guarded) -> None:
     assert len(alice.files.audit.recent()) == 50
 
 
-def test_a_guard_outlives_its_session_only_to_refuse(source: Path) -> None:
+def test_after_its_session_a_guard_refuses_every_call(source: Path) -> None:
     with open_session(source, agent="alice") as session:
         files = FileGuard(session)
     assert code_of(files.write_file("aidlc-docs/a.md", "a", "alice")) == Code.UNRECORDED
@@ -132,8 +132,8 @@ def test_a_guard_outlives_its_session_only_to_refuse(source: Path) -> None:
         files._workspace.locate(files._workspace.named("aidlc-docs/a.md"), follow=True)
 
 
-def test_the_head_of_the_record_is_renewed_though_nobody_asks(alice: Guarded) -> None:
-    """A denial is followed by nothing; a second later it can not be cut off unnoticed any more."""
+def test_the_head_of_the_trail_is_renewed_without_a_request(alice: Guarded) -> None:
+    """No entry follows a denial. A second later, a truncation of it is detectable."""
     alice.files.write_file("src/a.py", "a", "alice")
     deadline = time.monotonic() + 30
     while read_head(alice.trail.with_suffix(".head")).seq < 1:

@@ -1,4 +1,4 @@
-"""FileGuard: every rule of its contract, once allowed and once denied, on real files and with a real record."""
+"""FileGuard: each rule of its contract allows once and denies once, on real files with a real record."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def denied(result: object) -> ValidationResult:
         ("build", "scratch:build/"),
     ],
 )
-def test_what_only_a_mount_can_hold_is_refused_with_a_reason(alice: Guarded, path: str, rule: str) -> None:
-    """Nothing may seem to be written that would not be there."""
+def test_staged_and_scratch_paths_are_refused_with_a_reason(alice: Guarded, path: str, rule: str) -> None:
+    """A write must not succeed if the file would not be there afterwards."""
     for result in (
         alice.files.validate_path(path),
         alice.files.write_file(path, "text\n", "alice"),
@@ -55,7 +55,7 @@ def test_what_only_a_mount_can_hold_is_refused_with_a_reason(alice: Guarded, pat
     assert alice.names() == []
 
 
-def test_the_directories_that_are_told_are_those_that_reach_the_workspace(alice: Guarded) -> None:
+def test_the_listed_directories_are_those_in_the_workspace(alice: Guarded) -> None:
     assert not [line for line in alice.files.list_allowed_directories() if "node_modules" in line or "tmp" in line]
 
 
@@ -69,8 +69,8 @@ def test_the_names_are_those_of_the_contract() -> None:
     assert list(inspect.signature(FileGuard.validate_path).parameters)[:3] == ["self", "path", "operation"]
 
 
-def test_an_allowed_write_gives_the_absolute_path_and_the_file_holds_the_content(alice: Guarded) -> None:
-    """Directories above are made, the text is UTF-8 and newlines stay as they are."""
+def test_an_allowed_write_returns_the_absolute_path_and_writes_the_content(alice: Guarded) -> None:
+    """Parent directories are created. The text is stored as UTF-8 with its newlines."""
     written = alice.files.write_file(Path("aidlc-docs/units/1/plan.md"), "# Plän\r\n\n", "alice")
     assert written == alice.root / "aidlc-docs/units/1/plan.md"
     assert written.read_bytes() == "# Plän\r\n\n".encode()
@@ -92,7 +92,7 @@ def test_an_allowed_write_gives_the_absolute_path_and_the_file_holds_the_content
         "tests/unit/test_enforcer.py",
     ],
 )
-def test_what_the_policy_admits_is_written_and_deleted(alice: Guarded, path: str) -> None:
+def test_an_allowed_file_is_written_and_deleted(alice: Guarded, path: str) -> None:
     assert alice.files.validate_path(path)
     written = alice.files.write_file(path, "text\n", "alice")
     assert written == alice.root / path
@@ -140,10 +140,8 @@ def test_what_the_policy_admits_is_written_and_deleted(alice: Guarded, path: str
         ("aidlc-docs", "", Code.SUFFIX),
     ],
 )
-def test_what_the_policy_does_not_admit_is_not_written(
-    alice: Guarded, tmp_path: Path, path: str, content: str, code: Code
-) -> None:
-    """The denial is given, not raised; nothing appears; the record says who tried what, and why it was refused."""
+def test_a_denied_file_is_not_written(alice: Guarded, tmp_path: Path, path: str, content: str, code: Code) -> None:
+    """The denial is returned, not raised. No file appears. The record has the agent, the request and the reason."""
     before = sorted(tmp_path.rglob("*.md"))
     result = denied(alice.files.write_file(path, content, "alice"))
     assert result.code == code
@@ -171,7 +169,7 @@ def test_sizes_are_bytes_of_utf_8(alice: Guarded, path: str, limit: int) -> None
     assert (alice.root / path).stat().st_size == limit
 
 
-def test_a_file_that_is_too_large_may_be_made_smaller(alice: Guarded) -> None:
+def test_a_file_over_the_limit_may_shrink(alice: Guarded) -> None:
     path = alice.root / "aidlc-docs/a.md"
     path.parent.mkdir()
     path.write_text("x" * 3_000_000)
@@ -193,7 +191,7 @@ def test_a_file_that_is_too_large_may_be_made_smaller(alice: Guarded) -> None:
         ("../other.md", Code.OUTSIDE),
     ],
 )
-def test_what_must_not_be_deleted_stays(alice: Guarded, path: str, code: Code) -> None:
+def test_a_kept_file_cannot_be_deleted(alice: Guarded, path: str, code: Code) -> None:
     file = alice.root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("kept")
@@ -206,14 +204,14 @@ def test_what_must_not_be_deleted_stays(alice: Guarded, path: str, code: Code) -
     assert (entry.operation, entry.action, entry.result, entry.code) == ("delete_file", "delete", "denied", code)
 
 
-def test_a_readme_elsewhere_is_a_file_like_any_other(alice: Guarded) -> None:
+def test_a_readme_in_another_directory_is_an_ordinary_file(alice: Guarded) -> None:
     alice.files.guarded_write_file("aidlc-docs/README.md", "# Here\n", "alice")
     alice.files.guarded_delete_file("aidlc-docs/README.md", "alice")
     assert alice.names() == ["aidlc-docs"]
 
 
-def test_an_existing_file_is_overwritten_only_when_asked(alice: Guarded) -> None:
-    """FileExistsError is raised and recorded as an error; it is not a denial."""
+def test_an_existing_file_is_overwritten_only_with_overwrite(alice: Guarded) -> None:
+    """FileExistsError is raised and recorded as an error, not as a denial."""
     alice.files.guarded_write_file("aidlc-docs/a.md", "old", "alice")
     with pytest.raises(FileExistsError):
         alice.files.write_file("aidlc-docs/a.md", "new", "alice")
@@ -227,8 +225,8 @@ def test_an_existing_file_is_overwritten_only_when_asked(alice: Guarded) -> None
     assert ends == [("allowed", None), exists, exists, ("allowed", None)]
 
 
-def test_the_record_holds_agent_path_size_and_overwrite(alice: Guarded) -> None:
-    """Each directory, each file and each end has its entry, in the order in which things were made."""
+def test_the_record_has_agent_path_size_and_overwrite(alice: Guarded) -> None:
+    """Each directory and each file has an intent and an outcome, in the order of creation."""
     alice.files.write_file("aidlc-docs/units/a.md", "é", "alice")
     alice.files.write_file("aidlc-docs/units/a.md", "ab\n", "alice", overwrite=True)
     alice.files.delete_file("aidlc-docs/units/a.md", "alice")
@@ -254,8 +252,8 @@ def test_the_record_holds_agent_path_size_and_overwrite(alice: Guarded) -> None:
     assert all(each.details["intent"] == entries[number - 1].seq for number, each in enumerate(entries) if number % 2)
 
 
-def test_a_caller_is_its_sessions_agent_or_nobody(alice: Guarded) -> None:
-    """Another name is refused as IDENTITY with an alert, whatever it asks; label and UUID both name the agent."""
+def test_only_the_agent_of_the_session_is_accepted(alice: Guarded) -> None:
+    """Another name is refused as IDENTITY with an alert, for every call. Label and UUID both name the agent."""
     alice.files.guarded_write_file("aidlc-docs/a.md", "one", "alice")
     identity = alice.session.guard.agent.id
     assert alice.files.write_file("aidlc-docs/a.md", "two", identity, overwrite=True)
@@ -285,7 +283,7 @@ def test_the_third_denial_is_an_alert(alice: Guarded) -> None:
         alice.files.write_file(f"src/{number}.py", "", "alice")
 
 
-def test_validate_path_changes_nothing_and_enters_what_it_denies(alice: Guarded) -> None:
+def test_validate_path_changes_no_file_and_records_denials(alice: Guarded) -> None:
     assert alice.files.validate_path("aidlc-docs/units/a.md", "write_file") == ValidationResult(True, rule="artifacts")
     assert alice.files.validate_path("aidlc-docs/units", "mkdir").allowed
     assert alice.files.validate_path("README.md", "delete_file").code == Code.KEEP
@@ -296,13 +294,13 @@ def test_validate_path_changes_nothing_and_enters_what_it_denies(alice: Guarded)
     assert [(entry.result, entry.tool) for entry in alice.entries()] == [("denied", "validate_path")] * 2
 
 
-def test_validate_path_knows_the_words_of_operations_and_no_others(alice: Guarded) -> None:
+def test_validate_path_accepts_only_the_known_operations(alice: Guarded) -> None:
     with pytest.raises(UsageError, match="write_file"):
         alice.files.validate_path("aidlc-docs/a.md", "frobnicate")
 
 
-def test_validate_path_looks_at_what_is_there(alice: Guarded) -> None:
-    """A file of several names may be replaced, not changed in place; a directory is judged as one."""
+def test_validate_path_reads_the_state_of_the_path(alice: Guarded) -> None:
+    """A file with several names may be replaced, not changed in place. A directory is judged as a directory."""
     file = alice.files.guarded_write_file("aidlc-docs/a.md", "a", "alice")
     (alice.root / "b.md").hardlink_to(file)
     assert alice.files.validate_path("aidlc-docs/a.md", "write_file").allowed
@@ -311,8 +309,8 @@ def test_validate_path_looks_at_what_is_there(alice: Guarded) -> None:
     assert alice.files.validate_path("", "set_mode").code == Code.DEFAULT
 
 
-def test_no_directory_is_made_for_a_file_that_is_then_refused(opened: Opened) -> None:
-    """All is judged before anything is made, the directories too."""
+def test_no_directory_is_created_for_a_refused_file(opened: Opened) -> None:
+    """The guard judges the file and the directories before it creates any."""
     policy = '[[rule]]\nname = "pages"\npaths = ["docs/*/*.md"]\nmax_size = "10B"\n'
     policy += '[[rule]]\nname = "places"\npaths = ["more/"]\nmax_size = "10B"\n'
     world = opened(policy=policy)
@@ -324,7 +322,7 @@ def test_no_directory_is_made_for_a_file_that_is_then_refused(opened: Opened) ->
     assert world.files.write_file("docs/one/a.md", "a", "alice")
 
 
-def test_the_role_binds(opened: Opened) -> None:
+def test_the_role_restricts_the_caller(opened: Opened) -> None:
     policy = 'default = "allow"\n[role.writer]\nwrite = ["docs/"]\ndeny = ["docs/old/"]\n[role.reader]\nwrite = []\n'
     writer, reader = opened(policy=policy, role="writer"), opened(policy=policy, agent="bob", role="reader")
     assert writer.files.write_file("docs/a.md", "", "alice")
@@ -337,7 +335,7 @@ def test_the_role_binds(opened: Opened) -> None:
     )
 
 
-def test_allowed_directories_are_told_with_their_limits(alice: Guarded) -> None:
+def test_allowed_directories_are_listed_with_their_limits(alice: Guarded) -> None:
     assert alice.files.list_allowed_directories() == [
         "aidlc-docs/ (.md, 1 MB)",
         "templates/ (.md, 1 MB)",
@@ -346,7 +344,7 @@ def test_allowed_directories_are_told_with_their_limits(alice: Guarded) -> None:
     ]
 
 
-def test_unforeseen_errors_are_recorded_and_raised(alice: Guarded) -> None:
+def test_unexpected_errors_are_recorded_and_raised(alice: Guarded) -> None:
     docs = alice.root / "aidlc-docs"
     (docs / "taken.md").mkdir(parents=True)
     (docs / "a.md").write_text("a")
@@ -386,7 +384,7 @@ def test_unforeseen_errors_are_recorded_and_raised(alice: Guarded) -> None:
     assert alice.names() == ["aidlc-docs", "aidlc-docs/a.md", "aidlc-docs/taken.md"]
 
 
-def test_what_is_no_regular_file_is_never_replaced(alice: Guarded) -> None:
+def test_only_regular_files_are_replaced(alice: Guarded) -> None:
     docs = alice.root / "aidlc-docs"
     docs.mkdir()
     os.mkfifo(docs / "pipe.md")
@@ -407,7 +405,7 @@ def test_the_audit_is_that_of_the_session(alice: Guarded) -> None:
     assert audit.filter_by_agent("bob") == []
 
 
-def test_two_agents_have_a_record_each(opened: Opened) -> None:
+def test_each_agent_has_its_own_record(opened: Opened) -> None:
     alice, bob = opened(), opened(agent="bob")
     alice.files.write_file("aidlc-docs/a.md", "a", "alice")
     bob.files.write_file("aidlc-docs/a.md", "b", "bob", overwrite=True)
@@ -415,8 +413,10 @@ def test_two_agents_have_a_record_each(opened: Opened) -> None:
     assert {entry.agent for entry in bob.entries()} == {"bob"}
 
 
-def test_order_in_the_record_is_order_in_the_workspace(alice: Guarded) -> None:
-    """Four threads write the same file; every change ends before the next begins, and the last one entered is there."""
+def test_the_record_has_the_order_of_the_changes(alice: Guarded) -> None:
+    """Four threads write one file. Each change ends before the next begins, and the last recorded content is in the
+    file.
+    """
 
     def write(letter: str) -> None:
         for number in range(20):
@@ -433,8 +433,8 @@ def test_order_in_the_record_is_order_in_the_workspace(alice: Guarded) -> None:
     assert alice.names() == ["aidlc-docs", "aidlc-docs/a.md"]
 
 
-def test_nothing_is_changed_that_cannot_be_recorded(program: Program, source: Path) -> None:
-    """With the trail's file system full, writing and deleting are refused as UNRECORDED, until there is room again."""
+def test_a_change_is_refused_if_its_record_fails(program: Program, source: Path) -> None:
+    """While the trail's file system is full, writes and deletions are refused as UNRECORDED."""
     said = program(
         """
 import resource

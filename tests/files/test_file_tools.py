@@ -1,4 +1,4 @@
-"""The four tools of an agent: what each gives, to whom, what it enters, and that nothing makes it wait."""
+"""The four file tools of an agent: results, roles, records and bounded time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_tools_have_the_names_and_arguments_of_seed_002() -> None:
 # read_file
 
 
-def test_a_file_is_read_with_the_numbers_of_its_lines(impl: Tools) -> None:
+def test_a_file_is_read_with_line_numbers(impl: Tools) -> None:
     impl.made("a.txt", "one\ntwo\n\nfour")
     text = impl.tools.read_file("a.txt")
     assert text == FileText("a.txt", "     1\tone\n     2\ttwo\n     3\t\n     4\tfour", 1, 4, 4)
@@ -126,14 +126,14 @@ def test_a_file_is_read_with_the_numbers_of_its_lines(impl: Tools) -> None:
         (b"\xff\n", ["\ufffd"]),
     ],
 )
-def test_a_newline_ends_a_line_and_the_last_may_have_none(impl: Tools, content: bytes, lines: list[str]) -> None:
+def test_the_last_line_may_lack_a_newline(impl: Tools, content: bytes, lines: list[str]) -> None:
     impl.made("a", content)
     text = impl.read("a")
     assert text.content.split("\n") == ([f"{number:6}\t{line}" for number, line in enumerate(lines, 1)] or [""])
     assert (text.end_line, text.total_lines) == (len(lines), len(lines))
 
 
-def test_every_part_of_a_large_file_can_be_read_and_going_on_where_it_was_cut_gives_all(impl: Tools) -> None:
+def test_a_large_file_can_be_read_in_parts(impl: Tools) -> None:
     lines = [f"line {number} " + "x" * (number % 300) for number in range(1, 40_001)]
     impl.made("large", "\n".join(lines) + "\n")
     given, offset, calls, cut = list[str](), 1, 0, "more"
@@ -152,7 +152,7 @@ def test_every_part_of_a_large_file_can_be_read_and_going_on_where_it_was_cut_gi
         assert impl.read("large", first, 1).content == f"{first:6}\t{lines[first - 1]}"
 
 
-def test_a_file_of_one_endless_line_does_not_fill_the_memory(impl: Tools) -> None:
+def test_a_file_with_one_very_long_line_takes_bounded_memory(impl: Tools) -> None:
     with impl.made("sparse").open("r+b") as file:
         file.write(b"x" * 9000)
         file.truncate(1 << 40)
@@ -167,7 +167,7 @@ def test_a_file_of_one_endless_line_does_not_fill_the_memory(impl: Tools) -> Non
     assert (impl.last().operation, impl.last().result) == ("read_file", "error")
 
 
-def test_what_is_no_text_is_an_error_and_waits_for_nobody(impl: Tools) -> None:
+def test_a_file_that_is_not_text_is_an_error_at_once(impl: Tools) -> None:
     impl.made("binary", b"\x7fELF\0\0")
     (impl.root / "directory").mkdir()
     os.mkfifo(impl.root / "fifo")
@@ -197,7 +197,7 @@ def test_what_is_no_text_is_an_error_and_waits_for_nobody(impl: Tools) -> None:
 
 
 @pytest.mark.parametrize(("offset", "limit"), [(0, None), (-1, None), (1, 0), (1, -5)])
-def test_a_place_that_no_file_has_is_a_usage_error(impl: Tools, offset: int, limit: int | None) -> None:
+def test_an_invalid_line_number_is_a_usage_error(impl: Tools, offset: int, limit: int | None) -> None:
     impl.made("a", "x")
     with pytest.raises(UsageError):
         impl.read("a", offset, limit)
@@ -207,7 +207,7 @@ def test_a_place_that_no_file_has_is_a_usage_error(impl: Tools, offset: int, lim
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "a\0b", "/proc/self/environ"])
-def test_no_path_leads_out(impl: Tools, path: str) -> None:
+def test_a_path_out_of_the_workspace_is_refused(impl: Tools, path: str) -> None:
     for result in (
         impl.tools.read_file(path),
         impl.tools.write_file(path, "x"),
@@ -219,7 +219,7 @@ def test_no_path_leads_out(impl: Tools, path: str) -> None:
     assert impl.guarded.alerts()
 
 
-def test_a_symlink_that_stays_is_followed_and_one_that_leads_out_is_refused(impl: Tools, tmp_path: Path) -> None:
+def test_a_symlink_is_followed_only_inside_the_workspace(impl: Tools, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/file").write_text("secret\n")
     impl.made("d/a.txt", "inside\n")
@@ -238,7 +238,7 @@ def test_a_symlink_that_stays_is_followed_and_one_that_leads_out_is_refused(impl
     assert impl.lines("secret|inside") == ["d/a.txt:1:inside"]
 
 
-def test_whoever_swaps_a_directory_for_a_symlink_gets_no_word_of_what_lies_outside(impl: Tools, tmp_path: Path) -> None:
+def test_a_directory_swapped_for_a_symlink_reveals_no_outside_content(impl: Tools, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a.txt").write_text("secret\n")
@@ -267,7 +267,7 @@ def test_whoever_swaps_a_directory_for_a_symlink_gets_no_word_of_what_lies_outsi
         thread.join()
 
 
-def test_a_file_that_is_replaced_all_the_time_is_read_each_time_whole(impl: Tools) -> None:
+def test_each_read_of_a_replaced_file_is_complete(impl: Tools) -> None:
     impl.made("a", "0\n" * 1000)
     done = threading.Event()
 
@@ -289,7 +289,7 @@ def test_a_file_that_is_replaced_all_the_time_is_read_each_time_whole(impl: Tool
         thread.join()
 
 
-def test_the_name_that_is_bonobofs_own_is_not_there(impl: Tools) -> None:
+def test_the_virtual_directory_is_not_visible(impl: Tools) -> None:
     impl.made(".bonobofs/policy.md", "forged\n")
     impl.made("d/.bonobofs/a", "forged\n")
     with pytest.raises(FileNotFoundError):
@@ -300,8 +300,8 @@ def test_the_name_that_is_bonobofs_own_is_not_there(impl: Tools) -> None:
     assert impl.lines("forged") == ["d/.bonobofs/a:1:forged"]
 
 
-def test_what_is_mounted_below_the_workspace_is_empty(impl: Tools) -> None:
-    """As it is in a mount of it."""
+def test_a_mount_below_the_workspace_is_empty(impl: Tools) -> None:
+    """A mount of the workspace shows it empty too."""
     place = impl.root / "d"
     place.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], capture_output=True, check=False)
@@ -322,7 +322,7 @@ def test_what_is_mounted_below_the_workspace_is_empty(impl: Tools) -> None:
 # write_file
 
 
-def test_a_file_is_written_with_the_directories_above_it(impl: Tools) -> None:
+def test_parent_directories_are_created(impl: Tools) -> None:
     assert impl.tools.write_file("new/deep/a.py", "x = 1\n") == impl.root / "new/deep/a.py"
     assert impl.tools.write_file("new/deep/a.py", "x = 2\n") == impl.root / "new/deep/a.py"
     assert (impl.root / "new/deep/a.py").read_text() == "x = 2\n"
@@ -342,7 +342,7 @@ def test_a_file_is_written_with_the_directories_above_it(impl: Tools) -> None:
     assert (entry.tool, entry.bytes, entry.governance, entry.lock) == ("write_file", 6, "pass", "none")
 
 
-def test_writing_is_held_to_role_rules_and_leases_in_this_order(opened: Opened, home: Path) -> None:
+def test_a_write_is_checked_against_role_rules_and_leases_in_order(opened: Opened, home: Path) -> None:
     control = Tools(opened(policy=POLICY, role="control", agent="carol"))
     mute = Tools(opened(policy=POLICY, role="mute", agent="mia"))
     impl = Tools(opened(policy=POLICY, role="impl"))
@@ -375,7 +375,7 @@ def test_writing_is_held_to_role_rules_and_leases_in_this_order(opened: Opened, 
 # list_files
 
 
-def test_a_directory_is_listed_in_the_order_of_its_names_and_what_it_holds_follows(impl: Tools) -> None:
+def test_a_directory_is_listed_by_name_followed_by_its_content(impl: Tools) -> None:
     impl.made("b/c/x.py", "123")
     impl.made("b/a.md", "1")
     impl.made("a.md")
@@ -405,7 +405,7 @@ def test_a_directory_is_listed_in_the_order_of_its_names_and_what_it_holds_follo
             impl.names("", pattern)
 
 
-def test_repositories_and_scratch_are_listed_and_not_entered_unless_they_are_named(impl: Tools) -> None:
+def test_repositories_and_scratch_are_entered_only_if_named(impl: Tools) -> None:
     for path in (".git/config", ".beads/x.db", "build/out.o", "sub/.git/HEAD", ".github/ci.yml"):
         impl.made(path, "needle\n")
     assert impl.names(recursive=True) == [".beads", ".git", ".github", ".github/ci.yml", "build", "sub", "sub/.git"]
@@ -417,7 +417,7 @@ def test_repositories_and_scratch_are_listed_and_not_entered_unless_they_are_nam
     assert impl.read(".beads/x.db").end_line == 1
 
 
-def test_what_cannot_be_read_is_left_out_and_keeps_nothing_else_back(impl: Tools) -> None:
+def test_unreadable_entries_are_left_out_of_the_listing(impl: Tools) -> None:
     impl.made("a", "needle\n")
     impl.made("z", "needle\n")
     at = os.open(impl.root, os.O_RDONLY)
@@ -431,7 +431,7 @@ def test_what_cannot_be_read_is_left_out_and_keeps_nothing_else_back(impl: Tools
     assert impl.lines("needle") == ["a:1:needle", "z:1:needle"]
 
 
-def test_a_tree_of_100_000_files_is_cut_and_says_so(impl: Tools) -> None:
+def test_a_listing_of_100_000_files_is_truncated_with_a_notice(impl: Tools) -> None:
     for directory in range(100):
         made = impl.root / f"d{directory:02}"
         made.mkdir()
@@ -452,7 +452,7 @@ def test_a_tree_of_100_000_files_is_cut_and_says_so(impl: Tools) -> None:
 # search_files
 
 
-def test_lines_that_match_are_found_with_their_numbers(impl: Tools) -> None:
+def test_matching_lines_are_found_with_their_numbers(impl: Tools) -> None:
     impl.made("src/a.py", "import os\n\ndef main():\n    return os\n")
     impl.made("src/b.md", "main\n")
     impl.made("vendor/c.py", "def main2(): pass\n")
@@ -472,7 +472,7 @@ def test_lines_that_match_are_found_with_their_numbers(impl: Tools) -> None:
     assert (entry.tool, entry.details, entry.bytes) == ("search_files", {"query": "main"}, 32)
 
 
-def test_names_that_are_no_utf_8_and_lines_that_are_long_are_found_too(impl: Tools) -> None:
+def test_non_utf8_names_and_long_lines_are_found(impl: Tools) -> None:
     (impl.root / os.fsdecode(b"\xff\n")).write_text("needle\n")
     impl.made("long", "x" * 100_000 + "needle" + "y" * 100_000)
     found = impl.tools.guarded_search_files("needle")
@@ -482,15 +482,15 @@ def test_names_that_are_no_utf_8_and_lines_that_are_long_are_found_too(impl: Too
 
 
 @pytest.mark.parametrize("query", ["(", "[z-a]", "(?P<n>", "a{99999999999}", "", "x" * 1001, "a\nb", "(" * 900])
-def test_a_query_that_is_no_expression_is_a_usage_error(impl: Tools, query: str) -> None:
+def test_an_invalid_expression_is_a_usage_error(impl: Tools, query: str) -> None:
     impl.made("a", "x")
     with pytest.raises(UsageError, match="query"):
         impl.tools.search_files(query)
     assert (impl.last().operation, impl.last().result) == ("search_files", "error")
 
 
-def test_an_expression_that_never_ends_is_ended(impl: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found before is given; a caller beside it does not wait for it."""
+def test_an_endless_search_is_aborted(impl: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matches found before are returned. Other callers do not wait for it."""
     monkeypatch.setattr(bounded_reader, "SECONDS", 2.0)
     impl.made("a", "aaab\n")
     impl.made("b", "a" * 60 + "!\n")
@@ -508,14 +508,14 @@ def test_an_expression_that_never_ends_is_ended(impl: Tools, monkeypatch: pytest
     assert (impl.last().operation, impl.last().result) == ("search_files", "allowed")
 
 
-def test_an_expression_that_would_take_all_memory_gets_its_share(impl: Tools) -> None:
+def test_an_expression_gets_limited_memory(impl: Tools) -> None:
     impl.made("a", "a" * 9_000_000 + "\n")
     impl.made("b", "needle\n")
     found = impl.tools.guarded_search_files(r"(?:(a)|(b)|(c))*needle|needle")
     assert found.cut or [match.path for match in found.matches] == ["b"]
 
 
-def test_more_matches_than_are_given_are_told(impl: Tools) -> None:
+def test_the_result_says_that_more_matches_exist(impl: Tools) -> None:
     impl.made("a", "x\n" * 999)
     assert len(impl.lines("x")) == 999
     impl.made("b", "x\nx\n")
@@ -523,7 +523,7 @@ def test_more_matches_than_are_given_are_told(impl: Tools) -> None:
     assert (len(found.matches), "first 1,000" in found.cut) == (1000, True)
 
 
-def test_a_file_that_is_too_large_is_skipped(impl: Tools) -> None:
+def test_a_search_skips_files_over_the_limit(impl: Tools) -> None:
     with impl.made("huge").open("r+b") as file:
         file.write(b"needle\n" + b"x" * 9000)
         file.truncate(1 << 40)
@@ -535,7 +535,7 @@ def test_a_file_that_is_too_large_is_skipped(impl: Tools) -> None:
 # Roles and the record
 
 
-def test_a_role_has_the_tools_that_it_lists_and_one_that_is_not_defined_has_none(opened: Opened) -> None:
+def test_a_role_has_only_the_tools_in_its_list(opened: Opened) -> None:
     for role, allowed in (("impl", True), ("control", True), ("mute", False), ("unheard-of", False), ("agent", True)):
         guarded = Tools(opened(policy=POLICY, role=role, agent=f"as-{role}"))
         guarded.made("a", "x\n")
@@ -553,7 +553,7 @@ def test_a_role_has_the_tools_that_it_lists_and_one_that_is_not_defined_has_none
         guarded.tools.close()
 
 
-def test_every_call_that_reads_is_one_entry_with_what_it_gave(impl: Tools) -> None:
+def test_every_read_call_is_one_entry_with_its_result(impl: Tools) -> None:
     impl.made("a.txt", "12345\n678\n")
     before = len(impl.guarded.entries())
     impl.read("a.txt", 2)
@@ -569,8 +569,8 @@ def test_every_call_that_reads_is_one_entry_with_what_it_gave(impl: Tools) -> No
         assert (entry.agent, entry.action) == ("alice", "")
 
 
-def test_what_cannot_be_entered_is_not_given(program: Program, source: Path) -> None:
-    """With the trail's file system full, every tool is refused as UNRECORDED, until there is room again."""
+def test_a_call_returns_no_data_if_its_record_fails(program: Program, source: Path) -> None:
+    """While the trail's file system is full, every tool is refused as UNRECORDED."""
     (source / "tests").mkdir()
     (source / "tests/a.py").write_text("secret\n")
     said = program(

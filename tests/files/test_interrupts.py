@@ -1,4 +1,4 @@
-"""An exception that a signal handler raises leaves no lock of a session held."""
+"""An exception from a signal handler releases every lock of a session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(interrupted)
 """
 
 
-def test_an_interrupt_leaves_no_lock_held(program: Program, source: Path) -> None:
+def test_an_interrupt_releases_every_lock(program: Program, source: Path) -> None:
     """After 3,000 interrupts at random moments of guarded calls, another thread is served."""
     (source / "aidlc-docs").mkdir()
     assert program(_INTERRUPTED, source).strip() == "3000"

@@ -1,4 +1,4 @@
-"""Where a path really lies: symlinks, swapped directories, and every spelling of a place."""
+"""Path resolution: symlinks, swapped directories and every spelling of a path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def test_a_path_is_relative_to_the_workspace_or_absolute_in_it(alice: Guarded, tmp_path: Path) -> None:
-    """Whatever the working directory is, and also by a symlink to the workspace."""
+    """This holds for every working directory, and through a symlink to the workspace."""
     link = tmp_path / "link"
     link.symlink_to(alice.root)
     names: list[str | Path] = [
@@ -53,7 +53,7 @@ def test_a_path_is_relative_to_the_workspace_or_absolute_in_it(alice: Guarded, t
     assert code_of(alice.files.write_file(alice.root, "a", "alice")) == Code.OUTSIDE
 
 
-def test_a_session_may_be_opened_by_a_symlink(opened: Opened, source: Path, tmp_path: Path) -> None:
+def test_a_session_may_be_opened_through_a_symlink(opened: Opened, source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     world = opened(workspace=tmp_path / "link")
     assert world.files.write_file(tmp_path / "link/aidlc-docs/a.md", "a", "alice") == source / "aidlc-docs/a.md"
@@ -88,8 +88,8 @@ def test_a_symlink_that_leads_out_is_refused_with_an_alert(alice: Guarded, outsi
     assert (outside / "secret.md").read_text() == "secret"
 
 
-def test_a_symlink_inside_is_followed_and_judged_where_it_leads(alice: Guarded) -> None:
-    """As in a mount: what counts is where the file lies, not what it was called."""
+def test_a_symlink_inside_is_followed_and_its_target_is_judged(alice: Guarded) -> None:
+    """As in a mount, the path of the file counts and not the name in the request."""
     for name in ("aidlc-docs", "orchestrator", ".git", "src"):
         (alice.root / name).mkdir()
     docs, code = alice.root / "aidlc-docs", alice.root / "orchestrator"
@@ -107,7 +107,7 @@ def test_a_symlink_inside_is_followed_and_judged_where_it_leads(alice: Guarded) 
     assert alice.of(".git/a.md")[0].code == Code.PROTECTED
 
 
-def test_writing_through_a_symlink_changes_the_file_and_deleting_removes_the_symlink(alice: Guarded) -> None:
+def test_a_write_follows_a_symlink_and_a_deletion_removes_it(alice: Guarded) -> None:
     file = alice.files.guarded_write_file("aidlc-docs/units/a.md", "old", "alice")
     link = alice.root / "aidlc-docs/current.md"
     link.symlink_to("units/a.md")
@@ -119,7 +119,7 @@ def test_writing_through_a_symlink_changes_the_file_and_deleting_removes_the_sym
     assert (file.read_text(), os.path.lexists(link)) == ("new", False)
 
 
-def test_a_symlink_that_leads_nowhere_is_neither_filled_nor_replaced(alice: Guarded) -> None:
+def test_a_dangling_symlink_is_neither_written_nor_replaced(alice: Guarded) -> None:
     docs = alice.root / "aidlc-docs"
     docs.mkdir()
     (docs / "none.md").symlink_to("later.md")
@@ -135,8 +135,8 @@ def test_a_symlink_that_leads_nowhere_is_neither_filled_nor_replaced(alice: Guar
     assert alice.files.delete_file("aidlc-docs/none.md", "alice") is None
 
 
-def test_a_directory_that_was_moved_away_is_not_written_into(alice: Guarded, outside: Path) -> None:
-    """The descriptor that is held still leads to it; the path does not, and the path was judged."""
+def test_a_directory_moved_out_is_not_written(alice: Guarded, outside: Path) -> None:
+    """The open descriptor still leads to it. The judged path does not."""
     alice.files.guarded_write_file("aidlc-docs/a.md", "a", "alice")
     place = alice.files._workspace.locate(alice.files._workspace.named("aidlc-docs/b.md"), follow=True)
     assert place is not None
@@ -156,10 +156,10 @@ def test_a_directory_that_was_moved_away_is_not_written_into(alice: Guarded, out
 
 @pytest.mark.parametrize("put_back", ["nothing", "a directory", "a symlink"])
 @pytest.mark.parametrize("change", ["create", "overwrite", "delete", "mkdir"])
-def test_a_directory_that_is_moved_away_while_it_is_changed_stays_as_it_is(
+def test_a_directory_moved_out_between_permit_and_change_is_unchanged(
     alice: Guarded, outside: Path, monkeypatch: pytest.MonkeyPatch, change: str, put_back: str
 ) -> None:
-    """At the worst moment: the change is admitted and entered, and not yet made."""
+    """The change has its permit and its intent, and is not yet made."""
     docs, moved = alice.root / "aidlc-docs", outside / "docs"
     alice.files.guarded_write_file(docs / "a.md", "a", "alice")
     trail = alice.session.guard.trail
@@ -190,10 +190,8 @@ def test_a_directory_that_is_moved_away_while_it_is_changed_stays_as_it_is(
     assert alice.entries()[-1].result == "error"
 
 
-def test_a_place_that_changes_while_it_is_looked_up_is_not_taken_for_another(
-    alice: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its path is read from a descriptor, and by then another directory may have taken that path."""
+def test_a_directory_replaced_during_the_lookup_is_detected(alice: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is read from a descriptor. By then another directory may have that path."""
     docs = alice.root / "aidlc-docs"
     docs.mkdir()
     text = Workspace._text
@@ -223,8 +221,9 @@ while True:
 
 
 def test_a_swapped_directory_or_file_never_leads_outside(alice: Guarded, outside: Path) -> None:
-    """Another program exchanges a directory, and a file, with a symlink to the outside, in a loop, while both are
-    written and deleted."""
+    """Another program exchanges a directory, and a file, with a symlink to the outside in a loop, while both are
+    written and deleted.
+    """
     docs = alice.root / "aidlc-docs"
     (docs / "units").mkdir(parents=True)
     (docs / "trap").symlink_to(outside)
@@ -261,8 +260,8 @@ def test_a_swapped_directory_or_file_never_leads_outside(alice: Guarded, outside
     assert not [name for name in alice.names() if ".bonobofs-" in name]
 
 
-def test_what_is_mounted_in_the_workspace_is_not_entered(program: Program, source: Path) -> None:
-    """Where this can be tried: as root, in a mount namespace that ends with the program."""
+def test_a_mount_in_the_workspace_is_not_entered(program: Program, source: Path) -> None:
+    """As root, in a mount namespace that ends with the program."""
     if os.geteuid() != 0:
         return
     (source / "aidlc-docs/mounted").mkdir(parents=True)
@@ -285,8 +284,8 @@ with open_session(sys.argv[1], agent="alice") as session:
     assert said.splitlines() == ["Invalid cross-device link"] * 2 + ["[]"]
 
 
-def test_no_text_whatever_makes_a_change_outside(alice: Guarded, tmp_path: Path) -> None:
-    """Any text as a path: it is written where the policy admits, or refused, or the file system says no."""
+def test_no_path_text_changes_a_file_outside(alice: Guarded, tmp_path: Path) -> None:
+    """Any text as a path: the file is written as the policy allows, or refused, or the file system returns an error."""
     piece = st.one_of(
         st.sampled_from(["..", ".", "", "aidlc-docs", "a.md", ".git", "link", "out", str(alice.root), "~", "%2e%2e"]),
         st.text(max_size=5),

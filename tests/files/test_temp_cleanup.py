@@ -1,4 +1,4 @@
-"""What a killed process left under a name of its own is taken away by the next session, and nothing else is."""
+"""The next session removes the temporary names of a killed process, and no other file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def removals(entries: list[AuditEntry]) -> list[str]:
     return [entry.path for entry in entries if (entry.kind, entry.operation) == ("event", "remove_temporary")]
 
 
-def test_a_stray_lies_beside_the_name_that_the_change_ends_at(program: Program, home: Path, source: Path) -> None:
-    """For a rename that is the new name."""
+def test_a_temporary_name_is_in_the_directory_of_its_target(program: Program, home: Path, source: Path) -> None:
+    """For a rename, the target is the new name."""
     (source / "a/b").mkdir(parents=True)
     killed(
         program,
@@ -59,8 +59,10 @@ def test_a_stray_lies_beside_the_name_that_the_change_ends_at(program: Program, 
     assert report.unfinished[0].shows == f"a/sedAbCdEf: absent; a/b/plan.md: absent; a/b/{NAMES[0]}: absent"
 
 
-def test_the_next_mount_takes_away_what_was_left_and_says_so(program: Program, mounted: Mounted, source: Path) -> None:
-    """It is gone before anything is served, and nothing else is touched."""
+def test_the_next_mount_removes_and_records_the_temporary_name(
+    program: Program, mounted: Mounted, source: Path
+) -> None:
+    """The file is removed before the mount serves. No other file is touched."""
     (source / "a").mkdir()
     for name in NAMES[:3]:
         (source / "a" / name).write_text("half done")
@@ -77,8 +79,8 @@ def test_the_next_mount_takes_away_what_was_left_and_says_so(program: Program, m
     assert sorted(removals(world.entries())) == sorted([f"a/{NAMES[0]}", f"a/{NAMES[1]}"])
 
 
-def test_only_the_inode_that_is_meant_is_taken_away(program: Program, home: Path, source: Path) -> None:
-    """Somebody may have put a file of their own there since; no symlink on the way is followed."""
+def test_only_the_declared_inode_is_removed(program: Program, home: Path, source: Path) -> None:
+    """A user may have created a file of that name since. No symlink in the path is followed."""
     elsewhere = source.parent / "elsewhere"
     elsewhere.mkdir()
     (source / "out").symlink_to(elsewhere)
@@ -109,8 +111,8 @@ def test_only_the_inode_that_is_meant_is_taken_away(program: Program, home: Path
     assert not os.path.lexists(source / NAMES[5])
 
 
-def test_what_ended_well_left_nothing(program: Program, home: Path, source: Path) -> None:
-    """An outcome says that the name was given on; the same name is not looked for again."""
+def test_a_finished_change_needs_no_cleanup(program: Program, home: Path, source: Path) -> None:
+    """The outcome says that the name was released. The next session does not search for it."""
     program(
         """
 import signal

@@ -113,7 +113,7 @@ def _policy(home: Path) -> Path:
     return path
 
 
-def test_a_call_that_git_fails_is_one_entry_with_its_reason(repository: Path) -> None:
+def test_a_failed_git_call_is_one_entry_with_its_reason(repository: Path) -> None:
     with open_session(repository, agent="alice") as session:
         guard = GitGuard(session)
         guard.guarded_create_branch("aidlc/gt-1", "alice")

@@ -1,4 +1,4 @@
-"""Who there is: identities stay, labels come and go."""
+"""The agent registry: identities are permanent, labels can be reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bonobofs.state import agent_registry, heartbeats
 from bonobofs.state.database import Database
 
 
-def test_a_label_that_is_used_again_inherits_nothing(database: Database) -> None:
+def test_a_reused_label_inherits_nothing(database: Database) -> None:
     agent_registry.add_team(database, "red")
     first = agent_registry.add(database, "ann", team="red", roles=["impl"])
     agent_registry.remove(database, "ann")
@@ -29,7 +29,7 @@ def test_a_label_that_is_used_again_inherits_nothing(database: Database) -> None
     assert agent_registry.list_agents(database) == [second]
 
 
-def test_an_agent_mounts_only_in_a_role_that_the_registry_gives_it(database: Database) -> None:
+def test_an_agent_mounts_only_in_a_registered_role(database: Database) -> None:
     agent_registry.add(database, "ann", roles=["impl", "control"])
     assert agent_registry.register(database, "ann").role == "impl"
     assert agent_registry.register(database, "ann", "control").role == "impl"
@@ -37,15 +37,15 @@ def test_an_agent_mounts_only_in_a_role_that_the_registry_gives_it(database: Dat
         agent_registry.register(database, "ann", "orchestrator")
 
 
-def test_who_mounts_first_keeps_its_role_and_may_use_others(database: Database) -> None:
-    """Nobody has said in the registry what it may not."""
+def test_an_agent_registered_by_its_first_mount_may_use_other_roles(database: Database) -> None:
+    """The registry does not restrict its roles."""
     made = agent_registry.register(database, "bob", "impl")
     again = agent_registry.register(database, "bob", "control")
     assert (made.new, again.new) == (True, False)
     assert (again.id, again.role) == (made.id, "impl")
 
 
-def test_what_lives_cannot_be_added_and_what_does_not_cannot_be_removed(database: Database) -> None:
+def test_an_existing_agent_cannot_be_added_and_an_unknown_one_cannot_be_removed(database: Database) -> None:
     agent_registry.add(database, "ann")
     agent_registry.add_team(database, "red")
     for wrong in (
@@ -65,7 +65,7 @@ def test_what_lives_cannot_be_added_and_what_does_not_cannot_be_removed(database
     assert [one.label for one in agent_registry.list_agents(database)] == ["ann"]
 
 
-def test_a_team_is_removed_once_nobody_is_in_it(database: Database) -> None:
+def test_only_an_empty_team_can_be_removed(database: Database) -> None:
     team = agent_registry.add_team(database, "red")
     agent_registry.add(database, "ann", team=team.id)
     with pytest.raises(StateError, match="to red belong ann"):
@@ -76,8 +76,8 @@ def test_a_team_is_removed_once_nobody_is_in_it(database: Database) -> None:
     assert agent_registry.add_team(database, "red").id != team.id
 
 
-def test_no_session_begins_of_an_agent_that_was_removed_meanwhile(database: Database, source: Path) -> None:
-    """Between the look at who it is and the session's entry its label may have become another's."""
+def test_no_session_begins_for_an_agent_removed_meanwhile(database: Database, source: Path) -> None:
+    """Between the lookup and the registration of the session, its label may become that of another agent."""
     with session.open_session(source, agent="ann") as opened:
         made = opened.session
     agent_registry.remove(database, "ann")
@@ -86,8 +86,8 @@ def test_no_session_begins_of_an_agent_that_was_removed_meanwhile(database: Data
         heartbeats.insert_session(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
 
 
-def test_many_agents_are_registered_at_once(opened: Callable[[Path], Database], home: Path) -> None:
-    """No name is lost and none gets two identities when many register together, in a database that is not made yet."""
+def test_many_agents_are_registered_concurrently(opened: Callable[[Path], Database], home: Path) -> None:
+    """With a database that does not exist yet, no name is lost and none gets two identities."""
     labels = [f"agent-{number % 10}" for number in range(40)]
     found: list[agent_registry.MountingAgent] = []
 

@@ -1,4 +1,4 @@
-"""Whatever befalls the database: what is leased is then not known, nothing is changed, and nothing is lost."""
+"""Database failures: the leases are then unknown, changes are refused, and no data is lost."""
 
 from __future__ import annotations
 
@@ -127,15 +127,15 @@ def refuses_while(world: World, database: Database, harm: Harm) -> None:
 
 
 @pytest.mark.parametrize("harm", [newer, without_a_table, locked])
-def test_a_database_that_cannot_be_read_denies(mounted: Mounted, database: Database, harm: Harm) -> None:
+def test_an_unreadable_database_refuses_changes(mounted: Mounted, database: Database, harm: Harm) -> None:
     world = mounted(policy=ALLOW_ALL)
     (world.path / "docs").mkdir()
     refuses_while(world, database, harm)
 
 
 @pytest.mark.parametrize("harm", [removed, replaced, damaged])
-def test_a_file_that_is_another_denies(mounted: Mounted, home: Path, harm: Harm) -> None:
-    """Nobody goes on with the one that bears the name no more, in which others see nothing."""
+def test_a_replaced_database_file_refuses_changes(mounted: Mounted, home: Path, harm: Harm) -> None:
+    """A session does not continue on a file that has lost its name, which other processes do not see."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "docs").mkdir()
     with Database.open(home) as database:
@@ -178,7 +178,7 @@ def read_only(database: Database) -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("harm", [full, read_only])
-def test_a_disk_that_takes_nothing_denies(
+def test_a_full_disk_refuses_changes(
     mounted: Mounted, small: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm
 ) -> None:
     monkeypatch.setenv("BONOBOFS_DATABASE", f"sqlite:///{small}/state.db")
@@ -188,8 +188,8 @@ def test_a_disk_that_takes_nothing_denies(
         refuses_while(world, database, harm)
 
 
-def test_a_session_that_the_database_does_not_know_is_refused(mounted: Mounted, database: Database) -> None:
-    """As when a backup was put back: nobody would wait for it."""
+def test_a_session_missing_in_the_database_is_refused(mounted: Mounted, database: Database) -> None:
+    """For instance after a restored backup: lease requests would not wait for the session."""
     world = mounted(policy=ALLOW_ALL)
     assert writes(world.path / "a.md")
     with database.change() as connection:
@@ -209,8 +209,8 @@ def test_a_mount_whose_companion_cannot_start_refuses_changes(
     assert list(world.path.iterdir()) == []
 
 
-def test_a_transaction_of_a_killed_process_holds_nobody_up(database: Database, home: Path) -> None:
-    """Nothing of it is there, and what it had locked is free."""
+def test_a_transaction_of_a_killed_process_blocks_no_other(database: Database, home: Path) -> None:
+    """It is rolled back, and its locks are released."""
     program = (
         "import sys, os; from pathlib import Path; from bonobofs.state import agent_registry\n"
         "from bonobofs.state.database import Database\n"
@@ -224,20 +224,18 @@ def test_a_transaction_of_a_killed_process_holds_nobody_up(database: Database, h
     assert [one.label for one in agent_registry.list_agents(database, removed=True)] == ["ann"]
 
 
-def test_on_postgresql_who_says_nothing_loses_its_turn(
-    postgres: Postgres, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host that is gone in the middle of a transaction, or stopped, would keep everybody else from every lease."""
+def test_postgresql_aborts_an_idle_transaction(postgres: Postgres, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that disappears or stops within a transaction would block every lease."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     with Database.open(home) as database, database.change() as connection:
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "10s"
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_one_wins_whatever_isolation_the_server_has(
+def test_one_acquirer_wins_under_every_isolation_level(
     postgres: Postgres, home: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
-    """Who waited for its turn sees what was granted meanwhile."""
+    """A waiting transaction sees the leases that were granted meanwhile."""
     where = postgres.make_database()
     monkeypatch.setenv("BONOBOFS_DATABASE", where)
     with postgres.connect() as connection:
@@ -268,10 +266,10 @@ def test_one_wins_whatever_isolation_the_server_has(
             leases.release(database, leases.list_leases(database)[0].id)
 
 
-def test_a_mount_reaches_postgresql_as_its_operator_does(
+def test_a_mount_connects_to_postgresql_as_its_operator_does(
     postgres: Postgres, mounted: Mounted, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is libpq's own environment that says how to."""
+    """Also if libpq's own environment variables configure the connection."""
     name, _, host = postgres.make_database().partition("@/")[2].partition("?host=")
     monkeypatch.setenv("PGHOST", host)
     monkeypatch.setenv("PGUSER", "tests")
@@ -285,7 +283,7 @@ SECRET = "s3cr3t"
 @pytest.mark.parametrize(
     "where", ["postgresql://ann:{}@/x?host=/nowhere", "postgresql:///x?host=/nowhere&user=ann&password={}"]
 )
-def test_a_password_is_shown_nowhere(where: str, home: Path, source: Path, tmp_path: Path) -> None:
+def test_no_output_contains_the_password(where: str, home: Path, source: Path, tmp_path: Path) -> None:
     env = {"BONOBOFS_DATABASE": where.format(SECRET)}
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
@@ -300,10 +298,10 @@ def test_a_password_is_shown_nowhere(where: str, home: Path, source: Path, tmp_p
 @pytest.mark.parametrize(
     "form", ["postgresql://tests:{}@/{}?host={}", "postgresql:///{1}?host={2}&user=tests&password={0}"]
 )
-def test_a_password_is_no_argument_of_pg_dump(
+def test_the_password_is_not_an_argument_of_pg_dump(
     form: str, postgres: Postgres, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody can read the arguments of every process; and a pg_dump that fails without a word is told too."""
+    """Every user can read process arguments. A pg_dump that fails without a message is reported too."""
     name, _, host = postgres.make_database().partition("@/")[2].partition("?host=")
     monkeypatch.setenv("BONOBOFS_DATABASE", form.format(SECRET, name, host))
     program = tmp_path / "bin" / "pg_dump"
@@ -318,8 +316,8 @@ def test_a_password_is_no_argument_of_pg_dump(
     assert f"dbname='{name}'" in (tmp_path / "arguments").read_text()
 
 
-def test_what_is_kept_is_the_operators_alone(mounted: Mounted, home: Path) -> None:
-    """Whatever the umask; and a database that others could write in is not used."""
+def test_state_files_are_private_to_the_operator(mounted: Mounted, home: Path) -> None:
+    """For every umask. A database that other users can write is not used."""
     before = os.umask(0)
     try:
         world = mounted(policy=ALLOW_ALL)
@@ -340,15 +338,15 @@ def test_what_is_kept_is_the_operators_alone(mounted: Mounted, home: Path) -> No
 
 
 def test_a_state_directory_keeps_its_identity(home: Path) -> None:
-    """And one that cannot be read is not made anew."""
+    """If the identity cannot be read, it is not created again."""
     assert home_id(home) == home_id(home)
     (home / "home.id").write_text("")
     with pytest.raises(StateError, match="move it away"):
         home_id(home)
 
 
-def test_a_damaged_database_is_told_and_kept(home: Path) -> None:
-    """One that is none, and one with a page that is not what it was."""
+def test_a_damaged_database_is_reported_and_kept(home: Path) -> None:
+    """A file that is no database, and a database with a damaged page."""
     with Database.open(home) as database:
         for number in range(300):
             agent_registry.add(database, f"agent-{number}")
@@ -367,15 +365,15 @@ def test_a_damaged_database_is_told_and_kept(home: Path) -> None:
         assert path.read_bytes()[-4096:] == what[-4096:]
 
 
-def test_a_heartbeat_makes_no_disk_work(home: Path) -> None:
-    """It is written twice a second, for as long as anything is mounted; what must outlast a power cut waits for it."""
+def test_a_heartbeat_causes_no_disk_write(home: Path) -> None:
+    """It is written twice a second while a mount exists. Data that must survive a power cut is synced."""
     with Database.open(home) as database:
         for transaction, level in ((database.change, 2), (database.note, 1), (database.change, 2), (database.read, 2)):
             with transaction() as connection:
                 assert connection.scalar(text("PRAGMA synchronous")) == level
 
 
-def test_a_session_ends_though_the_database_does_not_answer(database: Database, source: Path) -> None:
-    """For the others it ends when it falls silent."""
+def test_a_session_ends_without_the_database(database: Database, source: Path) -> None:
+    """For other sessions it ends when its heartbeats stop."""
     with contextlib.ExitStack() as holding, session.open_session(source, agent="ann"):
         holding.enter_context(locked(database))

@@ -1,4 +1,4 @@
-"""Time is the database's: hosts whose clocks differ agree on what is leased."""
+"""Lease times come from the database's clock: hosts with different clocks agree."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ with session.open_session(sys.argv[1], agent="ann", policy=Path(sys.argv[2])) as
 
 
 @pytest.mark.parametrize("wrong", [timedelta(days=2), timedelta(days=-2)])
-def test_a_host_whose_clock_is_wrong_is_bound_as_every_other(
+def test_a_host_with_a_wrong_clock_uses_the_database_clock(
     wrong: timedelta, postgres: Postgres, source: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has ended by its clock has not; and what it acquires ends by the database's."""
+    """A lease that has expired by the host's clock is in force, and its own leases expire by the database's clock."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     (tmp_path / "wrong.c").write_text(WRONG_CLOCK)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "wrong.so", tmp_path / "wrong.c", "-ldl"], check=True)

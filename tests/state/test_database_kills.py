@@ -1,4 +1,4 @@
-"""Whoever is killed at any step leaves the database as it was, or as it was to become, and everybody else at work."""
+"""A process killed at any step leaves the database in the old or the new state, and other processes continue."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def killed(program: str, *arguments: Path) -> Iterator[Callable[[int], bool]]:
         stdin.close()
 
 
-def test_an_acquirer_that_is_killed_holds_all_or_nothing(database: Database, home: Path) -> None:
-    """What it held before is replaced by all that it asked for, or is still there."""
+def test_a_killed_acquirer_has_all_or_none_of_its_leases(database: Database, home: Path) -> None:
+    """Its earlier leases are replaced by the complete request, or unchanged."""
     bob = leases.Holder("bob", agent_registry.add(database, "bob").id)
     before, after = ("docs/**",), ("lib/**", "src/**")
     seen = set()
@@ -101,7 +101,7 @@ def test_an_acquirer_that_is_killed_holds_all_or_nothing(database: Database, hom
     assert seen == {before, after}
 
 
-def test_a_migration_that_is_killed_at_any_step_is_done_or_not(
+def test_a_migration_killed_at_any_step_is_complete_or_undone(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
     agent_registry.add(database, "ann")

@@ -1,4 +1,4 @@
-"""A lease binds every live session when acquiring it has returned, and no session outlives what it knows."""
+"""A lease applies to every live session when `acquire` returns, and no session uses an expired snapshot."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def write(opened: OpenSession, path: str) -> ValidationResult | None:
     return said if isinstance(said, ValidationResult) else None
 
 
-def test_a_lease_of_another_refuses_every_change_of_what_matches(ann: OpenSession, database: Database) -> None:
-    """The refusal names who holds it and until when; the record names the lock."""
+def test_a_lease_refuses_changes_by_other_agents(ann: OpenSession, database: Database) -> None:
+    """The denial names the holder and the expiry. The record names the lease."""
     assert write(ann, "docs/a.md") is None
     granted = acquire(database, "bob", "docs/**")
     denied = write(ann, "docs/a.md")
@@ -91,7 +91,7 @@ def test_a_lease_of_another_refuses_every_change_of_what_matches(ann: OpenSessio
     }
 
 
-def test_the_holders_own_changes_go_on_and_are_recorded_as_such(ann: OpenSession, database: Database) -> None:
+def test_the_holder_may_change_its_path_and_the_record_names_the_lease(ann: OpenSession, database: Database) -> None:
     acquire(database, "ann", "docs/**")
     assert write(ann, "docs/a.md") is None
     assert write(ann, "a.md") is None
@@ -99,15 +99,15 @@ def test_the_holders_own_changes_go_on_and_are_recorded_as_such(ann: OpenSession
     assert (locks["docs/a.md"], locks["a.md"]) == ("own", "none")
 
 
-def test_of_shared_leases_the_holders_change_what_matches_and_nobody_else(ann: OpenSession, database: Database) -> None:
+def test_only_holders_of_a_shared_lease_may_change_its_paths(ann: OpenSession, database: Database) -> None:
     acquire(database, "bob", "docs/**", shared=True)
     assert write(ann, "docs/a.md") is not None
     acquire(database, "ann", "docs/**", shared=True)
     assert write(ann, "docs/a.md") is None
 
 
-def test_a_lease_that_ends_or_is_released_refuses_no_longer(ann: OpenSession, database: Database) -> None:
-    """Nobody tells the session; it looks."""
+def test_an_expired_or_released_lease_refuses_no_change(ann: OpenSession, database: Database) -> None:
+    """The session reads the change itself, without a message."""
     acquire(database, "bob", "docs/**", seconds=0.5)
     until(lambda: write(ann, "docs/a.md") is None, "the lease has ended")
     granted = acquire(database, "bob", "docs/**")
@@ -116,8 +116,8 @@ def test_a_lease_that_ends_or_is_released_refuses_no_longer(ann: OpenSession, da
     until(lambda: write(ann, "docs/a.md") is None, "the lease is released")
 
 
-def test_acquiring_returns_when_the_change_that_was_under_way_is_over(ann: OpenSession, database: Database) -> None:
-    """Though it takes longer than a silent session is waited for."""
+def test_acquire_returns_after_a_change_in_flight_has_ended(ann: OpenSession, database: Database) -> None:
+    """Also if the change takes longer than the heartbeat expiry."""
     over = threading.Event()
 
     def change() -> None:
@@ -137,8 +137,8 @@ def test_acquiring_returns_when_the_change_that_was_under_way_is_over(ann: OpenS
     assert write(ann, "docs/a.md") is not None
 
 
-def test_a_session_that_is_silent_is_not_waited_for(database: Database, ann: OpenSession) -> None:
-    """One that was killed, or whose host is gone."""
+def test_acquire_does_not_wait_for_a_session_without_heartbeats(database: Database, ann: OpenSession) -> None:
+    """The session was killed, or its host has disappeared."""
     made = ann.session
     ghost = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
     heartbeats.insert_session(database, ghost)
@@ -153,8 +153,8 @@ def test_a_session_that_is_silent_is_not_waited_for(database: Database, ann: Ope
         ]
 
 
-def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database: Database, ann: OpenSession) -> None:
-    """By its own clock, from before it spoke."""
+def test_a_lease_snapshot_expires_before_the_heartbeat_does(database: Database, ann: OpenSession) -> None:
+    """By the session's own clock, from before it sent the heartbeat."""
     follower = follower_of(database, ann)
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     seen = follower.read()
@@ -162,8 +162,8 @@ def test_what_a_session_knows_ends_before_the_others_take_it_for_silent(database
     assert seen.leases == []
 
 
-def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenSession) -> None:
-    """A look that came to nothing, because the database went away after it, takes nothing with it."""
+def test_an_unacknowledged_snapshot_is_delivered_again(database: Database, ann: OpenSession) -> None:
+    """A read that failed because the database disappeared loses no lease."""
     follower = follower_of(database, ann)
     leases.acquire(database, LeaseRequest(holder(database, "bob"), ("docs/**",)), patterns_meet)
     first, second = follower.read(), follower.read()
@@ -173,10 +173,10 @@ def test_what_was_not_acknowledged_is_shown_again(database: Database, ann: OpenS
     assert follower.read().leases is None
 
 
-def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
+def test_a_mirrored_reservation_does_not_block_its_own_agent(
     where: str, source: Path, policy: Path, database: Database
 ) -> None:
-    """Neither where it works for a chain, nor where that becomes another; everybody else is kept out."""
+    """Neither as a member of a chain nor after a change of the chain. Other agents are blocked."""
     ends = datetime.now(UTC) + timedelta(hours=1)
 
     def owns(agent: str, chain: str | None) -> set[bool]:
@@ -200,10 +200,12 @@ def test_what_an_agent_reserves_elsewhere_does_not_keep_itself_out(
     assert owns("bob", None) == {False}
 
 
-def test_leases_reach_from_one_host_to_the_other(
+def test_leases_apply_across_hosts(
     postgres: Postgres, source: Path, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two state directories, one PostgreSQL. While it is away changes are refused, reading goes on, nothing is lost."""
+    """Two state directories and one PostgreSQL. During an outage changes are refused, reads go on, and no lease is
+    lost.
+    """
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / "one"))
     with session.open_session(source, agent="ann", policy=policy) as ann:
@@ -234,8 +236,8 @@ def test_leases_reach_from_one_host_to_the_other(
             until(lambda: write(ann, "docs/a.md") is None, "it is released")
 
 
-def test_a_change_asks_nothing_of_the_database(ann: OpenSession) -> None:
-    """What must be known of leases is known before, and read beside."""
+def test_a_change_makes_no_database_query(ann: OpenSession) -> None:
+    """The leases are read before, in another thread."""
     asked: list[str] = []
 
     def note(*_: object) -> None:
@@ -251,7 +253,7 @@ def test_a_change_asks_nothing_of_the_database(ann: OpenSession) -> None:
     assert set(asked) == {"bonobofs-leases"}
 
 
-def test_a_session_is_there_for_the_others_while_it_is_open(
+def test_an_open_session_is_live_for_other_sessions(
     opened: Callable[[Path], Database], home: Path, source: Path
 ) -> None:
     database = opened(home)

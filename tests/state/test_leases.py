@@ -1,4 +1,4 @@
-"""Leases: all or nothing, one holder at a time, told to whoever is live."""
+"""Leases are granted completely or not at all, to one holder at a time, and apply to every live session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def let_pass(database: Database, lease: leases.Lease) -> None:
         connection.execute(update(rows).where(rows.c.id == lease.id).values(until=rows.c.acquired))
 
 
-def test_an_overlapping_lease_is_refused_whole(database: Database, ann: Holder, bob: Holder) -> None:
+def test_a_request_with_one_overlapping_pattern_is_refused_completely(
+    database: Database, ann: Holder, bob: Holder
+) -> None:
     granted = acquire(database, ann, "docs/**", "src/*.py", reason="chapter 3")
     with pytest.raises(ForbiddenError, match=r"src/a\* overlaps with src/\*.py, held by ann until 20"):
         acquire(database, bob, "free/**", "src/a*")
@@ -64,7 +66,7 @@ def test_a_lease_can_expire_before_its_grant_returns(database: Database, ann: Ho
     assert held(database) == []
 
 
-def test_patterns_that_share_no_path_are_held_side_by_side(database: Database, ann: Holder, bob: Holder) -> None:
+def test_disjoint_patterns_may_have_different_holders(database: Database, ann: Holder, bob: Holder) -> None:
     acquire(database, ann, "docs/**/*.md", "src/test_*")
     acquire(database, bob, "docs/**/*.txt", "src/main_*")
     assert [holder for holder, _ in held(database)] == [ann.key, bob.key]
@@ -78,8 +80,8 @@ def test_a_holder_that_acquires_again_replaces_its_lease(database: Database, ann
     acquire(database, bob, "docs/b")
 
 
-def test_the_chain_holds_a_lease_where_there_is_one(database: Database, ann: Holder, bob: Holder) -> None:
-    """Two agents of one chain are one holder; the agent by itself is another."""
+def test_a_chain_is_the_holder_of_its_leases(database: Database, ann: Holder, bob: Holder) -> None:
+    """Two agents of one chain are one holder. The same agent without a chain is another holder."""
     acquire(database, ann._replace(chain="C1"), "docs/**")
     acquire(database, bob._replace(chain="C1"), "docs/**", "src/**")
     assert held(database) == [("chain:C1", ("docs/**", "src/**"))]
@@ -87,9 +89,7 @@ def test_the_chain_holds_a_lease_where_there_is_one(database: Database, ann: Hol
         acquire(database, ann, "docs/x")
 
 
-def test_shared_leases_stand_beside_each_other_and_keep_exclusive_ones_out(
-    database: Database, ann: Holder, bob: Holder
-) -> None:
+def test_shared_leases_may_overlap_and_block_exclusive_leases(database: Database, ann: Holder, bob: Holder) -> None:
     acquire(database, ann, "docs/**", shared=True)
     acquire(database, bob, "docs/**", shared=True)
     eve = Holder("eve", agent_registry.add(database, "eve").id)
@@ -103,8 +103,8 @@ def test_shared_leases_stand_beside_each_other_and_keep_exclusive_ones_out(
         acquire(database, bob, "docs/**", shared=True)
 
 
-def test_a_lease_of_one_workspace_leaves_the_others_alone(database: Database, ann: Holder, bob: Holder) -> None:
-    """One of every workspace does not."""
+def test_a_lease_applies_to_its_workspace_only(database: Database, ann: Holder, bob: Holder) -> None:
+    """A lease of all workspaces applies to each."""
     acquire(database, ann, "docs/**", workspace="/srv/\udcff\\one")
     acquire(database, bob, "docs/**", workspace="/srv/two")
     assert {lease.workspace for lease in leases.list_leases(database)} == {"/srv/\udcff\\one", "/srv/two"}
@@ -127,8 +127,8 @@ def test_only_the_holder_or_the_operator_ends_or_extends_a_lease(database: Datab
         leases.release(database, lease.id, by=ann)
 
 
-def test_a_lease_that_has_ended_is_nobodys(database: Database, ann: Holder, bob: Holder) -> None:
-    """It is not listed, keeps nobody out and is not revived; by the database's clock."""
+def test_an_expired_lease_has_no_effect(database: Database, ann: Holder, bob: Holder) -> None:
+    """It is not listed, blocks no request and is not revived. The database's clock decides."""
     old = acquire(database, ann, "docs/**").lease
     let_pass(database, old)
     assert held(database) == []
@@ -143,7 +143,7 @@ def test_a_lease_that_has_ended_is_nobodys(database: Database, ann: Holder, bob:
         assert connection.scalar(text("SELECT count(*) FROM lease_patterns")) == 0
 
 
-def test_what_cannot_be_meant_is_refused(database: Database, ann: Holder) -> None:
+def test_an_invalid_request_is_refused(database: Database, ann: Holder) -> None:
     long = tuple(f"{number}{'x' * 200}" for number in range(900))
     for patterns, seconds in (((), 1), (("a",), 0), (("a",), -5), (("a",), 1e12), (("a",) * 1001, 1), (long, 1)):
         with pytest.raises(UsageError):
@@ -151,10 +151,8 @@ def test_what_cannot_be_meant_is_refused(database: Database, ann: Holder) -> Non
     assert held(database) == []
 
 
-def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
-    database: Database, ann: Holder, bob: Holder
-) -> None:
-    """Each under its origin; what conflicts is told and changes nothing; again changes nothing."""
+def test_mirrored_reservations_do_not_replace_local_leases(database: Database, ann: Holder, bob: Holder) -> None:
+    """Each has its origin. A conflict is reported and changes no lease. Repeating the mirror changes no lease."""
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     acquire(database, ann, "docs/**")
 
@@ -187,7 +185,7 @@ def test_reservations_are_mirrored_beside_what_the_agent_holds_here(
     assert len(held(database)) == 4
 
 
-def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
+def test_labels_are_compared_as_agent_mail_writes_them(database: Database) -> None:
     made = agent_registry.add(database, "ops-bot 1")
     assert leases.holder_of_mail(database, "OpsBot1", "/src") == Holder("ops-bot 1", made.id)
     assert leases.holder_of_mail(database, "ops-bot 1", "/src") == Holder("ops-bot 1", made.id)
@@ -196,17 +194,17 @@ def test_agent_mail_writes_a_label_in_its_own_way(database: Database) -> None:
     assert leases.holder_of_mail(database, "OPSBOT1", "/src") == Holder("OPSBOT1", None)
 
 
-def test_removing_an_agent_ends_what_it_holds_itself(database: Database, ann: Holder) -> None:
+def test_removing_an_agent_ends_its_own_leases(database: Database, ann: Holder) -> None:
     acquire(database, ann, "docs/**")
     acquire(database, ann._replace(chain="C1"), "src/**")
     agent_registry.remove(database, "ann")
     assert held(database) == [("chain:C1", ("src/**",))]
 
 
-def test_who_compares_patterns_for_long_holds_nobody_up(
+def test_a_long_pattern_comparison_blocks_no_other(
     database: Database, opened: Callable[[Path], Database], tmp_path: Path, ann: Holder, bob: Holder
 ) -> None:
-    """Neither another acquirer nor a session that says it is there; and what is granted meanwhile is compared too."""
+    """Neither another acquirer nor a heartbeat waits. Leases granted meanwhile are compared too."""
     acquire(database, ann, "docs/**")
     compares, goes_on = threading.Event(), threading.Event()
     said: list[str] = []
@@ -235,8 +233,8 @@ def test_who_compares_patterns_for_long_holds_nobody_up(
     assert held(database) == [(ann.key, ("docs/**",)), (eve.key, ("src/a",))]
 
 
-def test_a_removed_agent_acquires_nothing(database: Database, ann: Holder) -> None:
-    """Nor does a session of it begin, though it was chosen a moment before."""
+def test_a_removed_agent_cannot_acquire(database: Database, ann: Holder) -> None:
+    """No session of it begins, even if it was selected before the removal."""
     agent_registry.remove(database, "ann")
     again = agent_registry.add(database, "ann")
     for holder in (ann, ann._replace(chain="C1")):
@@ -246,7 +244,7 @@ def test_a_removed_agent_acquires_nothing(database: Database, ann: Holder) -> No
     acquire(database, Holder("ann", again.id), "docs/**")
 
 
-def test_a_reason_is_one_line_that_can_be_kept(database: Database, ann: Holder) -> None:
+def test_a_reason_is_one_line(database: Database, ann: Holder) -> None:
     reason = "first\nsecond \x1b[31m\0 \udcff " + "long " * 1000
     kept = acquire(database, ann, "docs/**", reason=reason).lease.reason
     assert kept.startswith("first second \ufffd[31m\ufffd \ufffd long")
@@ -277,8 +275,8 @@ with Database.open(home) as database:
 
 
 @pytest.mark.timeout(600)
-def test_of_many_processes_that_acquire_at_once_one_wins(database: Database, home: Path) -> None:
-    """32 processes, 200 rounds; every pattern is another, and every two of them meet."""
+def test_one_of_many_concurrent_acquirers_wins(database: Database, home: Path) -> None:
+    """32 processes, 200 rounds. All patterns differ, and every two of them overlap."""
     racers = []
     for number in range(32):
         label = f"agent-{number}"
@@ -310,8 +308,8 @@ def _race(racers: list[subprocess.Popen[str]]) -> list[str]:
     return [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
 
 
-def test_a_generation_is_never_given_twice(opened: Callable[[Path], Database], home: Path) -> None:
-    """Whatever changes the leases begins another one, also from many threads at once."""
+def test_lease_generations_are_unique(opened: Callable[[Path], Database], home: Path) -> None:
+    """Every change of the leases begins a new one, also from many threads."""
     found: list[int] = []
 
     def work(number: int) -> None:

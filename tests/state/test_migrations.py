@@ -1,4 +1,4 @@
-"""A migration is done whole or not at all, and what there was before is kept."""
+"""A migration is complete or undone, and the previous data is kept."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def backups_in(home: Path) -> list[Path]:
     return sorted((home / "backups").glob("*")) if (home / "backups").exists() else []
 
 
-def test_the_migrations_make_the_tables_that_the_code_reads(database: Database) -> None:
+def test_the_migrations_create_the_tables_of_the_schema(database: Database) -> None:
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
         # The comments are for who reads the code; they are not kept in the database.
@@ -91,12 +91,12 @@ def test_the_migrations_make_the_tables_that_the_code_reads(database: Database) 
     assert migrate.newest() == schema.REVISION
 
 
-def test_every_column_is_explained() -> None:
+def test_every_column_has_a_comment() -> None:
     columns = [column for table in schema.metadata.sorted_tables for column in table.columns]
     assert [str(column) for column in columns if not (column.comment or "").endswith(".")] == []
 
 
-def test_an_upgrade_is_done_once_and_keeps_what_there_was(
+def test_an_upgrade_runs_once_and_keeps_the_data(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
     agent_registry.add(database, "ann")
@@ -127,10 +127,10 @@ def test_an_upgrade_is_done_once_and_keeps_what_there_was(
         pytest.param((ADDS, CHANGES, "commit()", 'op.drop_column("sessions", "host")'), id="it takes a column away"),
     ],
 )
-def test_a_migration_that_fails_leaves_everything_as_it_was(
+def test_a_failed_migration_changes_nothing(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]], lines: tuple[str, ...]
 ) -> None:
-    """Also where it has committed half of itself, and where it succeeds and the database is not healthy afterwards."""
+    """Also if it has committed half of its steps, and if it succeeds and the health check fails."""
     agent_registry.add(database, "ann")
     before = tables_in(database)
     with pytest.raises(StateError, match="the database is as it was at 0001"):
@@ -143,7 +143,7 @@ def test_a_migration_that_fails_leaves_everything_as_it_was(
         assert heartbeats.generation(connection) == 1
 
 
-def test_a_migration_that_is_killed_leaves_everything_as_it_was(
+def test_a_killed_migration_changes_nothing(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
     agent_registry.add(database, "ann")
@@ -156,10 +156,10 @@ def test_a_migration_that_is_killed_leaves_everything_as_it_was(
     assert migrate.upgrade(database) == ("0001", "0001", None)
 
 
-def test_a_migration_that_is_killed_after_half_of_it_is_put_back(
+def test_a_half_committed_migration_is_restored(
     database: Database, home: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
-    """Until then nobody uses the half that it has committed."""
+    """No process uses the committed half before."""
     agent_registry.add(database, "ann")
     before = tables_in(database)
     directories = scripts(ADDS, CHANGES, "commit()", "os.kill(os.getpid(), 9)")
@@ -193,7 +193,7 @@ def test_an_older_bonobofs_leaves_a_newer_database_alone(
     assert ": newer, schema 0002" in bonobofs("db", "status").stdout
 
 
-def test_while_a_session_is_live_nothing_is_migrated(
+def test_a_live_session_prevents_a_migration(
     database: Database, home: Path, source: Path, scripts: Callable[..., tuple[Path, ...]]
 ) -> None:
     more = scripts(ADDS)
@@ -205,7 +205,7 @@ def test_while_a_session_is_live_nothing_is_migrated(
     assert migrate.upgrade(database, more).after == "0002"
 
 
-def test_a_session_of_another_host_keeps_a_migration_out(
+def test_a_session_of_another_host_prevents_a_migration(
     database: Database,
     opened: Callable[[Path], Database],
     source: Path,
@@ -213,21 +213,21 @@ def test_a_session_of_another_host_keeps_a_migration_out(
     monkeypatch: pytest.MonkeyPatch,
     scripts: Callable[..., tuple[Path, ...]],
 ) -> None:
-    """It is known by its word alone, as its processes are not here."""
+    """Its heartbeats show that it is live, as its processes are on the other host."""
     monkeypatch.setenv("BONOBOFS_DATABASE", str(database.url.render_as_string(hide_password=False)))
     other = opened(tmp_path / "other")
     with session.open_session(source, agent="ann"), pytest.raises(StateError, match=r"sessions are live: ann on "):
         migrate.upgrade(other, scripts(ADDS))
 
 
-def test_without_a_backup_nothing_is_migrated(
+def test_a_migration_needs_a_backup(
     database: Database,
     home: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     scripts: Callable[..., tuple[Path, ...]],
 ) -> None:
-    """Where there is no pg_dump, or no place for the copy."""
+    """It is refused if pg_dump is missing or the copy does not fit."""
     if database.is_sqlite:
         (home / "backups").write_text("in the way")
     else:
@@ -238,8 +238,8 @@ def test_without_a_backup_nothing_is_migrated(
     assert tables_in(database) == before
 
 
-def test_the_commands_say_what_they_did(where: str, home: Path) -> None:
-    """From no database at all, by hand."""
+def test_the_db_commands_report_their_result(where: str, home: Path) -> None:
+    """From a missing database on."""
     assert "empty" in bonobofs("db", "status").stdout
     assert "created at 0001" in bonobofs("db", "upgrade").stdout
     assert "already at 0001" in bonobofs("db", "upgrade").stdout
@@ -263,7 +263,7 @@ def test_the_commands_say_what_they_did(where: str, home: Path) -> None:
         "postgresql://localhost:port/x",
     ],
 )
-def test_a_database_that_cannot_be_is_one_line_and_1(url: str, home: Path, source: Path) -> None:
+def test_an_invalid_database_is_a_one_line_error_with_exit_1(url: str, home: Path, source: Path) -> None:
     wrong = bonobofs("agent", "list", env={"BONOBOFS_DATABASE": url})
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
     assert any(word in wrong.stderr for word in ("DATABASE", "cannot be used", "cannot be made"))

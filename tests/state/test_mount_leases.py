@@ -50,7 +50,7 @@ def writes(path: Path) -> bool:
 
 
 def test_a_write_through_a_file_opened_before_the_lease_is_refused(mounted: Mounted, database: Database) -> None:
-    """Whatever the program does with it; and it may again when the lease has ended."""
+    """For every kind of write. After the lease it succeeds again."""
     world = mounted(policy=ALLOW_ALL)
     with open(world.path / "docs.md", "w+b", buffering=0) as file:
         file.write(b"before")
@@ -71,8 +71,8 @@ def test_a_write_through_a_file_opened_before_the_lease_is_refused(mounted: Moun
     assert (world.source / "docs.md").read_text() == "aftere"
 
 
-def test_nothing_changes_once_acquiring_has_returned(mounted: Mounted, database: Database) -> None:
-    """A program that writes without a pause is cut off between two writes, never after."""
+def test_no_change_of_another_agent_follows_acquire(mounted: Mounted, database: Database) -> None:
+    """A program that writes continuously is stopped between two writes."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "log").touch()
     refused = threading.Event()
@@ -95,7 +95,7 @@ def test_nothing_changes_once_acquiring_has_returned(mounted: Mounted, database:
     assert (world.source / "log").stat().st_size == size
 
 
-def test_a_lease_stays_when_the_policy_changes(mounted: Mounted, database: Database) -> None:
+def test_a_policy_change_keeps_the_leases(mounted: Mounted, database: Database) -> None:
     world = mounted(policy=ALLOW_ALL)
     acquire(database, "bob", "docs/**")
     (world.path / "docs").mkdir()
@@ -105,8 +105,8 @@ def test_a_lease_stays_when_the_policy_changes(mounted: Mounted, database: Datab
     assert writes(world.path / "a.md")
 
 
-def test_a_mount_that_does_not_know_the_leases_refuses_changes(mounted: Mounted, database: Database) -> None:
-    """While the process beside it is silent; reading goes on, and with the first word of it everything does."""
+def test_a_mount_with_unknown_leases_refuses_changes(mounted: Mounted, database: Database) -> None:
+    """While the companion is stopped. Reads go on, and changes succeed after the companion's first message."""
     world = mounted(policy=ALLOW_ALL)
     assert writes(world.path / "a.md")
     with stopped(companion_of(world.pid)):
@@ -121,7 +121,7 @@ def test_a_mount_that_does_not_know_the_leases_refuses_changes(mounted: Mounted,
 def test_two_hosts_share_leases_through_postgresql(
     mounted: Mounted, postgres: Postgres, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lease of one binds the other. While the server is away changes are refused, and nothing of it is lost."""
+    """A lease of one host applies on the other. During an outage changes are refused, and no lease is lost."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     here = mounted(policy=ALLOW_ALL, agent="ann")
     monkeypatch.setenv("BONOBOFS_HOME", str(tmp_path / "there"))
@@ -169,8 +169,8 @@ def _seen(directory: Path) -> dict[str, object]:
     return found
 
 
-def test_no_call_changes_what_another_has_leased(mounted: Mounted, database: Database) -> None:
-    """Nor makes, moves or takes away a name there; what was dirty in a mapping before never arrives."""
+def test_no_system_call_changes_a_path_leased_by_another_agent(mounted: Mounted, database: Database) -> None:
+    """No name is created, moved or removed there. Pages that a mapping made dirty before are not written."""
     world = mounted(policy=ALLOW_ALL)
     docs, free = world.path / "docs", world.path / "free"
     (docs / "sub").mkdir(parents=True)
@@ -232,8 +232,8 @@ def test_no_call_changes_what_another_has_leased(mounted: Mounted, database: Dat
     assert codes == {"LEASED"}
 
 
-def test_a_lease_binds_a_file_under_its_other_names(mounted: Mounted, database: Database) -> None:
-    """Under the name that is leased it is told whose it is; under another, that it has a name which is not allowed."""
+def test_a_lease_applies_to_every_name_of_a_file(mounted: Mounted, database: Database) -> None:
+    """Under the leased name the denial names the holder; under another, it says that one name is not allowed."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "docs").mkdir()
     (world.path / "docs/a").write_text("text")

@@ -1,4 +1,4 @@
-"""Sessions: the register, the end of a boot, and callers without a mount."""
+"""Sessions: the registry, the end of a boot, and callers without a mount."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted
 
 
-def test_what_is_kept_is_for_the_operator_alone(home: Path, mounted: Mounted) -> None:
-    """Directories and programs are 0700 and files 0600, whatever the umask."""
+def test_session_files_are_private_to_the_operator(home: Path, mounted: Mounted) -> None:
+    """Directories and programs are 0700 and files 0600, for every umask."""
     before = os.umask(0)
     try:
         mounted(policy=ALLOW_ALL)
@@ -33,8 +33,8 @@ def test_what_is_kept_is_for_the_operator_alone(home: Path, mounted: Mounted) ->
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-def test_a_session_is_on_record_as_contracts_say(mounted: Mounted) -> None:
-    """session.json holds who, where, what policy, which process and which boot."""
+def test_session_json_has_the_documented_fields(mounted: Mounted) -> None:
+    """Agent, source, policy, process and boot."""
     world = mounted(agent="ann")
     record = json.loads((world.home / "sessions" / world.session.session / "session.json").read_text())
     assert list(record) == [
@@ -61,8 +61,8 @@ def test_a_session_is_on_record_as_contracts_say(mounted: Mounted) -> None:
     assert list(record["policy"]) == ["origin", "digest", "generation"]
 
 
-def test_whoami_is_the_session_that_is_registered(mounted: Mounted) -> None:
-    """Inside the mount an agent reads who it is; it cannot say otherwise."""
+def test_whoami_shows_the_registered_session(mounted: Mounted) -> None:
+    """An agent in the mount can read its identity and cannot change it."""
     world = mounted(agent="ann", role="worker")
     who = json.loads((world.path / ".bonobofs" / "whoami.json").read_text())
     made = world.session
@@ -83,8 +83,8 @@ def test_whoami_is_the_session_that_is_registered(mounted: Mounted) -> None:
     }
 
 
-def test_after_an_unclean_boot_the_differences_are_entered(mounted: Mounted) -> None:
-    """What the record does not say is entered in the next session's trail, once, under protect as an alert."""
+def test_differences_after_an_unclean_boot_are_recorded(mounted: Mounted) -> None:
+    """Unrecorded differences are entries of the next session's trail, once, and alerts if protected."""
     world = mounted(policy=ALLOW_ALL + '[[protect]]\npaths = ["secret/"]\n')
     (world.source / "secret").mkdir()
     (world.path / "known.md").write_text("as recorded")
@@ -109,8 +109,8 @@ def test_after_an_unclean_boot_the_differences_are_entered(mounted: Mounted) -> 
     session.unmount_session(world.home, world.path)
 
 
-def test_after_a_crash_within_one_boot_nothing_is_compared(mounted: Mounted) -> None:
-    """A killed process loses no record, so nothing can be missing."""
+def test_a_crash_within_one_boot_needs_no_comparison(mounted: Mounted) -> None:
+    """A killed process loses no record, so none can be missing."""
     world = mounted(policy=ALLOW_ALL)
     world.kill()
     (world.source / "behind").touch()
@@ -118,8 +118,8 @@ def test_after_a_crash_within_one_boot_nothing_is_compared(mounted: Mounted) -> 
     assert not [entry for entry in again.entries() if entry.operation == "out_of_band"]
 
 
-def test_a_python_caller_works_through_the_same_door(home: Path, source: Path) -> None:
-    """`open_session` gives a guard with a record of its own, which is closed at the end."""
+def test_open_session_enforces_the_policy_without_a_mount(home: Path, source: Path) -> None:
+    """It returns a guard with its own record, which is closed at the end."""
     with session.open_session(source, agent="ann") as opened:
         with opened.guard.authorize(Request(Operation.MKDIR, WorkspacePath("aidlc-docs"), Kind.DIRECTORY), Context()):
             (source / "aidlc-docs").mkdir()
@@ -139,8 +139,8 @@ def test_a_session_without_a_mount_refuses_the_same_sources(home: Path) -> None:
         pass
 
 
-def test_the_shipped_roles_hold_in_a_mount(mounted: Mounted) -> None:
-    """`mount --role impl` writes what the rules admit, `--role control` nothing; each reads what it may do."""
+def test_the_shipped_roles_apply_in_a_mount(mounted: Mounted) -> None:
+    """`mount --role impl` may write as its rules allow, `--role control` may not. Each can read its rights."""
     impl, control, unknown = (mounted(role=role, agent=role) for role in ("impl", "control", "unheard-of"))
     (impl.path / "tests").mkdir()
     (impl.path / "tests/test_a.py").write_text("assert True\n")
@@ -156,7 +156,7 @@ def test_the_shipped_roles_hold_in_a_mount(mounted: Mounted) -> None:
     assert json.loads((unknown.path / ".bonobofs/whoami.json").read_text())["tools"] == []
 
 
-def test_a_tool_beside_a_mount_writes_what_the_mount_shows(mounted: Mounted) -> None:
+def test_a_file_written_by_a_tool_shows_in_the_mount(mounted: Mounted) -> None:
     world = mounted(role="impl")
     assert not (world.path / "tests").exists()
     with session.open_session(world.source, agent="ann", role="impl") as opened:
