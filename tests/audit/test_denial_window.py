@@ -1,4 +1,4 @@
-"""Denials of one agent count together, in whichever of its sessions they happen."""
+"""The denials of one agent are counted together over all its sessions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_mounts_of_one_agent_count_together(home: Path, mounted: Mounted) -> Non
     assert alert.agent == "ann"
 
 
-def test_an_alert_comes_once_in_its_window_and_again_after_it(tmp_path: Path) -> None:
+def test_an_alert_is_raised_once_per_window(tmp_path: Path) -> None:
     path = tmp_path / "denials" / "agent"
     assert [DenialWindow(path).add() for _ in range(6)] == [False, False, True, False, False, False]
     now = clock_gettime(CLOCK_BOOTTIME)
@@ -53,14 +53,14 @@ def test_an_alert_comes_once_in_its_window_and_again_after_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"half", b"\xff" * 32, struct.pack("=4d", *[1e12] * 4)])
-def test_a_file_that_is_damaged_or_of_an_earlier_boot_starts_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_or_old_window_file_is_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "agent"
     path.write_bytes(content)
     assert [DenialWindow(path).add() for _ in range(3)] == [False, False, True]
 
 
-def test_a_file_that_cannot_be_had_leaves_the_count_of_the_session(tmp_path: Path) -> None:
-    """A directory in its place, or a lock that another process keeps, stops nothing."""
+def test_without_the_window_file_the_session_counts_alone(tmp_path: Path) -> None:
+    """If a directory is in its place, or another process keeps its lock, the session continues."""
     (tmp_path / "agent").mkdir()
     window = DenialWindow(tmp_path / "agent")
     assert [window.add() for _ in range(3)] == [False, False, True]
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_had_leaves_the_count_of_the_session(tmp_path: Pat
         os.close(descriptor)
 
 
-def test_recent_and_filter_by_agent_answer_for_all_sessions(create: Create, tmp_path: Path) -> None:
+def test_recent_and_filter_by_agent_cover_all_sessions(create: Create, tmp_path: Path) -> None:
     first, second = create(tmp_path, "s1", "alice"), create(tmp_path, "s2", "bob")
     for number in range(4):
         (first, second)[number % 2].event("note", {"n": number})

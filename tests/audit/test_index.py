@@ -1,4 +1,4 @@
-"""The index says what the trails say, however it came to be: at once, bit by bit, killed between, or built anew."""
+"""The index has exactly the content of the trails: after one read, many reads, a kill or a rebuild."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def joined(entries: Iterable[AuditEntry]) -> list[Change]:
 
 
 def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Create, home: Path, index: Index) -> None:
-    """An outcome may come long after its intent, and in another reading."""
+    """The outcome may be recorded long after its intent, and indexed in a later read."""
     trail = create(home / "trails")
     first = trail.intent(Operation.WRITE_FILE, "long", "modify", "code")
     change(trail, "short")
@@ -119,10 +119,10 @@ def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Crea
         ("a+b[c]\nd", ["a+b[c]\nd"]),
     ],
 )
-def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(
+def test_a_path_filter_includes_everything_below_and_a_pattern_its_matches(
     create: Create, home: Path, index: Index, asked: str, found: list[str]
 ) -> None:
-    """A character is one, however many bytes it has, and whether or not the bytes are text."""
+    """One character is one, for any number of bytes, and for bytes that are not UTF-8."""
     trail = create(home / "trails")
     change(trail, "docs/a.md")
     change(trail, "docs/deep/b.md")
@@ -137,7 +137,7 @@ def test_a_path_means_all_below_it_and_a_pattern_what_it_matches(
 
 
 def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index) -> None:
-    """By agent, session, operation, rule, result and time, alone and together."""
+    """By agent, session, operation, rule, result and time, singly and combined."""
     trail, other = create(home / "trails"), create(home / "trails", "t", "bob")
     change(trail, "made")
     change(trail, "failed", error=28)
@@ -160,8 +160,8 @@ def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index
     assert len(paths(index, since=past, until=soon)) == 5
 
 
-def test_changes_are_counted_by_what_they_share(create: Create, home: Path, index: Index) -> None:
-    """A refusal that repeats counts as often as it was asked; alerts are no changes."""
+def test_changes_are_grouped_and_counted(create: Create, home: Path, index: Index) -> None:
+    """A repeated denial counts every repetition. Alerts are not changes."""
     trail = create(home / "trails")
     change(trail, "a.md")
     trail.denial_repeats(trail.denial(DENIED, "create"), DENIED, 41)
@@ -178,8 +178,8 @@ def test_changes_are_counted_by_what_they_share(create: Create, home: Path, inde
     assert len(index.count(IndexQuery(), GroupBy.PATH, most=1)) == 1
 
 
-def test_changes_come_by_time_and_each_trail_keeps_its_own_order(create: Create, home: Path, index: Index) -> None:
-    """Also where a clock was set back."""
+def test_changes_are_sorted_by_time_and_each_trail_keeps_its_order(create: Create, home: Path, index: Index) -> None:
+    """Also if a clock was set back."""
     one, two = create(home / "trails", "one"), create(home / "trails", "two")
     now = datetime(2026, 1, 31, 12, tzinfo=UTC)
     for trail, seconds in ((one, 1), (one, 5), (one, 2), (two, 3), (two, 6)):
@@ -189,8 +189,8 @@ def test_changes_come_by_time_and_each_trail_keeps_its_own_order(create: Create,
     assert paths(index) == ["one1", "two3", "one5", "one2", "two6"]
 
 
-def test_a_line_in_the_making_waits_for_its_end(create: Create, home: Path, index: Index) -> None:
-    """It is neither shown nor passed over."""
+def test_an_incomplete_line_is_read_when_it_is_complete(create: Create, home: Path, index: Index) -> None:
+    """It is neither shown nor skipped."""
     trail = create(home / "trails")
     change(trail, "a")
     trail.flush()
@@ -202,8 +202,8 @@ def test_a_line_in_the_making_waits_for_its_end(create: Create, home: Path, inde
     assert [each.outcome is not None for each in index.changes(IndexQuery())] == [True]
 
 
-def test_a_trail_that_was_redone_is_read_anew_and_told(create: Create, home: Path, index: Index) -> None:
-    """What had been read must not stand beside what is there now; a trail that is gone is forgotten."""
+def test_a_rewritten_trail_is_read_again_and_reported(create: Create, home: Path, index: Index) -> None:
+    """The old rows are removed. The rows of a deleted trail are removed too."""
     trail, other = create(home / "trails"), create(home / "trails", "t")
     change(trail, "before")
     change(other, "other")
@@ -222,8 +222,8 @@ def test_a_trail_that_was_redone_is_read_anew_and_told(create: Create, home: Pat
     assert paths(index) == ["after!"]
 
 
-def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(create: Create, home: Path, index: Index) -> None:
-    """It is told."""
+def test_an_unreadable_trail_does_not_block_others(create: Create, home: Path, index: Index) -> None:
+    """It is reported."""
     (home / "trails" / "a.jsonl").mkdir()
     change(trail := create(home / "trails", "b"), "read")
     trail.flush()
@@ -232,8 +232,8 @@ def test_a_trail_that_cannot_be_read_does_not_keep_the_others_out(create: Create
     assert paths(index) == ["read"]
 
 
-def test_a_writer_that_never_rests_keeps_nobody_waiting(create: Create, home: Path, index: Index) -> None:
-    """What it adds while it is read is for the next look, so that other trails have their turn."""
+def test_a_continuous_writer_does_not_delay_other_trails(create: Create, home: Path, index: Index) -> None:
+    """Entries written during a read are left for the next read."""
     restless, other = create(home / "trails", "a"), create(home / "trails", "b")
     change(restless, "first")
     restless.flush()
@@ -249,8 +249,8 @@ def test_a_writer_that_never_rests_keeps_nobody_waiting(create: Create, home: Pa
     assert "other" in paths(index)
 
 
-def test_whoever_must_end_does_not_wait_for_another_reader(create: Create, home: Path, index: Index) -> None:
-    """A query that was stopped in a terminal, for instance, must not keep the daemon from ending."""
+def test_a_stop_request_ends_the_wait_for_another_reader(create: Create, home: Path, index: Index) -> None:
+    """For instance, a query stopped in a terminal must not prevent the daemon from ending."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
     with (home / "index.lock").open("w") as held:
@@ -259,8 +259,8 @@ def test_whoever_must_end_does_not_wait_for_another_reader(create: Create, home:
     assert index.catch_up().entries == 2
 
 
-def test_a_trail_of_the_same_size_with_another_content_is_told(create: Create, home: Path, index: Index) -> None:
-    """Also to a reader that has just seen it."""
+def test_a_trail_replaced_at_the_same_size_is_reported(create: Create, home: Path, index: Index) -> None:
+    """Also to a reader that has just read it."""
     change(trail := create(home / "trails"), "plan")  # which no hash can hold
     trail.flush()
     assert [index.catch_up().entries for _ in range(3)] == [2, 0, 0]
@@ -271,10 +271,8 @@ def test_a_trail_of_the_same_size_with_another_content_is_told(create: Create, h
     assert paths(index)[0] == "text"
 
 
-def test_what_one_reader_has_taken_in_no_other_takes_in_again(
-    create: Create, home: Path, index: Index, tables: IndexTables
-) -> None:
-    """Also where a state directory was copied with its name, so that two readers hold two locks."""
+def test_two_readers_index_each_entry_once(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
+    """Also if a state directory was copied with its name, so that two readers have two locks."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
     entered = tables.enter_trail("here", "s")
@@ -284,8 +282,8 @@ def test_what_one_reader_has_taken_in_no_other_takes_in_again(
     assert paths(index) == ["a"]
 
 
-def test_any_name_of_a_trail_can_be_kept(create: Create, home: Path, index: Index) -> None:
-    """Also one that is no text: it must not keep the others out."""
+def test_any_trail_name_can_be_indexed(create: Create, home: Path, index: Index) -> None:
+    """A name that is not UTF-8 must not block other trails."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
     odd = home / "trails" / "\udcff\\.jsonl"
@@ -296,8 +294,8 @@ def test_any_name_of_a_trail_can_be_kept(create: Create, home: Path, index: Inde
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
-def test_a_moment_that_has_no_name_elsewhere_is_damage(create: Create, home: Path, index: Index, moment: str) -> None:
-    """It is shown as a line that is no entry, and nobody stumbles over it."""
+def test_a_timestamp_out_of_range_is_a_damaged_line(create: Create, home: Path, index: Index, moment: str) -> None:
+    """It is shown as a line that is no entry, and causes no error."""
     trail = create(home / "trails")
     trail.event("e")
     document = json.loads(trail.path.read_bytes())
@@ -307,10 +305,10 @@ def test_a_moment_that_has_no_name_elsewhere_is_damage(create: Create, home: Pat
     assert [each.entry.operation for each in index.changes(IndexQuery())] == ["e", UNREADABLE]
 
 
-def test_nothing_is_left_out_where_lines_are_doubled_or_damaged(
+def test_doubled_and_damaged_lines_are_indexed(
     create: Create, home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Damage is shown as it stands, in whichever reading it comes."""
+    """They are shown unchanged, in whichever read they occur."""
     trail = create(home / "trails")
     change(trail, "a")
     trail.flush()
@@ -336,13 +334,13 @@ _ENTRIES = st.lists(
 
 @settings(deadline=None)
 @given(entries=_ENTRIES, at_once=st.integers(1, 7), cuts=st.lists(st.integers(0, 30), max_size=3))
-def test_however_it_is_read_the_index_says_what_the_trail_says(
+def test_the_index_equals_the_trail_for_reads_of_any_size(
     tmp_path_factory: pytest.TempPathFactory,
     entries: list[tuple[str, int, str]],
     at_once: int,
     cuts: list[int],
 ) -> None:
-    """In one reading or in many, of whichever size; and built anew it is the same."""
+    """After a rebuild it is the same."""
     home = tmp_path_factory.mktemp("home")
     (home / "trails").mkdir()
     with creating() as create:
@@ -384,8 +382,8 @@ def test_however_it_is_read_the_index_says_what_the_trail_says(
 
 @settings(deadline=None)
 @given(st.text(st.characters()))
-def test_every_text_has_one_form_in_the_tables(text: str) -> None:
-    """ASCII, and it can be read back."""
+def test_every_text_has_one_encoding_in_the_tables(text: str) -> None:
+    """It is ASCII and can be decoded."""
     stored = encode_text(text)
     assert stored.isascii()
     assert "\0" not in stored
@@ -393,7 +391,7 @@ def test_every_text_has_one_form_in_the_tables(text: str) -> None:
 
 
 def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: Index) -> None:
-    """The cursor moves with what was read, wherever it is stopped."""
+    """The cursor moves in the transaction of the rows, at whichever step the reader is killed."""
     trail = create(home / "trails")
     for number in range(3000):
         change(trail, f"d{number % 7}/f{number}")
@@ -425,8 +423,8 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
     assert index.catch_up().entries == 0
 
 
-def test_a_hundred_trails_that_grow_are_all_kept_up_with(create: Create, home: Path, index: Index) -> None:
-    """Whichever of them have grown since the last look."""
+def test_the_index_follows_a_hundred_growing_trails(create: Create, home: Path, index: Index) -> None:
+    """Whichever of them have grown since the last read."""
     trails = [create(home / "trails", f"s{number:03}") for number in range(100)]
     for turn in range(5):
         for trail in trails[turn::3]:
@@ -439,10 +437,8 @@ def test_a_hundred_trails_that_grow_are_all_kept_up_with(create: Create, home: P
         assert found == joined(read(trail.path))
 
 
-def test_an_index_that_is_built_anew_while_trails_grow_has_each_entry_once(
-    create: Create, home: Path, tables: IndexTables
-) -> None:
-    """Beside another that keeps up, as a daemon does."""
+def test_a_rebuild_during_writes_has_each_entry_once(create: Create, home: Path, tables: IndexTables) -> None:
+    """A daemon updates the index at the same time."""
     trails = [create(home / "trails", name) for name in "abc"]
     ended = threading.Event()
 
@@ -471,8 +467,8 @@ def test_an_index_that_is_built_anew_while_trails_grow_has_each_entry_once(
         assert list(index.changes(IndexQuery(session=trail.identity.session))) == joined(read(trail.path))
 
 
-def test_tables_of_another_version_are_made_anew(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
-    """They are derived, so nothing is lost by it."""
+def test_tables_of_another_version_are_rebuilt(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
+    """They are derived from the trails, so no data is lost."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
     index.catch_up()
@@ -486,8 +482,8 @@ def test_tables_of_another_version_are_made_anew(create: Create, home: Path, ind
     assert paths(anew) == ["a"]
 
 
-def test_several_may_make_the_tables_at_once(home: Path, tables: IndexTables) -> None:
-    """A daemon and a query, for instance, on a state directory that is new."""
+def test_concurrent_processes_may_create_the_tables(home: Path, tables: IndexTables) -> None:
+    """For instance a daemon and a query on a new state directory."""
     with tables.engine.begin() as connection:
         METADATA.drop_all(connection)
     with ThreadPoolExecutor(8) as pool:
@@ -496,15 +492,15 @@ def test_several_may_make_the_tables_at_once(home: Path, tables: IndexTables) ->
     assert Index(home, "here", tables).catch_up().entries == 0
 
 
-def test_an_index_that_is_none_is_told_in_one_line(home: Path) -> None:
-    """And with what can be read without it."""
+def test_an_invalid_index_is_a_one_line_error(home: Path) -> None:
+    """The line names what can be read without it."""
     (home / "index.db").write_bytes(b"something else, longer than the header of a database" * 100)
     with pytest.raises(StateError, match=r"cannot be used: .*audit tail.*--rebuild"):
         IndexTables(sqlite_engine(home / "index.db"))
 
 
-def test_an_index_that_is_damaged_can_be_built_anew(create: Create, home: Path) -> None:
-    """Whether it is found when it is opened, or later."""
+def test_a_damaged_index_can_be_rebuilt(create: Create, home: Path) -> None:
+    """Whether the damage is found at the opening or later."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
     with session.open_index(home) as index:
@@ -519,10 +515,10 @@ def test_an_index_that_is_damaged_can_be_built_anew(create: Create, home: Path) 
             assert paths(index) == ["a"]
 
 
-def test_an_older_version_leaves_the_index_of_a_newer_one(
+def test_an_older_version_keeps_the_index_of_a_newer_one(
     home: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hosts that share it would drop each other's tables for ever."""
+    """Otherwise hosts that share it would drop each other's tables in turn."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     tables = open_tables(home)
     with tables.engine.begin() as connection:
@@ -532,15 +528,15 @@ def test_an_older_version_leaves_the_index_of_a_newer_one(
     tables.close()
 
 
-def test_every_column_says_what_it_holds() -> None:
+def test_every_index_column_has_a_comment() -> None:
     """The schema is explained where it is made."""
     assert all(column.comment for table in (SCHEMA, TRAILS, CHANGES) for column in table.columns)
 
 
-def test_two_state_directories_share_an_index_and_each_keeps_its_own(
+def test_two_state_directories_may_share_an_index(
     create: Create, home: Path, index: Index, tables: IndexTables, tmp_path: Path
 ) -> None:
-    """What one forgets or builds anew is its own trails; what is asked is of both."""
+    """Each removes and rebuilds only the rows of its own trails. A query covers both."""
     there = tmp_path / "there"
     (there / "trails").mkdir(parents=True)
     other = Index(there, "there", tables)

@@ -1,4 +1,4 @@
-"""Whatever is asked of the index, it answers as whoever reads the trails from their beginnings would."""
+"""The index answers every query as a scan of the trails does."""
 
 from __future__ import annotations
 
@@ -147,8 +147,10 @@ def told(changes: list[Change]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_answers_as_the_trails_do(home: Path, index: Index, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By agent, session, path, operation, rule, result and time, alone and together, and so do its counts."""
+def test_the_index_answers_as_a_scan_of_the_trails(
+    home: Path, index: Index, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By agent, session, path, operation, rule, result and time, singly and combined, and so do its counts."""
     chance = random.Random(seed)
     monkeypatch.setattr(module, "ENTRIES_AT_ONCE", chance.randint(1, 50))
     write_trails(home, chance)
@@ -165,7 +167,7 @@ def test_it_answers_as_the_trails_do(home: Path, index: Index, seed: int, monkey
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_rules_that_refused_most_are_the_same_by_either_way(home: Path, index: Index, seed: int) -> None:
+def test_the_most_frequent_rules_are_equal_by_index_report_and_scan(home: Path, index: Index, seed: int) -> None:
     """By a count of the index, by a report, and by the trails."""
     write_trails(home, random.Random(seed))
     index.catch_up()

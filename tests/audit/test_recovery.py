@@ -1,4 +1,4 @@
-"""After power loss the next session says where the source is not as the record says, and says nothing else."""
+"""After power loss, the next session reports exactly the paths where source and record differ."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def past(tmp_path: Path) -> Iterator[Past]:
     made.trail.close()
 
 
-def test_what_changed_before_the_record_was_last_whole_needs_no_explanation(past: Past) -> None:
+def test_a_change_before_the_last_synced_entry_is_not_compared(past: Past) -> None:
     (past.source / "old").write_text("x")
     past.settle(+HOUR)
     assert past.differences() == {}
 
 
-def test_every_kind_of_thing_that_came_or_changed_unrecorded_is_told(past: Past) -> None:
+def test_every_unrecorded_new_or_changed_file_kind_is_reported(past: Past) -> None:
     (past.source / "d/deep").mkdir(parents=True)
     (past.source / "d/deep/file\n\udcff").write_text("x")
     (past.source / "link").symlink_to("/etc")
@@ -119,8 +119,8 @@ def test_a_recorded_change_explains_its_path_and_its_directory(past: Past) -> No
     assert past.differences() == {}
 
 
-def test_what_a_gate_did_to_no_file_explains_no_file(past: Past) -> None:
-    """Nor does the end of a worktree take the root with it."""
+def test_a_gate_operation_without_files_explains_no_file(past: Past) -> None:
+    """Nor does the removal of a worktree explain the root."""
     (past.source / "file").write_text("12345")
     past.enter(Operation.CREATE_FILE, "file", "create", size=5)
     past.enter(Operation.CREATE_WORKTREE, "", "create", guard="git")
@@ -129,19 +129,19 @@ def test_what_a_gate_did_to_no_file_explains_no_file(past: Past) -> None:
     assert past.differences() == {}
 
 
-def test_a_record_of_another_time_explains_nothing(past: Past) -> None:
+def test_an_entry_of_another_time_explains_no_difference(past: Past) -> None:
     (past.source / "file").write_text("12345")
     past.enter(Operation.CREATE_FILE, "file", "create", size=5, at=-HOUR / 2)
     assert past.differences() == {"": CHANGED, "file": CHANGED}
 
 
-def test_a_run_of_writes_explains_what_happened_until_it_settled(past: Past) -> None:
+def test_a_write_batch_explains_changes_until_it_was_closed(past: Past) -> None:
     (past.source / "file").write_text("12345")
     past.enter(Operation.WRITE_FILE, "file", "modify", size=5, at=-HOUR, took=HOUR + 1)
     assert past.differences() == {}
 
 
-def test_an_intent_without_outcome_explains_whatever_became_of_it(past: Past) -> None:
+def test_an_intent_without_outcome_explains_both_states(past: Past) -> None:
     past.enter(Operation.CREATE_FILE, "made", "create", at=-HOUR, took=None)
     past.enter(Operation.CREATE_FILE, "not made", "create", at=-HOUR, took=None)
     past.enter(Operation.DELETE_FILE, "not deleted", "delete", at=-HOUR, took=None)
@@ -151,7 +151,7 @@ def test_an_intent_without_outcome_explains_whatever_became_of_it(past: Past) ->
     assert past.differences() == {}
 
 
-def test_what_the_record_says_is_there_and_is_not_is_told_once(past: Past) -> None:
+def test_a_missing_recorded_file_is_reported_once(past: Past) -> None:
     past.enter(Operation.MKDIR, "d", "create")
     past.enter(Operation.CREATE_FILE, "d/file", "create", size=0)
     past.enter(Operation.CREATE_FILE, "old directory/file", "create", size=0)
@@ -159,14 +159,14 @@ def test_what_the_record_says_is_there_and_is_not_is_told_once(past: Past) -> No
     assert past.differences() == {"d": ABSENT, "old directory/file": ABSENT, "changed": ABSENT}
 
 
-def test_what_the_record_says_is_gone_and_is_there_is_told(past: Past) -> None:
+def test_a_recorded_deletion_of_an_existing_file_is_reported(past: Past) -> None:
     (past.source / "file").write_text("x")
     past.enter(Operation.DELETE_FILE, "file", "delete")
     past.enter(Operation.DELETE_FILE, "gone", "delete")
     assert past.differences() == {"file": THERE}
 
 
-def test_a_deletion_that_failed_removed_nothing(past: Past) -> None:
+def test_a_failed_deletion_is_not_expected_to_remove_the_file(past: Past) -> None:
     (past.source / "file").write_text("x")
     past.enter(Operation.DELETE_FILE, "file", "delete", result="error")
     assert past.differences() == {}
@@ -178,21 +178,21 @@ def test_a_file_that_became_a_directory_is_not_searched_below(past: Past) -> Non
     assert past.differences() == {"": CHANGED, "d/file": ABSENT}
 
 
-def test_a_size_that_is_not_the_recorded_one_is_told(past: Past) -> None:
+def test_a_size_that_differs_from_the_record_is_reported(past: Past) -> None:
     (past.source / "file").write_text("12345")
     past.enter(Operation.CREATE_FILE, "file", "create", size=7)
     past.enter(Operation.SET_MODE, "file", "modify")
     assert past.differences() == {"file": "holds 5 bytes, and the record says 7"}
 
 
-def test_the_last_change_of_the_content_says_the_size(past: Past) -> None:
+def test_the_last_content_change_determines_the_size(past: Past) -> None:
     (past.source / "file").write_text("12345")
     past.enter(Operation.CREATE_FILE, "file", "create", size=7)
     past.enter(Operation.TRUNCATE, "file", "modify")
     assert past.differences() == {}
 
 
-def test_a_run_that_settles_after_another_change_does_not_say_the_size(past: Past) -> None:
+def test_a_write_batch_closed_after_another_change_does_not_determine_the_size(past: Past) -> None:
     (past.source / "file").write_text("12345")
     run = past.trail.intent(Operation.WRITE_FILE, "file", "modify", "code")
     past.enter(Operation.TRUNCATE, "file", "modify")
@@ -201,7 +201,7 @@ def test_a_run_that_settles_after_another_change_does_not_say_the_size(past: Pas
     assert past.differences() == {}
 
 
-def test_renaming_a_directory_takes_along_what_is_known_below_it(past: Past) -> None:
+def test_a_directory_rename_moves_the_recorded_paths_below(past: Past) -> None:
     past.enter(Operation.MKDIR, "old", "create")
     past.enter(Operation.CREATE_FILE, "old/here", "create", size=5)
     past.enter(Operation.CREATE_FILE, "old/lost", "create", size=5)
@@ -211,7 +211,7 @@ def test_renaming_a_directory_takes_along_what_is_known_below_it(past: Past) -> 
     assert past.differences() == {"new/lost": ABSENT}
 
 
-def test_an_exchange_takes_both_sides_along(past: Past) -> None:
+def test_an_exchange_moves_the_recorded_paths_of_both_sides(past: Past) -> None:
     past.enter(Operation.CREATE_FILE, "one", "create", size=1)
     past.enter(Operation.CREATE_FILE, "two", "create", size=2)
     past.enter(Operation.RENAME, "one", "modify", details={"to": "two", "exchange": True})
@@ -220,7 +220,7 @@ def test_an_exchange_takes_both_sides_along(past: Past) -> None:
     assert past.differences() == {}
 
 
-def test_a_rename_onto_another_name_of_the_same_file_leaves_both(past: Past) -> None:
+def test_a_rename_onto_another_name_of_the_same_file_keeps_both(past: Past) -> None:
     (past.source / "one").write_text("x")
     (past.source / "two").hardlink_to(past.source / "one")
     past.enter(Operation.LINK, "two", "create", details={"from": "one"})
@@ -228,14 +228,14 @@ def test_a_rename_onto_another_name_of_the_same_file_leaves_both(past: Past) -> 
     assert past.differences() == {}
 
 
-def test_a_file_of_several_names_is_explained_by_any_of_them(past: Past) -> None:
+def test_a_hard_linked_file_is_explained_by_any_of_its_names(past: Past) -> None:
     (past.source / "one").write_text("x")
     (past.source / "two").hardlink_to(past.source / "one")
     past.enter(Operation.SET_MODE, "one", "modify")
     assert past.differences() == {}
 
 
-def test_a_deleted_name_explains_the_others(past: Past) -> None:
+def test_a_deleted_name_explains_the_other_names(past: Past) -> None:
     (past.source / "one").write_text("x")
     (past.source / "two").hardlink_to(past.source / "one")
     (past.source / "three").hardlink_to(past.source / "one")
@@ -244,14 +244,14 @@ def test_a_deleted_name_explains_the_others(past: Past) -> None:
     assert past.differences() == {}
 
 
-def test_an_unexplained_file_of_several_names_is_told_under_each(past: Past) -> None:
+def test_an_unexplained_hard_linked_file_is_reported_under_each_name(past: Past) -> None:
     past.settle(-HOUR)
     (past.source / "one").write_text("x")
     (past.source / "two").hardlink_to(past.source / "one")
     assert past.differences() == dict.fromkeys(["", "one", "two"], CHANGED)
 
 
-def test_a_session_that_ended_cleanly_explains_and_asks_nothing(past: Past, tmp_path: Path) -> None:
+def test_a_cleanly_ended_session_is_not_compared(past: Past, tmp_path: Path) -> None:
     later = Past(tmp_path, "t")
     later.enter(Operation.CREATE_FILE, "file", "create", size=1)
     (past.source / "file").write_text("x")
@@ -262,14 +262,14 @@ def test_a_session_that_ended_cleanly_explains_and_asks_nothing(past: Past, tmp_
     assert past.differences(later) == {}
 
 
-def test_without_a_head_the_last_entry_is_the_moment(past: Past) -> None:
+def test_without_a_head_the_comparison_starts_at_the_last_entry(past: Past) -> None:
     past.head.unlink()
     past.enter(Operation.CREATE_FILE, "old", "create", at=-HOUR)
     (past.source / "file").write_text("x")
     assert past.differences() == {"": CHANGED, "file": CHANGED, "old": ABSENT}
 
 
-def test_what_was_told_once_is_not_told_again(past: Past, tmp_path: Path) -> None:
+def test_a_difference_is_reported_once(past: Past, tmp_path: Path) -> None:
     (past.source / "file").write_text("x")
     past.enter(Operation.DELETE_FILE, "file", "delete", at=-1)
     found = list(compare(past.source, [(past.trail.path, past.head)]))
@@ -280,7 +280,7 @@ def test_what_was_told_once_is_not_told_again(past: Past, tmp_path: Path) -> Non
     following.trail.close()
 
 
-def test_differences_are_entered_and_those_under_protect_are_alerts_too(past: Past) -> None:
+def test_differences_are_recorded_and_protected_ones_are_alerts_too(past: Past) -> None:
     found = [Difference("conftest.py", ABSENT), Difference("a\nb", THERE)]
     assert enter(past.trail, found, lambda path: path == "conftest.py") == 2
     entries = list(read(past.trail.path))
@@ -291,7 +291,7 @@ def test_differences_are_entered_and_those_under_protect_are_alerts_too(past: Pa
     ]
 
 
-def test_of_very_many_differences_the_rest_are_counted_and_no_alert_is_left_out(past: Past) -> None:
+def test_many_differences_are_counted_and_every_alert_is_recorded(past: Past) -> None:
     found = (Difference(f"f{number}", ABSENT) for number in range(MOST + 3))
     assert enter(past.trail, found, lambda path: path == f"f{MOST + 1}") == MOST + 3
     entries = list(read(past.trail.path))
@@ -300,7 +300,7 @@ def test_of_very_many_differences_the_rest_are_counted_and_no_alert_is_left_out(
     assert entries[-1].details == {"more": 2}
 
 
-def test_a_tree_deeper_than_a_path_may_be_long_is_compared(past: Past) -> None:
+def test_a_tree_deeper_than_path_max_is_compared(past: Past) -> None:
     past.settle(+HOUR)
     here = os.open(past.source, os.O_RDONLY)
     for _ in range(450):
@@ -315,7 +315,7 @@ def test_a_tree_deeper_than_a_path_may_be_long_is_compared(past: Past) -> None:
     assert past.differences() == {f"{deep}/lost": ABSENT, f"{gone}/lost": ABSENT}
 
 
-def test_what_was_held_apart_says_nothing_of_the_source(past: Past) -> None:
+def test_changes_of_other_layers_are_not_expected_in_the_source(past: Past) -> None:
     (past.source / "target").mkdir()
     (past.source / "target/old").write_text("x")
     past.enter(Operation.MKDIR, "target", "create", took=60)
@@ -329,7 +329,7 @@ def test_what_was_held_apart_says_nothing_of_the_source(past: Past) -> None:
     assert past.differences() == {}
 
 
-def test_what_came_from_a_held_name_is_expected_with_any_size(past: Past) -> None:
+def test_a_published_staged_file_is_expected_with_any_size(past: Past) -> None:
     for name in ("over", "fresh", "lost", "linked"):
         past.enter(Operation.CREATE_FILE, "x.tmp", "create", details={"layer": "temporary"})
         if name == "over":
@@ -341,8 +341,8 @@ def test_what_came_from_a_held_name_is_expected_with_any_size(past: Past) -> Non
     assert past.differences() == {"lost": ABSENT}
 
 
-def test_the_name_by_way_of_which_content_comes_is_explained_where_it_was_left(past: Past) -> None:
-    """Killed between the link and the rename; the next session takes it away."""
+def test_a_temporary_name_left_by_a_killed_write_is_explained(past: Past) -> None:
+    """The process was killed between the link and the rename. The next session removes the name."""
     (past.source / "d").mkdir()
     left, other = stray_name(), stray_name()
     for name in ("file", left, other):
@@ -353,8 +353,10 @@ def test_the_name_by_way_of_which_content_comes_is_explained_where_it_was_left(p
     assert past.differences() == {f"d/{other}": CHANGED}
 
 
-def test_what_a_gate_has_touched_is_explained_though_it_is_not_named(past: Past) -> None:
-    """All below a tree, and single paths, within its span; of what was there before nothing is told any more."""
+def test_paths_touched_by_a_gate_are_explained(past: Past) -> None:
+    """Everything below a tree, and single paths, within the time of the operation. Earlier records of them are no
+    longer compared.
+    """
     for path in ("repo/a/b", "plan.md", "other"):
         (past.source / path).parent.mkdir(parents=True, exist_ok=True)
         (past.source / path).write_text("text")
@@ -363,8 +365,8 @@ def test_what_a_gate_has_touched_is_explained_though_it_is_not_named(past: Past)
     assert past.differences() == {"other": CHANGED}
 
 
-def test_a_gate_that_was_killed_explains_what_it_touched(past: Past) -> None:
-    """Whenever that was, from its intent on."""
+def test_a_killed_gate_operation_explains_the_paths_it_touched(past: Past) -> None:
+    """From its intent on."""
     past.enter(Operation.MERGE, "", "modify", at=-60, took=None, guard="git", details={"touches": ["repo/"]})
     (past.source / "repo/a").mkdir(parents=True)
     (past.source / "repository").mkdir()

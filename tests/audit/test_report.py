@@ -1,4 +1,4 @@
-"""A report tells what came of many changes, and of refusals what to do about them."""
+"""A report combines changes per file, and lists denials with their remedies."""
 
 from __future__ import annotations
 
@@ -90,26 +90,26 @@ def changed(*changes: Change) -> dict[str, str]:
         ([change("create_file", "a", result="error")], {}),
     ],
 )
-def test_it_tells_what_is_left_of_the_changes(changes: list[Change], left: dict[str, str]) -> None:
-    """Of a file that was made, renamed and removed again nothing is told."""
+def test_a_report_has_the_net_effect_of_the_changes(changes: list[Change], left: dict[str, str]) -> None:
+    """A file that was created, renamed and removed does not appear."""
     assert changed(*changes) == left
 
 
-def test_what_a_gate_did_counts_as_a_change_and_is_no_file() -> None:
+def test_a_gate_operation_counts_as_a_change_without_a_file() -> None:
     commit = change("commit", "")
     commit.entry.guard = "git"
     document = told(change("create_file", "a"), commit)
     assert (document["totals"]["changes"], [one["path"] for one in document["changed"]]) == (2, ["a"])
 
 
-def test_equal_refusals_are_one_with_their_number_and_the_way_out() -> None:
-    """However often and wherever it was asked."""
+def test_equal_denials_are_one_row_with_count_and_remedy() -> None:
+    """From any channel."""
     (one,) = told(refusal("a.sh"), refusal("a.sh", times=40), refusal("b.sh"))["refused"]
     assert (one["times"], one["paths"], one["instead"]) == (42, ["a.sh", "b.sh"], "Write a .md file.")
     assert told(refusal("a.sh"))["top_denied_rules"] == [{"rule": "artifacts", "code": "SUFFIX", "times": 1}]
 
 
-def test_what_failed_and_what_was_not_ended_is_told() -> None:
+def test_failed_and_unfinished_changes_are_listed() -> None:
     """A change without an outcome may have been made or not."""
     open_ = Change(change("mkdir", "open").entry)
     document = told(change("mkdir", "d", result="error"), open_)
@@ -118,7 +118,7 @@ def test_what_failed_and_what_was_not_ended_is_told() -> None:
     assert document["totals"]["failed"] == document["totals"]["unfinished"] == 1
 
 
-def test_a_report_lists_external_changes_apart_from_the_sessions_own() -> None:
+def test_a_report_lists_external_changes_separately() -> None:
     """Their author is unknown. Changes that were only counted are counted here too."""
     given: dict[str, Any] = {"kind": "event", "session": "s"}
     behind = AuditEntry(
@@ -134,8 +134,8 @@ def test_a_report_lists_external_changes_apart_from_the_sessions_own() -> None:
     assert "review each one.\n\n- 2026-01-31 12:00:00 UTC, `b` holds 7 bytes\n\nAnd 40 more." in text
 
 
-def test_a_protected_change_behind_the_mount_is_counted_as_an_alert_alone() -> None:
-    """Its event is not counted as well; an event of another path is."""
+def test_a_protected_external_change_is_counted_only_as_an_alert() -> None:
+    """Its event is not counted again. An event of another path is counted."""
     given: dict[str, Any] = {"session": "s", "path": "p"}
     what = {"what": "was removed behind the mount"}
     event = AuditEntry(NOW, "file", "out_of_band", "alice", what, "allowed", None, kind="event", seq=3, **given)
@@ -149,15 +149,15 @@ def test_a_protected_change_behind_the_mount_is_counted_as_an_alert_alone() -> N
     assert "`p`: It is protected. It was removed behind the mount." in report.markdown()
 
 
-def test_long_lists_are_cut_and_counted() -> None:
-    """A report is read by people."""
+def test_long_lists_are_truncated_with_a_count() -> None:
+    """People read a report."""
     document = told(*(change("create_file", f"f{number:04}", written=2) for number in range(MOST + 7)))
     assert len(document["changed"]) == MOST
     assert document["more"] == {"changed": 7}
     assert document["totals"]["paths"] == MOST + 7
 
 
-def test_the_markdown_says_it_in_order() -> None:
+def test_the_markdown_has_changes_denials_and_remedies_in_order() -> None:
     """What was changed, what was refused, and what to do about it."""
     report = Report({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add([change("create_file", "a|`b`\n## Refused", written=7), refusal("x.sh"), refusal("x.sh", times=1)])
@@ -186,8 +186,8 @@ def test_the_markdown_says_it_in_order() -> None:
     ]
 
 
-def test_what_was_done_in_several_sources_is_told_apart() -> None:
-    """The same path in two of them is two files; of a session whose source is not known nothing is another's."""
+def test_changes_of_several_sources_are_listed_separately() -> None:
+    """One path in two sources is two files. A session with an unknown source is not mixed with another."""
     report = Report({"s": SessionFacts(source="/one"), "t": SessionFacts(source="/two")})
     moved = change("rename", "a", to="b")
     for session in ("s", "t", "u", "v"):
@@ -226,10 +226,10 @@ _HOSTILE = st.text(
 
 
 @given(path=_HOSTILE, agent=_HOSTILE, rule=_HOSTILE, reason=_HOSTILE, instead=_HOSTILE, operation=_HOSTILE)
-def test_nothing_that_stands_in_a_record_is_markdown(
+def test_texts_of_a_record_are_escaped_in_markdown(
     path: str, agent: str, rule: str, reason: str, instead: str, operation: str
 ) -> None:
-    """Neither a heading nor a link, nor an image, a cell, a call of somebody or what steers a terminal."""
+    """No heading, link, image, table cell, mention or terminal control."""
     given: dict[str, Any] = {"session": reason, "path": path, "agent_id": "u", "rule": rule, "code": rule}
     details = {"instead": instead, "what": reason}
     entries = [
@@ -258,8 +258,8 @@ def test_nothing_that_stands_in_a_record_is_markdown(
     assert {escape(path), escape(agent), escape(rule)} <= spans
 
 
-def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:
-    """However much there is to tell; what is left out is counted."""
+def test_a_report_fits_the_limit_of_a_pull_request() -> None:
+    """For any number of entries. Omitted rows are counted."""
     long = "/".join(["x" * 250] * 15)
     about = {f"s{number}": SessionFacts(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)}
     report = Report(about)
@@ -274,8 +274,8 @@ def test_a_report_is_no_longer_than_a_pull_request_takes() -> None:
     assert text.count("\nAnd ") == 7
 
 
-def test_a_file_that_an_editor_replaces_is_modified(mounted: Mounted, source: Path) -> None:
-    """Its new version is a file of another name at first, which the rules admit."""
+def test_a_file_that_an_editor_replaces_is_listed_as_modified(mounted: Mounted, source: Path) -> None:
+    """At first the new version is a file with another name that the rules allow."""
     (source / "plan.py").write_text("one\n")
     world = mounted(policy=ALLOW_ALL)
     for name in ("new.py", "plan.py.new"):

@@ -1,4 +1,4 @@
-"""How long the record is kept: ended trails are compressed and pruned, living ones never."""
+"""Retention: ended trails are compressed and pruned; trails of live sessions stay."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_crashed_session_is_compressed_by_the_next_mount(mounted: Mounted, sou
     assert "crashed" in told.stdout
 
 
-def test_a_large_trail_is_left_to_the_daemon(mounted: Mounted, source: Path) -> None:
+def test_the_daemon_compresses_a_large_trail(mounted: Mounted, source: Path) -> None:
     world = mounted(policy=ALLOW_ALL)
     world.umount()
     compressed(trail_of(world)).unlink()
@@ -77,7 +77,7 @@ def write(world: World, count: int) -> None:
         (world.path / f"{number}.txt").write_text("x" * 10)
 
 
-def test_the_oldest_ended_trails_go_and_verify_accepts_it(mounted: Mounted) -> None:
+def test_the_oldest_ended_trails_are_pruned_and_verify_succeeds(mounted: Mounted) -> None:
     old, young, living = (mounted(policy=ALLOW_ALL) for _ in range(3))
     for world in (old, young):
         write(world, 5)
@@ -107,7 +107,7 @@ def test_the_oldest_ended_trails_go_and_verify_accepts_it(mounted: Mounted) -> N
     assert bonobofs("audit", "verify").returncode == 1  # a trail is missing, and nothing says why
 
 
-def test_old_trails_go_by_age(mounted: Mounted) -> None:
+def test_trails_are_pruned_by_age(mounted: Mounted) -> None:
     world = mounted(policy=ALLOW_ALL)
     world.umount()
     now = datetime.now(UTC)
@@ -118,7 +118,7 @@ def test_old_trails_go_by_age(mounted: Mounted) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["cut", "edit", "remove the record"])
-def test_a_tombstone_that_is_removed_or_changed_is_found(mounted: Mounted, spoil: str) -> None:
+def test_a_removed_or_changed_tombstone_is_a_finding(mounted: Mounted, spoil: str) -> None:
     home = Path()
     for _ in range(2):
         world = mounted(policy=ALLOW_ALL)
@@ -152,8 +152,8 @@ def test_a_trail_that_does_not_verify_is_kept(mounted: Mounted) -> None:
 
 
 @pytest.mark.parametrize("step", range(0, 48, 6))
-def test_a_pruning_that_is_killed_loses_nothing(mounted: Mounted, step: int) -> None:
-    """The process dies at one of its system calls; verify accepts what is there, and the next pruning finishes."""
+def test_a_killed_pruning_can_be_continued(mounted: Mounted, step: int) -> None:
+    """The process dies at one of its system calls. Verify accepts the state, and the next pruning finishes."""
     worlds = [mounted(policy=ALLOW_ALL) for _ in range(2)]
     for world in worlds:
         world.umount()
@@ -181,7 +181,7 @@ def test_a_pruning_that_is_killed_loses_nothing(mounted: Mounted, step: int) -> 
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_a_trail_that_agent_mail_does_not_have_is_kept(mounted: Mounted) -> None:
+def test_a_trail_that_agent_mail_lacks_is_kept(mounted: Mounted) -> None:
     world = mounted(policy=f'{ALLOW_ALL}[agent_mail]\nurl = "http://127.0.0.1:9/mcp/"\n')
     world.umount()
     small(world.home)

@@ -1,4 +1,4 @@
-"""The trail of one session: what it holds, what it survives, what it refuses."""
+"""The trail of one session: its entries, what it survives, what it refuses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(program: str, *arguments: object, code: int = 0) -> str:
     return done.stdout
 
 
-def test_an_intent_is_on_the_file_when_it_returns_and_its_outcome_rides_with_the_next_entry(trail: Trail) -> None:
+def test_an_intent_is_written_at_once_and_its_outcome_with_the_next_entry(trail: Trail) -> None:
     first = trail.intent(Operation.CREATE_FILE, "a.md", "create", "artifacts")
     assert [each["kind"] for each in documents(trail)] == ["intent"]
     trail.outcome(first, Operation.CREATE_FILE, "a.md", bytes=5)
@@ -81,7 +81,7 @@ def test_an_intent_is_on_the_file_when_it_returns_and_its_outcome_rides_with_the
     assert documents(trail)[1]["details"] == {"intent": first}
 
 
-def test_every_kind_of_entry_has_every_field_in_the_one_order_and_the_hash_last(trail: Trail) -> None:
+def test_every_entry_has_all_fields_in_one_order_with_the_hash_last(trail: Trail) -> None:
     seq = trail.intent(
         Operation.RENAME, "a", "modify", "code", tool="/bin/mv", lock="own", details={"to": "b", "pid": 7}
     )
@@ -97,7 +97,7 @@ def test_every_kind_of_entry_has_every_field_in_the_one_order_and_the_hash_last(
     assert FIELDS[:7] == ("timestamp", "guard", "operation", "agent", "details", "result", "reason")
 
 
-def test_what_is_refused_failed_and_repeated_says_so(trail: Trail) -> None:
+def test_denials_failures_and_repetitions_have_their_results(trail: Trail) -> None:
     denial = trail.denial(KEPT, "delete", tool="/bin/rm", details={"pid": 7})
     trail.denial_repeats(denial, KEPT, 41)
     trail.outcome(trail.intent(Operation.LINK, "c", "create", "code"), Operation.LINK, "c", error=28)
@@ -125,7 +125,7 @@ def test_each_hash_covers_its_line_and_links_to_the_one_before(trail: Trail) -> 
     assert trail.head == (40, link)
 
 
-def test_timestamps_are_utc_with_microseconds_and_do_not_run_backwards(trail: Trail) -> None:
+def test_timestamps_are_utc_with_microseconds_and_never_decrease(trail: Trail) -> None:
     before = datetime.now(UTC)
     for _ in range(50):
         trail.intent(Operation.MKDIR, "d", "create", "code")
@@ -138,7 +138,7 @@ def test_timestamps_are_utc_with_microseconds_and_do_not_run_backwards(trail: Tr
 
 
 @given(path=paths, tool=st.text(max_size=20), rule=st.text(max_size=20), label=st.text(max_size=20))
-def test_any_name_comes_back_exactly_and_no_name_forges_a_line(
+def test_every_name_is_read_back_and_no_name_forges_a_line(
     tmp_path_factory: pytest.TempPathFactory, path: str, tool: str, rule: str, label: str
 ) -> None:
     directory = tmp_path_factory.mktemp("trail")
@@ -161,7 +161,7 @@ def test_any_name_comes_back_exactly_and_no_name_forges_a_line(
 @pytest.mark.parametrize(
     "hostile", ['x"}\n{"timestamp":"', "a\r\nb", "\x1b[2J\x7f\x9b", "\u2028\u202e", "\udcff\udcfe"]
 )
-def test_a_hostile_name_stays_inside_its_line(trail: Trail, hostile: str) -> None:
+def test_a_hostile_name_stays_within_its_line(trail: Trail, hostile: str) -> None:
     trail.intent(Operation.CREATE_FILE, hostile, "create", "code", tool=hostile)
     assert len(trail.path.read_bytes().splitlines()) == 1
     assert next(read(trail.path)).path == hostile
@@ -178,7 +178,7 @@ def test_a_hostile_name_stays_inside_its_line(trail: Trail, hostile: str) -> Non
         max_size=4,
     )
 )
-def test_any_details_come_back_and_a_line_read_is_written_again_as_it_was(
+def test_details_and_lines_are_equal_after_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory, details: dict[str, Any]
 ) -> None:
     trail = create(tmp_path_factory.mktemp("trail"))
@@ -190,7 +190,7 @@ def test_any_details_come_back_and_a_line_read_is_written_again_as_it_was(
     assert entry.to_json() + "\n" == line
 
 
-def test_recent_gives_the_last_entries_oldest_first_and_at_most_a_thousand(trail: Trail) -> None:
+def test_recent_returns_at_most_1000_last_entries_oldest_first(trail: Trail) -> None:
     log = AuditLog(trail)
     for number in range(MOST + 5):
         trail.event("note", {"n": number})
@@ -221,7 +221,7 @@ def test_an_entry_of_seven_fields_is_logged_with_the_sessions_identity(trail: Tr
     assert (entry.session, entry.agent_id, entry.seq) == (SESSION, ALICE.agent_id, 1)
 
 
-def test_trail_and_head_are_for_their_owner_alone_and_never_made_twice(tmp_path: Path) -> None:
+def test_trail_and_head_are_private_and_created_once(tmp_path: Path) -> None:
     trail = create(tmp_path)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob(f"{SESSION}.*")} == {0o600}
     with pytest.raises(TrailError, match="cannot be created"):
@@ -231,7 +231,7 @@ def test_trail_and_head_are_for_their_owner_alone_and_never_made_twice(tmp_path:
     assert is_intact(tmp_path)
 
 
-def test_a_trail_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_creation_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / f"{SESSION}.head").touch()
     with pytest.raises(TrailError, match="cannot be created"):
         create(tmp_path)
@@ -255,13 +255,13 @@ def test_the_head_keeps_its_size_and_names_the_last_synced_entry(tmp_path: Path,
         assert head.stat().st_size == HEAD_SIZE
 
 
-def test_sync_writes_the_outcomes_that_wait(tmp_path: Path, trail: Trail) -> None:
+def test_sync_writes_the_pending_outcomes(tmp_path: Path, trail: Trail) -> None:
     trail.outcome(trail.intent(Operation.MKDIR, "d", "create", "code"), Operation.MKDIR, "d")
     trail.sync()
     assert read_head(tmp_path / f"{SESSION}.head").seq == 2
 
 
-def test_a_clean_end_is_the_last_entry_and_nothing_is_entered_after_it(tmp_path: Path) -> None:
+def test_the_closing_entry_is_the_last(tmp_path: Path) -> None:
     trail = create(tmp_path)
     seq = trail.intent(Operation.MKDIR, "d", "create", "code")
     trail.outcome(seq, Operation.MKDIR, "d")
@@ -277,7 +277,7 @@ def test_a_clean_end_is_the_last_entry_and_nothing_is_entered_after_it(tmp_path:
     assert len(documents(trail)) == 3
 
 
-def test_entries_of_several_threads_and_syncs_beside_them_make_one_chain(tmp_path: Path) -> None:
+def test_entries_and_syncs_of_several_threads_make_one_chain(tmp_path: Path) -> None:
     trail = create(tmp_path)
     done = threading.Event()
 
@@ -325,7 +325,7 @@ trail.close()
 
 
 @pytest.mark.parametrize("room", [0, 1, 300, 700])
-def test_a_write_cut_short_is_taken_back_and_all_goes_on_when_there_is_room(tmp_path: Path, room: int) -> None:
+def test_a_short_write_is_truncated_and_later_writes_succeed(tmp_path: Path, room: int) -> None:
     said = run(FULL, tmp_path, room).splitlines()
     assert all(line.startswith(f"the trail {tmp_path}/s.jsonl cannot be written: ") for line in said)
     report = verify_trail(tmp_path / "s.jsonl", tmp_path / "s.head", session="s")
@@ -351,7 +351,7 @@ except TrailError as error:
 """
 
 
-def test_no_space_left_is_a_trail_error_and_enters_nothing() -> None:
+def test_a_full_disk_is_a_trail_error_without_an_entry() -> None:
     assert run(DEVICE_FULL) == "the trail t cannot be written: No space left on device 0\n"
 
 
@@ -372,8 +372,8 @@ for _ in range(2):
 """
 
 
-def test_a_trail_whose_half_entry_cannot_be_cut_off_takes_nothing_more() -> None:
-    """A pipe takes half of a long write, and cannot be cut back."""
+def test_a_trail_with_a_partial_entry_that_cannot_be_truncated_is_closed() -> None:
+    """A pipe accepts half of a long write, and cannot be truncated."""
     first, second = run(POISONED).splitlines()
     assert first.startswith("the trail t cannot be written: ")
     assert second == "the trail t cannot be written: an incomplete entry could not be cut off: Invalid argument"
@@ -400,7 +400,7 @@ trail.close()
 """
 
 
-def test_a_signal_handler_that_raises_at_any_moment_leaves_the_chain_whole(tmp_path: Path) -> None:
+def test_an_exception_from_a_signal_handler_leaves_the_chain_valid(tmp_path: Path) -> None:
     run(INTERRUPTED, tmp_path)
     report = verify_trail(tmp_path / "s.jsonl", tmp_path / "s.head", session="s")
     assert report.findings == []

@@ -1,4 +1,4 @@
-"""A compressed trail is read as the plain one, from any offset, and no crash or damage loses or hides an entry."""
+"""A compressed trail reads as the plain one, from any offset; no crash or damage loses or hides an entry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def examine(trail: Path) -> Report:
     return verify_trail(trail, trail.with_suffix(".head"), session="s")
 
 
-def test_both_forms_read_alike(trail: Path) -> None:
+def test_both_forms_have_the_same_content(trail: Path) -> None:
     plain, entries, status = trail.read_bytes(), list(read(trail)), trail.stat()
     assert len(plain) > 4 * BLOCK
     compress(trail)
@@ -68,8 +68,8 @@ def test_an_empty_trail_is_compressed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_a_crash_at_any_step_loses_and_doubles_nothing(trail: Path, step: int) -> None:
-    """A child dies at this step; what is there then reads as before, and the next run finishes."""
+def test_a_crash_at_any_step_loses_and_doubles_no_entry(trail: Path, step: int) -> None:
+    """A child dies at this step. The state then reads as before, and the next run finishes."""
     entries = list(read(trail))
     child = os.fork()
     if not child:
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_the_plain_form(trail: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 5, 30, 0.3, 0.6, 0.999, -1, -12, -30])
 def test_damage_is_a_finding(trail: Path, place: float) -> None:
-    """Whatever byte is changed: either the trail reads as written, or verify finds it; nothing raises."""
+    """For any changed byte the trail reads as written, or verify finds the damage; no call raises."""
     entries = list(read(trail))
     compress(trail)
     data = bytearray(compressed(trail).read_bytes())
@@ -121,7 +121,7 @@ def test_damage_is_a_finding(trail: Path, place: float) -> None:
 
 
 @pytest.mark.parametrize("left", [0.0, 0.01, 0.5, 0.99])
-def test_a_compressed_trail_that_was_cut_off_is_a_finding(trail: Path, left: float) -> None:
+def test_a_truncated_compressed_trail_is_a_finding(trail: Path, left: float) -> None:
     entries = list(read(trail))
     compress(trail)
     os.truncate(compressed(trail), int(left * compressed(trail).stat().st_size))

@@ -1,4 +1,4 @@
-"""What the trails hold can be read, asked and exported exactly."""
+"""Trails can be read, queried and exported exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trails(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_damaged_line_is_shown_and_hides_nothing_else(create: Create, trails: Path) -> None:
+def test_a_damaged_line_is_shown_and_hides_no_other(create: Create, trails: Path) -> None:
     trail = create(trails)
     note(trail, 0, "before")
     with trail.path.open("ab") as stream:
@@ -73,7 +73,7 @@ def test_a_damaged_line_is_shown_and_hides_nothing_else(create: Create, trails: 
     assert entries[1].details == {"line": '\x1b[2J{"timestamp":\n'}
 
 
-def test_a_line_that_is_being_written_is_not_read(create: Create, trails: Path) -> None:
+def test_an_incomplete_last_line_is_not_read(create: Create, trails: Path) -> None:
     trail = create(trails)
     note(trail, 0, "whole")
     with trail.path.open("ab") as stream:
@@ -82,13 +82,13 @@ def test_a_line_that_is_being_written_is_not_read(create: Create, trails: Path) 
     assert texts(last(trail.path, 5)) == ["whole"]
 
 
-def test_a_trail_that_is_not_there_is_a_trail_error(trails: Path) -> None:
+def test_a_missing_trail_is_a_trail_error(trails: Path) -> None:
     for call in (lambda: next(read(trails / "none.jsonl")), lambda: last(trails / "none.jsonl", 1)):
         with pytest.raises(TrailError, match=r"cannot be read: No such file"):
             call()
 
 
-def test_trails_are_merged_by_time_and_each_keeps_its_own_order(create: Create, trails: Path) -> None:
+def test_trails_are_merged_by_time_and_each_keeps_its_order(create: Create, trails: Path) -> None:
     one, two = create(trails, "one"), create(trails, "two", "bob")
     for trail, seconds, text in (
         (one, 0, "a"),
@@ -118,7 +118,7 @@ def test_more_trails_than_descriptors_are_merged(create: Create, trails: Path) -
     assert found == [str(number) for number in range(120)]
 
 
-def test_the_last_entries_are_those_that_reading_it_all_would_give(create: Create, trails: Path) -> None:
+def test_the_tail_equals_the_end_of_a_full_read(create: Create, trails: Path) -> None:
     trail = create(trails)
     for number in range(500):
         note(trail, number, "x" * (number % 7 * 100))
@@ -130,7 +130,7 @@ def test_the_last_entries_are_those_that_reading_it_all_would_give(create: Creat
     assert is_closed(trail.path)
 
 
-def test_a_follower_gives_what_is_added_and_new_trails_whole(create: Create, trails: Path) -> None:
+def test_a_follower_returns_new_entries_and_complete_new_trails(create: Create, trails: Path) -> None:
     one = create(trails, "one")
     note(one, 0, "old")
     follower = Follower(trails)
@@ -144,7 +144,7 @@ def test_a_follower_gives_what_is_added_and_new_trails_whole(create: Create, tra
     assert follower.poll() == []
 
 
-def test_a_moment_is_given_back_from_now_or_in_iso_form() -> None:
+def test_a_time_is_relative_to_now_or_in_iso_form() -> None:
     for text, distance in (("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86400), ("1w", 604800)):
         assert since(text, NOW) == NOW - timedelta(seconds=distance)
     assert since("2026-01-31T12:00:00.123456Z", NOW) == NOW
@@ -154,7 +154,7 @@ def test_a_moment_is_given_back_from_now_or_in_iso_form() -> None:
             since(wrong, NOW)
 
 
-def test_exported_json_lines_are_the_lines_of_the_trail(create: Create, trails: Path) -> None:
+def test_the_json_export_has_the_lines_of_the_trail(create: Create, trails: Path) -> None:
     trail = create(trails)
     change(trail, "a\n\udcff€", error=5)
     note(trail, 1, "x")
@@ -165,7 +165,7 @@ def test_exported_json_lines_are_the_lines_of_the_trail(create: Create, trails: 
 
 
 @given(path=st.binary(min_size=1, max_size=20).map(os.fsdecode))
-def test_an_exported_table_has_a_row_an_entry_and_no_cell_that_runs(
+def test_the_csv_export_has_one_row_per_entry_and_no_formula(
     tmp_path_factory: pytest.TempPathFactory, path: str
 ) -> None:
     with creating() as create:
@@ -186,12 +186,12 @@ def test_an_exported_table_has_a_row_an_entry_and_no_cell_that_runs(
     assert cells["path"] == "'" + escape(f"={path}")
 
 
-def test_what_is_shown_is_one_line_and_cannot_steer_a_terminal() -> None:
+def test_a_shown_text_is_one_line_without_terminal_controls() -> None:
     assert escape("a\nb\x1b[2J\x7f\x9b\u2028\u202e\udcff\\é€") == "a\\nb\\x1b[2J\\x7f\\x9b\\u2028\\u202e\\xff\\\\é€"
     assert escape("plain/name.md") == "plain/name.md"
 
 
-def test_a_long_trail_is_read_in_little_memory(create: Create, trails: Path) -> None:
+def test_reading_a_long_trail_takes_bounded_memory(create: Create, trails: Path) -> None:
     trail = create(trails)
     for number in range(5_000):
         change(trail, f"d{number}")

@@ -1,4 +1,4 @@
-"""Whatever is done to a trail is found, and the first entry that suffered is named with what was done to it."""
+"""Every change of a trail is found, and the report names the first affected entry and the change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def hash_of(line: bytes) -> str:
     return str(json.loads(line)["hash"])
 
 
-def test_a_trail_as_it_was_written_has_no_finding(directory: Path) -> None:
+def test_an_unchanged_trail_has_no_finding(directory: Path) -> None:
     report = examine(directory)
     assert (report.entries, report.findings, report.unfinished) == (LENGTH, [], [])
     assert (report.status, report.torn) == ("closed", False)
@@ -127,7 +127,7 @@ def test_missing_entries_are_named_by_the_first_of_them(kept: Path, start: int, 
 
 
 @given(one=places, other=places)
-def test_two_entries_that_changed_places_are_named_as_moved(kept: Path, one: int, other: int) -> None:
+def test_two_exchanged_entries_are_named_as_moved(kept: Path, one: int, other: int) -> None:
     lines = lines_of(kept)
     if one != other:
         lines[one], lines[other] = lines[other], lines[one]
@@ -137,7 +137,7 @@ def test_two_entries_that_changed_places_are_named_as_moved(kept: Path, one: int
 
 
 @given(origin=places, target=places)
-def test_an_entry_that_was_moved_is_named(kept: Path, origin: int, target: int) -> None:
+def test_a_moved_entry_is_named(kept: Path, origin: int, target: int) -> None:
     lines = lines_of(kept)
     if origin != target:
         line = lines.pop(origin)
@@ -158,7 +158,7 @@ def test_a_copied_entry_is_named_as_added(kept: Path, origin: int, target: int) 
 
 
 @given(target=places, junk=st.sampled_from([b"\n", b"{}\n", b"[[[[\n", b"\0\xff\n", b'{"timestamp":"now"}\n']))
-def test_a_line_that_is_no_entry_is_named_as_added(kept: Path, target: int, junk: bytes) -> None:
+def test_an_invalid_line_is_named_as_added(kept: Path, target: int, junk: bytes) -> None:
     lines = lines_of(kept)
     lines.insert(target, junk)
     report = tampered(kept, lines)
@@ -166,7 +166,7 @@ def test_a_line_that_is_no_entry_is_named_as_added(kept: Path, target: int, junk
 
 
 @given(target=st.integers(1, LENGTH - 1), linked=st.booleans(), operation=st.sampled_from(["note", "close"]))
-def test_a_forged_entry_is_named_as_added_even_where_it_links_to_the_one_before(
+def test_a_forged_entry_is_named_as_added_even_if_it_links_to_its_predecessor(
     kept: Path, target: int, linked: bool, operation: str
 ) -> None:
     lines = lines_of(kept)
@@ -187,20 +187,20 @@ def test_an_entry_of_another_session_is_named_as_added(kept: Path, place: int) -
 
 
 @given(place=st.integers(0, LENGTH - 2))
-def test_a_changed_entry_with_a_new_hash_is_named_by_the_one_after_it(kept: Path, place: int) -> None:
+def test_a_changed_entry_with_a_new_hash_is_found_by_its_successor(kept: Path, place: int) -> None:
     lines = lines_of(kept)
     lines[place] = rehashed(lines[place], path="elsewhere")
     assert first(tampered(kept, lines)) == (What.CHANGED, place + 1)
 
 
-def test_a_changed_last_entry_with_a_new_hash_is_known_from_the_head(kept: Path) -> None:
+def test_a_changed_last_entry_with_a_new_hash_is_found_by_the_head(kept: Path) -> None:
     lines = lines_of(kept)
     lines[-1] = rehashed(lines[-1], agent="bob")
     assert first(tampered(kept, lines)) == (What.CHANGED, LENGTH)
 
 
 @given(place=places)
-def test_a_history_rewritten_from_some_entry_on_is_known_from_the_head(kept: Path, place: int) -> None:
+def test_a_rewritten_suffix_is_found_by_the_head(kept: Path, place: int) -> None:
     lines = lines_of(kept)
     lines[place] = rehashed(lines[place], path="elsewhere")
     for number in range(place + 1, LENGTH):
@@ -216,7 +216,7 @@ def test_an_entry_after_the_closing_entry_is_named_as_added(kept: Path) -> None:
     assert "closing" in report.findings[0].message
 
 
-def test_a_trail_of_another_session_under_this_name_is_found(directory: Path) -> None:
+def test_a_trail_replaced_by_that_of_another_session_is_found(directory: Path) -> None:
     for suffix in ("jsonl", "head"):
         (directory / f"s.{suffix}").rename(directory / f"t.{suffix}")
     (report,) = verify(directory)
@@ -243,9 +243,7 @@ def test_every_change_of_the_head_is_found(directory: Path) -> None:
         (["s.jsonl", "s.head"], [What.TRAIL, What.HEAD]),
     ],
 )
-def test_a_missing_file_is_named_where_the_session_is_known(
-    directory: Path, lost: list[str], found: list[What]
-) -> None:
+def test_a_missing_file_of_a_known_session_is_named(directory: Path, lost: list[str], found: list[What]) -> None:
     write_trail(directory, "t")
     for name in lost:
         (directory / name).unlink()
@@ -255,14 +253,14 @@ def test_a_missing_file_is_named_where_the_session_is_known(
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b'{"seq":"x"}', b"[]", b"null", b"\xff" * 192, b"[" * 100_000])
-def test_a_head_that_is_no_head_is_said_so(directory: Path, junk: bytes) -> None:
+def test_an_invalid_head_is_reported(directory: Path, junk: bytes) -> None:
     (directory / "s.head").write_bytes(junk)
     with pytest.raises(TrailError):
         read_head(directory / "s.head")
     assert [finding.what for finding in examine(directory).findings] == [What.HEAD]
 
 
-def test_a_trail_that_stops_at_its_head_is_crashed_or_open_and_no_finding(tmp_path: Path) -> None:
+def test_a_trail_that_ends_at_its_head_is_crashed_or_open_without_finding(tmp_path: Path) -> None:
     trail = write_trail(tmp_path, closed=False)
     (dead,) = verify(tmp_path)
     (living,) = verify(tmp_path, live=lambda session: session == "s")
@@ -271,7 +269,7 @@ def test_a_trail_that_stops_at_its_head_is_crashed_or_open_and_no_finding(tmp_pa
     trail.close()
 
 
-def test_a_last_line_that_a_crash_cut_short_is_no_finding_at_any_length(tmp_path: Path) -> None:
+def test_a_last_line_truncated_by_a_crash_is_no_finding(tmp_path: Path) -> None:
     trail = write_trail(tmp_path, closed=False)
     whole = trail.path.read_bytes()
     trail.event("note")
@@ -288,7 +286,7 @@ def test_a_last_line_that_a_crash_cut_short_is_no_finding_at_any_length(tmp_path
     trail.close()
 
 
-def test_a_gigantic_line_is_found_without_being_held(directory: Path) -> None:
+def test_a_gigantic_line_is_found_in_bounded_memory(directory: Path) -> None:
     with (directory / "s.jsonl").open("ab") as stream:
         stream.truncate(stream.tell() + 80 * 1024 * 1024)
     tracemalloc.start()
@@ -308,7 +306,7 @@ def test_an_outcome_without_its_intent_is_found(tmp_path: Path) -> None:
     assert first(examine(tmp_path)) == (What.ORPHAN, 3)
 
 
-def test_intents_without_outcome_are_listed_with_what_the_source_shows(tmp_path: Path) -> None:
+def test_intents_without_outcome_are_listed_with_the_state_of_the_source(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "d").mkdir(parents=True)
     (source / "d/file").write_bytes(b"x" * 12)
@@ -337,7 +335,7 @@ def test_intents_without_outcome_are_listed_with_what_the_source_shows(tmp_path:
     assert report.unfinished[-1].shows == "gone: absent; d/file: a file, 12 bytes, mode 640"
 
 
-def test_of_an_intent_it_is_told_what_was_kept_apart_and_what_may_have_been_left(tmp_path: Path) -> None:
+def test_an_unfinished_intent_is_listed_with_its_layer_and_temporary_name(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     left = stray_name()
@@ -353,7 +351,7 @@ def test_of_an_intent_it_is_told_what_was_kept_apart_and_what_may_have_been_left
     assert entering == f"x.tmp: absent; plan.md: a file, 4 bytes, mode 644; {left}: a file, 4 bytes, mode 644"
 
 
-def test_a_long_trail_is_verified_in_little_memory(tmp_path: Path) -> None:
+def test_verifying_a_long_trail_takes_bounded_memory(tmp_path: Path) -> None:
     trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
     for number in range(10_000):
         trail.outcome(trail.intent(Operation.MKDIR, f"d{number}", "create", "code"), Operation.MKDIR, f"d{number}")
@@ -367,7 +365,7 @@ def test_a_long_trail_is_verified_in_little_memory(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_no_bytes_whatever_bring_the_verifier_down(kept: Path, data: st.DataObject) -> None:
+def test_the_verifier_reads_any_bytes_without_an_error(kept: Path, data: st.DataObject) -> None:
     lines = lines_of(kept)
     for _ in range(data.draw(st.integers(1, 4))):
         tamper: Callable[[Lines, st.DataObject], None] = data.draw(st.sampled_from([_cut, _junk, _double, _forge]))

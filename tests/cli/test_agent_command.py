@@ -11,7 +11,7 @@ from tests.support.world import ALLOW_ALL, Mounted, bonobofs, register
 
 
 def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> None:
-    """The next mount obeys; a session that serves keeps its role, and its mountpoint is named."""
+    """They apply from the next mount. A live session keeps its role, and the command names its mountpoint."""
     assert bonobofs("agent", "add", "alice", "--role", "impl").returncode == 0
     again = bonobofs("agent", "add", "alice", "--role", "control")
     assert (again.returncode, "bonobofs agent change alice --role R" in again.stderr) == (2, True)
@@ -27,8 +27,8 @@ def test_the_roles_of_an_agent_can_be_changed(mounted: Mounted, home: Path) -> N
     assert bonobofs("agent", "change", "bob", "--role", "impl").returncode == 2
 
 
-def test_an_unknown_agent_is_registered_by_new_alone(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """The nearest name is shown, or the known ones; `--new` registers the name as it is."""
+def test_only_new_registers_an_unknown_agent(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """Without it the error shows the nearest name, or the known names."""
     mounted(policy=ALLOW_ALL, agent="alice")
     mountpoint = tmp_path / "second"
     mountpoint.mkdir()
@@ -55,8 +55,8 @@ def test_an_unknown_agent_is_registered_by_new_alone(mounted: Mounted, source: P
         ("lease", "release"),
     ],
 )
-def test_no_other_command_acts_as_an_unknown_agent(command: tuple[str, ...], tmp_path: Path, home: Path) -> None:
-    """In an empty state directory and in one with agents; nothing is registered."""
+def test_no_command_acts_as_an_unknown_agent(command: tuple[str, ...], tmp_path: Path, home: Path) -> None:
+    """In an empty state directory and in one with agents. No agent is registered."""
     (tmp_path / ".git").mkdir()
     (tmp_path / ".beads").mkdir()
     first = bonobofs(*command, "--agent", "alcie", cwd=tmp_path)

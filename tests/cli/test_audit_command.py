@@ -35,8 +35,8 @@ def world(mounted: Mounted) -> World:
     return world
 
 
-def test_tail_shows_what_just_happened(world: World) -> None:
-    """The servers are asked to settle first, so that nothing is missing."""
+def test_tail_shows_the_last_changes(world: World) -> None:
+    """The servers close their batches first, so no entry is missing."""
     said = bonobofs("audit", "tail").stdout
     assert "allowed  alice  create_file  aidlc-docs/plan.md" in said
     assert "denied   alice  create_file  aidlc-docs/plan.sh  SUFFIX: " in said
@@ -44,8 +44,8 @@ def test_tail_shows_what_just_happened(world: World) -> None:
     assert last.count("\n") == 1
 
 
-def test_tail_shows_where_names_went_and_gives_as_many_lines_as_asked(mounted: Mounted) -> None:
-    """Arrows point to the new name. `-n` counts lines that are shown, however many entries lie between them."""
+def test_tail_shows_renames_and_the_requested_number_of_lines(mounted: Mounted) -> None:
+    """Arrows point to the new name. `-n` counts shown lines, regardless of entries between them."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "a").write_text("a")
     (world.path / "a").rename(world.path / "b")
@@ -68,7 +68,7 @@ def test_tail_shows_where_names_went_and_gives_as_many_lines_as_asked(mounted: M
         assert "commit  aidlc/x [gt-1] Add the plan\n" in bonobofs("audit", "tail", "-n", "1").stdout
 
 
-def test_tail_in_json_is_one_object_a_line(world: World) -> None:
+def test_tail_json_prints_one_object_per_line(world: World) -> None:
     """The lines are those of the trail, unchanged."""
     shown = bonobofs("audit", "tail", "--json").stdout
     assert shown.encode() == world.trail.read_bytes()
@@ -76,7 +76,7 @@ def test_tail_in_json_is_one_object_a_line(world: World) -> None:
     assert (denied["code"], denied["path"], denied["result"]) == ("SUFFIX", "aidlc-docs/plan.sh", "denied")
 
 
-def test_tail_of_alerts_shows_alerts_alone(world: World) -> None:
+def test_tail_alerts_shows_only_alerts(world: World) -> None:
     """The third denial within five minutes is an alert."""
     for name in ("a.txt", "b.txt"):
         with pytest.raises(PermissionError):
@@ -85,8 +85,8 @@ def test_tail_of_alerts_shows_alerts_alone(world: World) -> None:
     assert alert["kind"] == "alert"
 
 
-def test_tail_follows_until_it_is_interrupted(world: World) -> None:
-    """`audit tail -f` shows entries as they come, and Ctrl-C ends it without a word."""
+def test_tail_follow_runs_until_it_is_interrupted(world: World) -> None:
+    """`audit tail -f` shows new entries, and Ctrl-C ends it without a message."""
     follower = subprocess.Popen(
         [sys.executable, "-m", "bonobofs", "audit", "tail", "-f", "-n", "1", "--denied", "--json"],
         env=environment(),
@@ -106,8 +106,8 @@ def test_tail_follows_until_it_is_interrupted(world: World) -> None:
     assert errors == ""
 
 
-def test_query_finds_by_agent_path_operation_result_and_time(mounted: Mounted, world: World) -> None:
-    """Each filter narrows; a change comes with how it ended."""
+def test_query_filters_by_agent_path_operation_result_and_time(mounted: Mounted, world: World) -> None:
+    """Each filter narrows the result. A change is shown with its outcome."""
     other = mounted(policy=ALLOW_ALL, agent="bob")
     (other.path / "elsewhere").touch()
 
@@ -125,15 +125,15 @@ def test_query_finds_by_agent_path_operation_result_and_time(mounted: Mounted, w
     assert "denied   alice  create_file  aidlc-docs/plan.sh" in bonobofs("audit", "query", "--result", "denied").stdout
 
 
-def test_a_moment_that_is_none_is_a_usage_error(world: World) -> None:
-    """It says what could be given."""
+def test_an_invalid_time_is_a_usage_error(world: World) -> None:
+    """The message shows valid forms."""
     refused = bonobofs("audit", "query", "--since", "yesterday")
     assert refused.returncode == 2
     assert "give 30s, 10m" in refused.stderr
 
 
-def test_verify_is_content_with_what_was_written(world: World) -> None:
-    """A living session, a closed one and none at all are as they were written."""
+def test_verify_succeeds_on_unchanged_trails(world: World) -> None:
+    """For a live session, for a closed one, and without sessions."""
     living = bonobofs("audit", "verify")
     assert (living.returncode, living.stdout) == (
         0,
@@ -144,8 +144,8 @@ def test_verify_is_content_with_what_was_written(world: World) -> None:
     assert (report["session"], report["status"], report["findings"]) == (world.session.session, "closed", [])
 
 
-def test_verify_names_the_entry_that_was_changed(world: World) -> None:
-    """One other byte is found, and the exit code is 1."""
+def test_verify_names_the_changed_entry(world: World) -> None:
+    """One changed byte is found, and the exit code is 1."""
     world.umount()
     world.trail.write_bytes(world.trail.read_bytes().replace(b"plan.sh", b"plan.md"))
     found = bonobofs("audit", "verify")
@@ -154,8 +154,8 @@ def test_verify_names_the_entry_that_was_changed(world: World) -> None:
     assert json.loads(bonobofs("audit", "verify", "--json").stdout)[0]["findings"]
 
 
-def test_verify_misses_a_trail_that_is_gone(world: World) -> None:
-    """A session is on record with its end, so a whole trail cannot vanish."""
+def test_verify_reports_a_missing_trail(world: World) -> None:
+    """The record of the session names its end, so a complete trail cannot disappear unnoticed."""
     world.umount()
     world.trail.unlink()
     world.head.unlink()
@@ -165,7 +165,7 @@ def test_verify_misses_a_trail_that_is_gone(world: World) -> None:
 
 
 def test_a_killed_server_is_reported_as_crashed_and_is_no_finding(world: World) -> None:
-    """Open at the end but at the head: exit 0."""
+    """The trail is open and ends at its head: exit 0."""
     world.entries()
     world.kill()
     crashed = bonobofs("audit", "verify")
@@ -173,8 +173,8 @@ def test_a_killed_server_is_reported_as_crashed_and_is_no_finding(world: World) 
     assert f"{world.session.session}: crashed after entry" in crashed.stdout
 
 
-def test_export_gives_every_entry(world: World) -> None:
-    """JSON lines are the trail as it is; CSV has a heading and one row an entry."""
+def test_export_prints_every_entry(world: World) -> None:
+    """JSON lines are those of the trail. CSV has a header and one row per entry."""
     world.umount()
     assert bonobofs("audit", "export", "--format", "jsonl").stdout.encode() == world.trail.read_bytes()
     rows = list(csv.DictReader(io.StringIO(bonobofs("audit", "export", "--format", "csv").stdout)))
@@ -182,8 +182,8 @@ def test_export_gives_every_entry(world: World) -> None:
     assert len(rows) == len(world.trail.read_bytes().splitlines())
 
 
-def test_a_reader_that_has_enough_is_no_failure(world: World) -> None:
-    """`bonobofs audit export | head -1` prints a line and nothing about pipes."""
+def test_a_closed_pipe_is_no_failure(world: World) -> None:
+    """`bonobofs audit export | head -1` prints one line and no error."""
     piped = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -m bonobofs audit export --format jsonl | head -n 1'],
         env=environment(),
@@ -195,8 +195,8 @@ def test_a_reader_that_has_enough_is_no_failure(world: World) -> None:
     assert piped.stderr == ""
 
 
-def test_changes_are_counted_by_what_is_asked(world: World) -> None:
-    """What was refused most is one line."""
+def test_changes_are_counted_by_the_requested_field(world: World) -> None:
+    """The most frequent denial is one line."""
     for _ in range(3):
         with pytest.raises(PermissionError):
             (world.path / "a.txt").touch()
@@ -210,8 +210,8 @@ def test_changes_are_counted_by_what_is_asked(world: World) -> None:
     assert (one["agent"], one["label"]) == (world.session.agent_id, "alice")
 
 
-def test_a_report_says_what_came_of_it(world: World) -> None:
-    """For a pull request, in Markdown; for programs, as JSON. Its hash is that of the record's head."""
+def test_a_report_is_printed_as_markdown_and_json(world: World) -> None:
+    """For a pull request and for programs. Its hash is that of the trail's head."""
     said = bonobofs("audit", "report", "--agent", "alice")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("# Changes by `alice`\n\n2 paths changed, 1 change refused, 0 failed, 0 alerts.\n")
@@ -226,8 +226,8 @@ def test_a_report_says_what_came_of_it(world: World) -> None:
     assert json.loads(bonobofs("audit", "report", "--path", "nowhere", "--json").stdout)["sessions"] == []
 
 
-def test_the_index_can_be_built_anew(world: World) -> None:
-    """And then it answers as before; a trail that was redone is told."""
+def test_the_index_can_be_rebuilt(world: World) -> None:
+    """Its answers are as before. A rewritten trail is reported."""
     before = bonobofs("audit", "query", "--json").stdout
     world.umount()
     told = bonobofs("audit", "index", "--rebuild")
@@ -239,8 +239,8 @@ def test_the_index_can_be_built_anew(world: World) -> None:
     assert "was replaced since it was indexed" in bonobofs("audit", "query").stderr
 
 
-def test_nothing_that_is_shown_steers_a_terminal(mounted: Mounted) -> None:
-    """Neither a name that a program chose, nor a line that somebody put into a trail."""
+def test_no_output_controls_a_terminal(mounted: Mounted) -> None:
+    """Neither a file name that a program chose, nor a forged line in a trail."""
     world = mounted(policy=ALLOW_ALL)
     name = os.fsdecode(b"\x1b]0;x\x07\x9b2J\r\xe2\x80\xae\xff")
     (world.path / name).write_text("x")
@@ -266,10 +266,10 @@ def test_nothing_that_is_shown_steers_a_terminal(mounted: Mounted) -> None:
         assert "\\x1b" in told.stdout or arguments == ["verify"]
 
 
-def test_hosts_that_share_a_database_share_their_history(
+def test_hosts_with_a_shared_database_share_their_history(
     home: Path, source: Path, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one has recorded and taken in, the other finds; each reads the trails of its own state directory."""
+    """One host finds the indexed entries of the other. Each reads the trails of its own state directory."""
     monkeypatch.setenv("BONOBOFS_DATABASE", postgres.make_database())
     (tmp_path / "policy.toml").write_text(ALLOW_ALL)
     for name in ("here", "there"):
@@ -289,7 +289,7 @@ def test_hosts_that_share_a_database_share_their_history(
 
 
 @pytest.mark.parametrize("command", ["query", "report"])
-def test_a_filter_with_an_unknown_value_is_usage_and_names_the_nearest(mounted: Mounted, command: str) -> None:
+def test_an_unknown_filter_value_is_a_usage_error_that_names_the_nearest(mounted: Mounted, command: str) -> None:
     """A mistyped value is told from one that only found nothing."""
     world = mounted(policy=ALLOW_ALL, agent="alice")
     (world.path / "a").write_text("text")

@@ -56,7 +56,7 @@ COMMANDS: Final = sorted(set(TREE) - set(GROUPS))
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_every_command_that_reads_takes_json(path: str) -> None:
+def test_every_reading_command_has_json(path: str) -> None:
     options = {option for parameter in TREE[path].params for option in parameter.opts}
     if path in OTHER_FORMS:
         assert OTHER_FORMS[path] in options | {""}
@@ -66,10 +66,10 @@ def test_every_command_that_reads_takes_json(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", GROUPS)
-def test_help_shows_each_summary_whole(
+def test_help_shows_each_summary_completely(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 80 columns the list of commands holds the first sentence of each docstring, down to its period."""
+    """At 80 columns the list of commands has the first sentence of each docstring with its period."""
     monkeypatch.setenv("COLUMNS", "80")
     invoke([*path.split(), "--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -89,7 +89,7 @@ def test_help_shows_each_summary_whole(
         ("fish", ["bonobofs", "beads", "dep", ""], {"add", "remove"}),
     ],
 )
-def test_shells_complete_the_tree(shell: str, words: list[str], some: set[str]) -> None:
+def test_shells_complete_every_command(shell: str, words: list[str], some: set[str]) -> None:
     line = " ".join(words)
     env = {"_BONOBOFS_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     env |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}

@@ -25,8 +25,8 @@ NAMES = {
 }
 
 
-def test_a_machine_that_can_mount_is_well(home: Path) -> None:
-    """Everything is looked at, and what is not well says what to do."""
+def test_doctor_succeeds_on_a_machine_that_can_mount(home: Path) -> None:
+    """Each check runs, and each failed check has a remedy."""
     looked = bonobofs("doctor", "--json")
     assert looked.returncode == 0, looked.stdout
     report = json.loads(looked.stdout)
@@ -37,8 +37,8 @@ def test_a_machine_that_can_mount_is_well(home: Path) -> None:
     assert f"state directory    ok    {home}" in said
 
 
-def test_a_state_directory_that_others_can_write_is_no_good(home: Path) -> None:
-    """It is said with what to do about it, and nothing else works there."""
+def test_doctor_refuses_a_state_directory_that_others_can_write(home: Path) -> None:
+    """The message has the remedy, and no other command uses the directory."""
     home.chmod(0o777)
     report = json.loads(bonobofs("doctor", "--json").stdout)
     (state,) = [check for check in report["checks"] if check["name"] == "state directory"]
@@ -47,8 +47,8 @@ def test_a_state_directory_that_others_can_write_is_no_good(home: Path) -> None:
     assert bonobofs("status").returncode == 1
 
 
-def test_a_state_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    """One line and the remedy."""
+def test_doctor_reports_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
+    """One line with the remedy."""
     (tmp_path / "file").touch()
     asked = bonobofs("status", env={"BONOBOFS_HOME": str(tmp_path / "file" / "home")})
     assert asked.returncode == 1

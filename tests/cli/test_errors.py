@@ -1,4 +1,4 @@
-"""The edge of the command line: every failure is one line and an exit code."""
+"""Every failure of the command line is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.support.world import Mounted, bonobofs, environment
         (["policy"], "Missing command"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant_is_one_line_and_2(arguments: list[str], said: str) -> None:
-    """It says what is wrong and where the help is."""
+def test_a_usage_error_is_one_line_with_exit_2(arguments: list[str], said: str) -> None:
+    """The line names the error and the help."""
     wrong = bonobofs(*arguments)
     assert wrong.returncode == 2
     assert wrong.stdout == ""
@@ -35,8 +35,8 @@ def test_a_command_line_that_cannot_be_meant_is_one_line_and_2(arguments: list[s
     assert said in wrong.stderr
 
 
-def test_nothing_to_unmount_is_one_line_and_1(tmp_path: Path) -> None:
-    """It says where to look."""
+def test_unmounting_a_bare_directory_is_one_line_with_exit_1(tmp_path: Path) -> None:
+    """The line says how to find mounts."""
     wrong = bonobofs("umount", tmp_path)
     assert wrong.returncode == 1
     assert wrong.stderr == (
@@ -44,8 +44,8 @@ def test_nothing_to_unmount_is_one_line_and_1(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_not_foreseen_is_one_line_and_a_diagnostic(home: Path) -> None:
-    """No traceback reaches the terminal; it is kept where the line says."""
+def test_an_unexpected_error_is_one_line_and_a_diagnostic(home: Path) -> None:
+    """The traceback is in the file that the line names, and not on the terminal."""
     (home / "home.id").mkdir()
     wrong = bonobofs("audit", "query", "--agent", "alice")
     assert wrong.returncode == 1
@@ -59,21 +59,21 @@ COMMANDS += ["agent", "team", "lease", "serve", "db", "doctor"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_command_explains_itself(command: str) -> None:
-    """Help is plain text that begins with the form of the command."""
+def test_every_command_has_help(command: str) -> None:
+    """It is plain text that begins with the usage."""
     helped = bonobofs(*command.split(), "--help")
     assert helped.returncode == 0
     assert helped.stdout.startswith(f"Usage: bonobofs {command}".rstrip())
     assert "\x1b" not in helped.stdout
 
 
-def test_no_arguments_show_the_help_and_version_the_version() -> None:
+def test_no_arguments_show_the_help_and_the_version_option_the_version() -> None:
     assert "Commands:" in bonobofs().stdout
     assert bonobofs("--version").stdout.startswith("bonobofs 0.")
 
 
-def test_colour_is_for_terminals_and_never_with_no_color(mounted: Mounted) -> None:
-    """A pipe gets plain text; a terminal colour, unless NO_COLOR says otherwise."""
+def test_output_has_colour_only_on_a_terminal_without_no_color(mounted: Mounted) -> None:
+    """A pipe gets plain text."""
     mounted()
     assert "\x1b" not in bonobofs("status").stdout
     assert b"\x1b[3" in _on_a_terminal({})

@@ -22,8 +22,8 @@ def repo(tmp_path: Path) -> Repo:
     return made
 
 
-def test_an_operator_works_as_an_agent(repo: Repo, tmp_path: Path) -> None:
-    """Branch, checkout, commit and merge do what they say, under the policy and into the record of an agent."""
+def test_an_operator_may_act_as_an_agent(repo: Repo, tmp_path: Path) -> None:
+    """Branch, checkout, commit and merge work under the agent's policy and are in the agent's record."""
     register("alice")
     whose = ("--agent", "alice", "--policy", str(tmp_path / "policy.toml"))
 
@@ -80,8 +80,8 @@ def test_staged_files_are_committed(repo: Repo, tmp_path: Path) -> None:
     assert repo.git("show", "HEAD:docs/plan.md") == "Changed again\n"
 
 
-def test_in_a_mount_the_session_git_does_it(repo: Repo, mounted: Mounted, tmp_path: Path) -> None:
-    """Commits what is staged or named, merges into a branch that is not checked out, and lists conflicts."""
+def test_in_a_mount_the_session_git_is_used(repo: Repo, mounted: Mounted, tmp_path: Path) -> None:
+    """It commits staged or named files, merges into a branch that is not checked out, and lists conflicts."""
     world = mounted(policy=FREE, source=repo.root)
 
     def run(*arguments: str, code: int = 0) -> str:

@@ -36,7 +36,7 @@ def _state(path: Path) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in path.rglob("*") if one.is_file()}
 
 
-def test_what_it_writes_is_from_the_project_and_passes_its_own_commands(home: Path, project: Path) -> None:
+def test_init_writes_a_policy_for_the_project_that_passes_check_and_test(home: Path, project: Path) -> None:
     before = _state(project)
     made = bonobofs("init", "--json", project)
     assert made.returncode == 0, made.stderr
@@ -57,7 +57,7 @@ def test_what_it_writes_is_from_the_project_and_passes_its_own_commands(home: Pa
     assert choose_policy(home, None, project).origin == str(file)
 
 
-def test_it_says_what_it_found_and_what_comes_next(home: Path, project: Path) -> None:
+def test_init_prints_its_findings_and_the_next_step(home: Path, project: Path) -> None:
     made = bonobofs("init", cwd=project)
     assert made.returncode == 0, made.stderr
     for part in ("JavaScript, Python", "uv.lock", "**/bin/ (git tracks files in it)", "bonobofs mount", "policy test"):
@@ -65,7 +65,7 @@ def test_it_says_what_it_found_and_what_comes_next(home: Path, project: Path) ->
     assert str(policy_file(home, project)) in made.stdout
 
 
-def test_it_replaces_no_policy_unless_forced(home: Path, project: Path) -> None:
+def test_init_replaces_a_policy_only_with_force(home: Path, project: Path) -> None:
     assert bonobofs("init", project).returncode == 0
     file = policy_file(home, project)
     file.write_text('extends = "docs"\n')
@@ -79,7 +79,7 @@ def test_it_replaces_no_policy_unless_forced(home: Path, project: Path) -> None:
     assert [one.name for one in file.parent.iterdir()] == [file.name]
 
 
-def test_a_directory_without_a_repository_and_one_with_documents(home: Path, tmp_path: Path) -> None:
+def test_init_works_without_a_repository_and_with_documents(home: Path, tmp_path: Path) -> None:
     plain, docs = tmp_path / "plain", tmp_path / "docs"
     (plain / "src").mkdir(parents=True)
     (plain / "src/main.rs").touch()
@@ -91,8 +91,8 @@ def test_a_directory_without_a_repository_and_one_with_documents(home: Path, tmp
         assert bonobofs("policy", "test", policy_file(home, source)).returncode == 0
 
 
-def test_the_repository_starts_no_program(project: Path, tmp_path: Path) -> None:
-    """Its configuration may name one that git would run to find what has changed."""
+def test_init_starts_no_program_of_the_repository(project: Path, tmp_path: Path) -> None:
+    """The repository's configuration may name one that git would run to find changes."""
     mark = tmp_path / "ran"
     for key in ("core.fsmonitor", "core.pager", "alias.ls-files"):
         subprocess.run(["git", "-C", project, "config", key, f"!touch '{mark}' #"], check=True)
@@ -102,13 +102,13 @@ def test_the_repository_starts_no_program(project: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["none", "file", "home"])
-def test_what_is_no_project_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+def test_init_refuses_a_directory_that_is_no_project(home: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     assert bonobofs("init", tmp_path / name).returncode == 1
     assert not (home / "policies").exists() or not [*(home / "policies").iterdir()]
 
 
-def test_an_ordinary_user_writes_one_too(ordinary_user: OrdinaryUser) -> None:
+def test_an_ordinary_user_may_run_init(ordinary_user: OrdinaryUser) -> None:
     ordinary_user.run("mkdir", "-p", "app/src")
     made = ordinary_user.bonobofs("init", "--json", "app")
     assert made.returncode == 0, made.stderr

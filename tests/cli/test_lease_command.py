@@ -26,8 +26,8 @@ def listed() -> list[dict[str, object]]:
     return found
 
 
-def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
-    """Acquired, listed, refused to others, extended, released by its holder."""
+def test_a_lease_can_be_acquired_listed_extended_and_released(home: Path) -> None:
+    """Other agents are refused meanwhile."""
     register("ann", "bob")
     assert bonobofs("lease", "list").stdout == "nothing is leased\n"
     made = bonobofs(
@@ -72,8 +72,8 @@ def test_a_lease_from_its_beginning_to_its_end(home: Path) -> None:
     assert listed() == []
 
 
-def test_the_operator_ends_anybodys(home: Path) -> None:
-    """By its UUID, and without a name of their own."""
+def test_the_operator_may_release_every_lease(home: Path) -> None:
+    """By its UUID, without an agent's name."""
     register("ann")
     bonobofs("lease", "acquire", "--all-workspaces", "--agent", "ann", "docs/**")
     (lease,) = listed()
@@ -87,13 +87,13 @@ def test_the_operator_ends_anybodys(home: Path) -> None:
     "arguments",
     [(), ("/docs",), ("docs", "--for", "soon"), ("docs", "--for", "0s"), ("docs", "--chain", "a/b"), ("!docs",)],
 )
-def test_what_cannot_be_meant_is_usage(arguments: tuple[str, ...], home: Path) -> None:
+def test_invalid_arguments_are_usage_errors(arguments: tuple[str, ...], home: Path) -> None:
     wrong = bonobofs("lease", "acquire", "--all-workspaces", *arguments)
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 
-def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, home: Path) -> None:
-    """`why` and the mount itself name who holds it and until when."""
+def test_mounts_of_the_holding_chain_may_write_and_others_get_the_holder(mounted: Mounted, home: Path) -> None:
+    """`why` and the mount itself name holder and expiry."""
     register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     assert (
@@ -123,7 +123,7 @@ def test_a_mount_of_the_chain_goes_on_and_others_are_told_why(mounted: Mounted, 
         session.unmount_session(home, world.path)
 
 
-def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) -> None:
+def test_a_lease_may_apply_to_one_source(mounted: Mounted, tmp_path: Path) -> None:
     register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", tmp_path, "**").returncode == 0
@@ -133,8 +133,8 @@ def test_a_lease_may_cover_one_source_alone(mounted: Mounted, tmp_path: Path) ->
         (world.path / "a").write_text("text")
 
 
-def test_a_source_is_named_by_its_mountpoint_too(mounted: Mounted) -> None:
-    """By a directory inside of it nothing is meant: it is refused, where it would have covered nothing."""
+def test_a_mountpoint_names_its_source(mounted: Mounted) -> None:
+    """A directory inside a source is refused: a lease of it would cover no path."""
     register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     (world.path / "docs").mkdir()
@@ -148,8 +148,8 @@ def test_a_source_is_named_by_its_mountpoint_too(mounted: Mounted) -> None:
         (world.path / "docs/a").write_text("text")
 
 
-def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mounted) -> None:
-    """The lease is granted, to nobody else either; who is not bound by it yet is named."""
+def test_an_interrupted_acquire_reports_the_granted_lease(mounted: Mounted) -> None:
+    """No other holder gets it. The message names the sessions that have not acknowledged it."""
     register("bob")
     world = mounted(policy=ALLOW_ALL, agent="ann")
     with stopped(world.pid):
@@ -176,7 +176,7 @@ def test_an_interrupt_while_sessions_are_waited_for_says_what_stands(mounted: Mo
     assert listed() == [lease]
 
 
-def test_a_file_that_cannot_be_read_is_one_line(home: Path, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_one_line_error(home: Path, tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"\xff")
     for file in (tmp_path / "none", tmp_path / "odd", tmp_path):
         for command in ("lease", "policy"):
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_one_line(home: Path, tmp_path: Path) -> N
 
 
 def test_locks_of_choragen_become_leases(home: Path, tmp_path: Path) -> None:
-    """What cannot be kept is named, with its line, and the exit code says so."""
+    """Each dropped lock is listed with its line, and the exit code is not 0."""
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     locks: dict[str, Any] = {
         "version": 1,
@@ -228,8 +228,8 @@ def test_a_governance_of_choragen_becomes_a_policy(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("line 3")) == (1, 1)
 
 
-def test_a_label_that_is_used_again_inherits_nothing(mounted: Mounted, home: Path) -> None:
-    """No role, no team, no lease, and none of what the one before it did; that is found by UUID, under its label."""
+def test_a_reused_label_of_a_removed_agent_inherits_nothing(mounted: Mounted, home: Path) -> None:
+    """No role, team, lease or history. The history is found by UUID, under the label."""
     assert bonobofs("team", "add", "red").returncode == 0
     assert bonobofs("agent", "add", "bob", "--team", "red", "--role", "agent").returncode == 0
     world = mounted(policy=ALLOW_ALL, agent="bob")
@@ -259,7 +259,7 @@ def test_a_label_that_is_used_again_inherits_nothing(mounted: Mounted, home: Pat
     assert bonobofs("lease", "release", "--agent", first).returncode == 2
 
 
-def test_an_agent_is_named_by_its_uuid_too(home: Path) -> None:
+def test_a_uuid_names_an_agent(home: Path) -> None:
     assert bonobofs("agent", "add", "ann").returncode == 0
     (ann,) = json.loads(bonobofs("agent", "list", "--json").stdout)
     assert bonobofs("lease", "acquire", "--all-workspaces", "--agent", ann["id"], "docs/**").returncode == 0
@@ -284,8 +284,8 @@ def test_the_scope_is_the_workspace_around_the_working_directory(mounted: Mounte
     assert [one["workspace"] for one in listed()] == [None]
 
 
-def test_the_policy_bounds_the_leases_of_a_session(mounted: Mounted) -> None:
-    """`max` and `who` bind a session; the operator, who names an agent, acquires for longer."""
+def test_the_policy_limits_the_leases_of_a_session(mounted: Mounted) -> None:
+    """`max` and `who` apply to a session. The operator, who names an agent, may exceed them."""
     text = ALLOW_ALL + '[leases]\nmax = "2h"\nwho = ["agent"]\n[role.other]\nwrite = ["**"]\n'
     world = mounted(policy=text, agent="ann")
     long = bonobofs("lease", "acquire", "docs/**", "--for", "3h", cwd=world.path)
@@ -311,17 +311,17 @@ def test_the_policy_bounds_the_leases_of_a_session(mounted: Mounted) -> None:
         ('[leases]\nwho = ["nowhere"]\n', "agent", 77),
     ],
 )
-def test_a_role_that_writes_nowhere_leases_by_the_policys_word_alone(
+def test_a_read_only_role_leases_only_if_the_policy_allows_it(
     mounted: Mounted, leases: str, role: str, code: int
 ) -> None:
-    """By default a role keeps nobody from writing where it writes nothing itself."""
+    """By default, a role cannot block paths that it may not write."""
     world = mounted(policy=ALLOW_ALL + leases + "[role.nowhere]\nwrite = []\n", agent="ann", role=role)
     made = bonobofs("lease", "acquire", "docs/**", cwd=world.path)
     assert (made.returncode, f"The role {role} may not acquire leases" in made.stderr) == (code, code == 77)
 
 
-def test_a_release_is_followed_when_it_returns(mounted: Mounted, home: Path) -> None:
-    """50 times in a row the next write succeeds at once; so it does after a lease is made shorter than it was."""
+def test_the_mount_permits_writes_when_release_returns(mounted: Mounted, home: Path) -> None:
+    """In 50 repetitions the next write succeeds at once; the same after a lease is shortened."""
     world = mounted(policy=ALLOW_ALL, agent="ann")
     file = world.path / "a"
     file.touch()

@@ -32,7 +32,7 @@ def _status(*arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("asked", "taken"), [("auto", "kernel"), ("kernel", "kernel"), ("portable", "portable")])
 def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Path, asked: str, taken: str) -> None:
-    """The commands of the README do what it says, by whichever transport."""
+    """The commands of the README work with either transport."""
     made = bonobofs("mount", source, mountpoint, "--agent", "alice", "--transport", asked)
     try:
         assert made.returncode == 0, made.stderr
@@ -54,8 +54,8 @@ def test_a_directory_is_mounted_used_and_unmounted(source: Path, mountpoint: Pat
     assert [one["state"] for one in _status("--all")] == ["ended"]
 
 
-def test_what_is_scratch_is_kept_when_asked(source: Path, mountpoint: Path, home: Path) -> None:
-    """`--keep-scratch` leaves the layer in the session's directory; without it nothing of it stays."""
+def test_keep_scratch_keeps_the_scratch_layer(source: Path, mountpoint: Path, home: Path) -> None:
+    """`--keep-scratch` leaves the layer in the session's directory. Without it the layer is removed."""
     for kept in ([], ["--keep-scratch"]):
         assert bonobofs("mount", source, mountpoint, *kept).returncode == 0
         (mountpoint / "build").mkdir()
@@ -66,8 +66,8 @@ def test_what_is_scratch_is_kept_when_asked(source: Path, mountpoint: Path, home
         assert found == ([("kept", "build", "x")] if kept else [])
 
 
-def test_mount_py_is_the_same_front_door(source: Path, mountpoint: Path) -> None:
-    """`python mount.py SOURCE MOUNTPOINT` mounts, from a checkout in which nothing is installed."""
+def test_mount_py_mounts_as_the_command_does(source: Path, mountpoint: Path) -> None:
+    """`python mount.py SOURCE MOUNTPOINT` works from a checkout without an installation."""
     made = subprocess.run([sys.executable, ROOT / "mount.py", source, mountpoint], capture_output=True, check=False)
     try:
         assert made.returncode == 0, made.stderr
@@ -76,8 +76,8 @@ def test_mount_py_is_the_same_front_door(source: Path, mountpoint: Path) -> None
         assert bonobofs("umount", mountpoint).returncode == 0
 
 
-def test_relative_paths_and_a_working_directory_in_the_mountpoint_are_fine(source: Path, mountpoint: Path) -> None:
-    """`bonobofs mount ../source .` works, and says that the shell that ran it stands outside the mount."""
+def test_relative_paths_and_a_working_directory_in_the_mountpoint_work(source: Path, mountpoint: Path) -> None:
+    """`bonobofs mount ../source .` warns that the calling shell is outside the mount."""
     shell = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -m bonobofs mount ../source . ; echo "exit $?"'],
         cwd=mountpoint,
@@ -96,7 +96,7 @@ def test_relative_paths_and_a_working_directory_in_the_mountpoint_are_fine(sourc
 
 
 def test_the_source_itself_can_be_the_mountpoint(source: Path) -> None:
-    """A directory can be guarded in its own place, and what was written is there after the end."""
+    """The writes are there after the end."""
     made = bonobofs("mount", source, source)
     try:
         assert made.returncode == 0, made.stderr
@@ -107,8 +107,8 @@ def test_the_source_itself_can_be_the_mountpoint(source: Path) -> None:
     assert os.listdir(source) == ["tests"]
 
 
-def test_status_lists_what_contracts_say(mounted: Mounted) -> None:
-    """`status --json` is a list with source, mountpoint, agent, role, session, pid, state, transport and policy."""
+def test_status_json_has_the_documented_fields(mounted: Mounted) -> None:
+    """source, mountpoint, agent, role, session, pid, state, transport and policy."""
     world = mounted(policy=ALLOW_ALL, agent="bob")
     (one,) = _status()
     assert one["source"] == str(world.source)
@@ -122,7 +122,7 @@ def test_status_lists_what_contracts_say(mounted: Mounted) -> None:
 
 
 def test_a_killed_server_fails_closed_and_mount_recovers_it(mounted: Mounted) -> None:
-    """After kill -9 the path answers ENOTCONN, `status` says what to do, and `mount` again serves it."""
+    """After kill -9 the path returns ENOTCONN, `status` shows the remedy, and `mount` again serves it."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "before").write_text("kept")
     world.kill()
@@ -141,8 +141,8 @@ def test_a_killed_server_fails_closed_and_mount_recovers_it(mounted: Mounted) ->
     assert _status() == []
 
 
-def test_umount_takes_dead_mounts_off(mounted: Mounted) -> None:
-    """What a killed server left is gone after `umount`, also while somebody stands in it."""
+def test_umount_removes_dead_mounts(mounted: Mounted) -> None:
+    """Also while a process has its working directory there."""
     world = mounted(policy=ALLOW_ALL)
     with subprocess.Popen(["cat"], cwd=world.path, stdin=subprocess.PIPE) as stands_inside:
         world.kill()
@@ -154,7 +154,7 @@ def test_umount_takes_dead_mounts_off(mounted: Mounted) -> None:
     assert _status() == []
 
 
-def test_stacked_dead_mounts_are_all_taken_off(mounted: Mounted) -> None:
+def test_umount_removes_stacked_dead_mounts(mounted: Mounted) -> None:
     """Mounting over dead mounts, and dying again, leaves nothing that one `umount` does not clear."""
     world = mounted(policy=ALLOW_ALL)
     world.kill()
@@ -165,8 +165,8 @@ def test_stacked_dead_mounts_are_all_taken_off(mounted: Mounted) -> None:
     assert not mounts.at(world.path)
 
 
-def test_a_source_that_is_its_own_mountpoint_is_recovered(source: Path, mounted: Mounted) -> None:
-    """A dead mount over its own source is taken off first, as the source could not be opened below it."""
+def test_a_dead_mount_over_its_own_source_is_recovered(source: Path, mounted: Mounted) -> None:
+    """The dead mount is removed first, as it covers the source."""
     world = mounted(policy=ALLOW_ALL, mountpoint=source)
     world.kill()
     again = bonobofs("mount", source, source)
@@ -176,8 +176,8 @@ def test_a_source_that_is_its_own_mountpoint_is_recovered(source: Path, mounted:
 
 
 @pytest.mark.parametrize("mend", ["mount", "umount"])
-def test_a_session_that_is_gone_without_an_end_is_crashed(mend: str, mounted: Mounted) -> None:
-    """Server and mount gone, no closing entry: `status` says so until the next mount or umount there."""
+def test_a_session_without_server_and_closing_entry_is_crashed(mend: str, mounted: Mounted) -> None:
+    """`status` shows it until the next mount or umount there."""
     world = mounted(policy=ALLOW_ALL)
     world.kill()
     mounts.detach(world.path, lazy=True)
@@ -189,8 +189,8 @@ def test_a_session_that_is_gone_without_an_end_is_crashed(mend: str, mounted: Mo
     assert _status() == []
 
 
-def test_a_busy_mount_stays_and_names_who_holds_it(mounted: Mounted) -> None:
-    """`umount` of a mount in use fails in one line with the process, and the mount goes on."""
+def test_umount_of_a_busy_mount_names_the_process(mounted: Mounted) -> None:
+    """It fails in one line, and the mount continues to serve."""
     world = mounted(policy=ALLOW_ALL)
     with subprocess.Popen(["cat"], cwd=world.path, stdin=subprocess.PIPE) as stands_inside:
         busy = bonobofs("umount", world.path)
@@ -203,10 +203,10 @@ def test_a_busy_mount_stays_and_names_who_holds_it(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_in_the_foreground_a_signal_ends_it_cleanly(
+def test_a_signal_ends_a_foreground_mount_cleanly(
     source: Path, mountpoint: Path, transport: str, number: signal.Signals
 ) -> None:
-    """`--foreground` serves in the very process that was started, and a signal ends mount, record and process."""
+    """`--foreground` serves in the started process, and a signal ends mount, record and process."""
     server = subprocess.Popen(
         [
             sys.executable,
@@ -236,7 +236,7 @@ def test_in_the_foreground_a_signal_ends_it_cleanly(
     assert [one["state"] for one in _status("--all")] == ["ended"]
 
 
-def test_a_policy_that_is_not_there_is_told_and_nothing_is_left(home: Path, source: Path, mountpoint: Path) -> None:
+def test_a_missing_policy_is_one_line_and_leaves_no_session(home: Path, source: Path, mountpoint: Path) -> None:
     """One line, and neither a session nor a record."""
     failed = bonobofs("mount", source, mountpoint, "--policy", "/nonexistent/policy.toml")
     assert failed.returncode == 1
@@ -248,10 +248,10 @@ def test_a_policy_that_is_not_there_is_told_and_nothing_is_left(home: Path, sour
 
 
 @pytest.mark.parametrize("options", [[], ["--foreground"]])
-def test_a_server_that_cannot_mount_says_why_and_leaves_nothing(
+def test_a_failed_mount_reports_the_reason_and_leaves_no_session(
     options: list[str], ordinary_user: OrdinaryUser
 ) -> None:
-    """One line with the reason, in the background and in the foreground, and no trace of the session."""
+    """One line, in the background and in the foreground."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     ordinary_user.run("mkdir", source, mountpoint)
     failed = ordinary_user.bonobofs("mount", source, mountpoint, *options, env={"PATH": "/nonexistent"})
@@ -261,7 +261,7 @@ def test_a_server_that_cannot_mount_says_why_and_leaves_nothing(
     assert ordinary_user.run("ls", ordinary_user.directory / "home" / "sessions").stdout == ""
 
 
-def test_a_source_that_may_not_be_read_is_refused(ordinary_user: OrdinaryUser) -> None:
+def test_an_unreadable_source_is_refused(ordinary_user: OrdinaryUser) -> None:
     """One line that says so."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     ordinary_user.run("mkdir", "-m", "0300", source)
@@ -271,8 +271,8 @@ def test_a_source_that_may_not_be_read_is_refused(ordinary_user: OrdinaryUser) -
     assert failed.stderr == f"bonobofs: the source {source} cannot be read: Permission denied\n"
 
 
-def test_two_mounts_at_once_take_turns(source: Path, mountpoint: Path) -> None:
-    """Of two commands that want one mountpoint, one gets it and the other says who has it."""
+def test_one_of_two_concurrent_mounts_succeeds(source: Path, mountpoint: Path) -> None:
+    """The other command names the session that has the mountpoint."""
     command = [sys.executable, "-m", "bonobofs", "mount", str(source), str(mountpoint), "--agent", "alice"]
     env = environment()
     both = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) for _ in range(2)]
@@ -302,10 +302,10 @@ def test_two_mounts_at_once_take_turns(source: Path, mountpoint: Path) -> None:
         ("source", str(ROOT), "inside the mountpoint, which would hang"),
     ],
 )
-def test_what_would_hang_or_lead_round_the_policy_is_refused(
+def test_unsafe_source_and_mountpoint_pairs_are_refused(
     below: str, at: str, said: str, tmp_path: Path, source: Path, mountpoint: Path
 ) -> None:
-    """Every such refusal is one line that says what to do, exit 1, and nothing is mounted or entered."""
+    """Each refusal is one line with the remedy and exit 1. No mount and no session is made."""
     (source / "inside").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "around" / "source").mkdir(parents=True)
@@ -317,8 +317,8 @@ def test_what_would_hang_or_lead_round_the_policy_is_refused(
     assert _status("--all") == []
 
 
-def test_a_mount_is_no_source_and_holds_no_mountpoint(mounted: Mounted, tmp_path: Path) -> None:
-    """Neither a directory inside a mount nor a mountpoint that is taken can be used for another."""
+def test_a_mount_cannot_be_a_source_or_contain_a_mountpoint(mounted: Mounted, tmp_path: Path) -> None:
+    """A directory inside a mount and a used mountpoint are refused."""
     world = mounted(policy=ALLOW_ALL)
     (world.path / "inside").mkdir()
     for below, at, said in [
@@ -332,8 +332,8 @@ def test_a_mount_is_no_source_and_holds_no_mountpoint(mounted: Mounted, tmp_path
         assert said in refused.stderr
 
 
-def test_a_second_mount_of_a_source_is_served_and_told(mounted: Mounted, tmp_path: Path) -> None:
-    """Two agents may work on one source; that locks do not reach across is said."""
+def test_a_second_mount_of_a_source_is_served_with_a_warning(mounted: Mounted, tmp_path: Path) -> None:
+    """Two agents may work on one source. The warning says that file locks do not apply across mounts."""
     world = mounted(policy=ALLOW_ALL)
     (tmp_path / "second").mkdir()
     made = bonobofs("mount", world.source, tmp_path / "second", "--agent", "bob", "--new")
@@ -345,15 +345,15 @@ def test_a_second_mount_of_a_source_is_served_and_told(mounted: Mounted, tmp_pat
 
 
 def test_a_policy_inside_the_source_is_never_read(source: Path, mountpoint: Path) -> None:
-    """Who is bound by a policy could change it there."""
+    """An agent could change it there."""
     (source / "policy.toml").write_text(ALLOW_ALL)
     refused = bonobofs("mount", source, mountpoint, "--policy", source / "policy.toml")
     assert refused.returncode == 2
     assert "lies inside the source" in refused.stderr
 
 
-def test_the_operators_own_policy_comes_before_the_packaged_one(home: Path, mounted: Mounted) -> None:
-    """Which policy: --policy, else policy.toml in the state directory, else the packaged default."""
+def test_the_operators_policy_precedes_the_packaged_one(home: Path, mounted: Mounted) -> None:
+    """The order is --policy, policy.toml in the state directory, the packaged default."""
     (home / "policy.toml").write_text(ALLOW_ALL)
     world = mounted()
     assert world.session.policy.origin == str(home / "policy.toml")
@@ -363,8 +363,8 @@ def test_the_operators_own_policy_comes_before_the_packaged_one(home: Path, moun
         (other.path / "anything").write_text("goes")
 
 
-def test_the_role_is_the_named_one_else_the_agents_else_the_policys(mounted: Mounted) -> None:
-    """A name that is new is registered with the role it came with, and keeps it."""
+def test_the_role_is_that_of_the_option_the_agent_or_the_policy(mounted: Mounted) -> None:
+    """A new agent is registered with the role of its first mount, and keeps it."""
     policy = ALLOW_ALL + 'default_role = "reader"\n[role.reader]\n[role.writer]\nwrite = ["**"]\n'
     assert mounted(policy=policy, agent="ann").session.role == "reader"
     assert mounted(policy=policy, agent="ben", role="writer").session.role == "writer"
@@ -373,8 +373,8 @@ def test_the_role_is_the_named_one_else_the_agents_else_the_policys(mounted: Mou
     assert mounted(policy=policy, agent="ben").session.role == "writer"
 
 
-def test_a_role_that_the_policy_does_not_define_is_refused(source: Path, mountpoint: Path) -> None:
-    """The nearest role and the list of roles are shown, and nothing is mounted or registered."""
+def test_an_undefined_role_is_refused(source: Path, mountpoint: Path) -> None:
+    """The nearest role and the list of roles are shown. No mount and no agent is made."""
     refused = bonobofs("mount", source, mountpoint, "--agent", "alice", "--role", "contol")
     assert refused.returncode == 2
     assert refused.stderr == (
@@ -385,8 +385,8 @@ def test_a_role_that_the_policy_does_not_define_is_refused(source: Path, mountpo
     assert json.loads(bonobofs("agent", "list", "--json").stdout) == []
 
 
-def test_an_agents_own_role_that_the_policy_does_not_define_may_only_read(source: Path, mountpoint: Path) -> None:
-    """The mount says so, and every change is refused."""
+def test_an_agent_with_an_undefined_role_may_only_read(source: Path, mountpoint: Path) -> None:
+    """The mount reports it, and every change is refused."""
     assert bonobofs("agent", "add", "alice", "--role", "unheard-of").returncode == 0
     made = bonobofs("mount", source, mountpoint, "--agent", "alice")
     try:
@@ -398,7 +398,7 @@ def test_an_agents_own_role_that_the_policy_does_not_define_may_only_read(source
 
 
 def test_an_agent_keeps_its_identity(mounted: Mounted) -> None:
-    """The same label is the same UUID in every session, another label another one."""
+    """One label has one UUID in every session, and another label another UUID."""
     first, second, other = mounted(agent="ann"), mounted(agent="ann"), mounted(agent="ben")
     assert first.session.agent_id == second.session.agent_id
     assert first.session.agent_id != other.session.agent_id
@@ -414,7 +414,7 @@ def test_a_label_that_could_forge_a_line_is_refused(label: str, source: Path, mo
 
 
 def test_an_ordinary_user_mounts_and_unmounts(ordinary_user: OrdinaryUser) -> None:
-    """Without root it works the same, through fusermount3; so does the recovery of a killed server."""
+    """Without root it works through fusermount3, including the recovery of a killed server."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     ordinary_user.run("mkdir", source, mountpoint)
     made = ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "alice", "--policy", "aidlc")
@@ -434,7 +434,7 @@ def test_an_ordinary_user_mounts_and_unmounts(ordinary_user: OrdinaryUser) -> No
 
 
 def test_a_source_with_a_name_that_is_not_utf8_is_served(tmp_path: Path, mounted: Mounted) -> None:
-    """Names are bytes; what is shown of them is escaped and what is stored leads back to them."""
+    """Names are bytes. Output is escaped, and stored names are exact."""
     source = tmp_path / os.fsdecode(b"s\xff ource\n\\040")
     source.mkdir()
     mountpoint = tmp_path / os.fsdecode(b"m\xfe ount\t")

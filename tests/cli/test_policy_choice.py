@@ -1,4 +1,4 @@
-"""Which policy a session takes, that the choice stays, and that a broken policy is never passed over."""
+"""The choice of a session's policy: the order, its permanence, and errors of a broken policy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _mount(source: Path, mountpoint: Path, *options: str) -> str:
     return made.stdout
 
 
-def test_without_a_policy_the_source_decides_and_the_choice_stays(home: Path, project: Path, tmp_path: Path) -> None:
-    """Removing aidlc-docs after the first mount does not widen the policy, and making it does not narrow it."""
+def test_without_a_policy_the_source_determines_a_permanent_choice(home: Path, project: Path, tmp_path: Path) -> None:
+    """Removing aidlc-docs after the first mount does not widen the policy, and creating it does not narrow it."""
     (project / "aidlc-docs").mkdir()
     assert "policy preset:aidlc (the source has aidlc-docs/)" in _mount(project, tmp_path / "m")
     (project / "aidlc-docs").rmdir()
@@ -49,8 +49,8 @@ def test_without_a_policy_the_source_decides_and_the_choice_stays(home: Path, pr
     assert "policy preset:project (stored at the first session" in _mount(other, tmp_path / "m")
 
 
-def test_an_engineers_own_sources_may_change_at_once(home: Path, project: Path, tmp_path: Path) -> None:
-    """Under preset `project` on a real mount: sources change, and what runs by itself does not, by any way there."""
+def test_project_permits_sources_and_refuses_files_that_run_later(home: Path, project: Path, tmp_path: Path) -> None:
+    """On a real mount, by every kind of call."""
     mountpoint = tmp_path / "m"
     mountpoint.mkdir()
     (project / ".vscode").mkdir()
@@ -87,7 +87,7 @@ def test_a_preset_can_be_named(project: Path, tmp_path: Path) -> None:
 
 
 def test_the_order_of_policies(home: Path, project: Path, tmp_path: Path) -> None:
-    """--policy, the project's, the state directory's, a preset. FileGuard's last resort is `aidlc`."""
+    """--policy, the project's, the state directory's, a preset. The last default of FileGuard is `aidlc`."""
     assert choose_policy(home, None, project).origin == "preset:project"
     with open_session(project) as opened:
         assert opened.session.policy.origin == "preset:aidlc"
@@ -133,7 +133,7 @@ def test_a_broken_choice_is_an_error(home: Path, project: Path) -> None:
         choose_policy(home, None, project)
 
 
-def test_of_two_first_sessions_the_first_choice_stays(home: Path, project: Path) -> None:
+def test_the_choice_of_the_first_of_two_sessions_stays(home: Path, project: Path) -> None:
     assert store_preset(home, project, "aidlc") == "aidlc"
     assert store_preset(home, project, "project") == "aidlc"
     assert [path.suffix for path in (home / "policies").iterdir()] == [".json"]

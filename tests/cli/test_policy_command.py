@@ -10,8 +10,8 @@ from tests.support.world import ALLOW_ALL, ROOT, bonobofs
 RULE = '[[rule]]\nname = "docs"\npaths = ["docs/"]\nsuffixes = [".md"]\n'
 
 
-def test_the_shipped_policy_is_in_order_and_its_examples_hold() -> None:
-    """policy.toml at the top is the default, and passes its own commands."""
+def test_the_packaged_policy_passes_check_and_test() -> None:
+    """policy.toml at the top of the repository is the default."""
     checked = bonobofs("policy", "check", ROOT / "policy.toml")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "in order" in checked.stdout
@@ -20,8 +20,8 @@ def test_the_shipped_policy_is_in_order_and_its_examples_hold() -> None:
     assert f"{ROOT / 'policy.toml'}: " in tried.stdout
 
 
-def test_check_says_file_line_and_key(tmp_path: Path) -> None:
-    """An unknown key is refused in one line that can be acted on."""
+def test_check_names_file_line_and_key(tmp_path: Path) -> None:
+    """An unknown key is refused in one line."""
     file = tmp_path / "policy.toml"
     file.write_text('default = "deny"\ncolour = "red"\n')
     checked = bonobofs("policy", "check", file)
@@ -30,8 +30,8 @@ def test_check_says_file_line_and_key(tmp_path: Path) -> None:
     assert checked.stderr.count("\n") == 1
 
 
-def test_test_names_each_example_that_does_not_hold(tmp_path: Path) -> None:
-    """The exit code is 1, and the summary counts."""
+def test_test_names_each_failed_example(tmp_path: Path) -> None:
+    """The exit code is 1, and the summary has the count."""
     file = tmp_path / "policy.toml"
     file.write_text(RULE + 'examples = { allow = ["docs/a.md", "docs/b.txt"], deny = ["c"] }\n')
     tried = bonobofs("policy", "test", file)
@@ -40,8 +40,8 @@ def test_test_names_each_example_that_does_not_hold(tmp_path: Path) -> None:
     assert tried.stdout == f"{file}: 2 of 3 examples hold\n"
 
 
-def test_show_tells_what_is_in_force(home: Path) -> None:
-    """In words for a person, whole for a program; the operator's own policy comes first."""
+def test_show_prints_the_policy_in_force(home: Path) -> None:
+    """As text for a person, as JSON for a program. The operator's own policy has precedence."""
     told = bonobofs("policy", "show", "--policy", "aidlc", "--role", "control").stdout
     assert "roles agent, control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n" in told
     assert "- Tools beside the mount: `read_file`, `list_files`, `search_files`." in told

@@ -44,7 +44,7 @@ def test_umount_says_that_the_record_is_closed(mounted: Mounted, way: str) -> No
 
 @pytest.mark.root
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_umount_ends_a_mount_that_another_namespace_holds(mounted: Mounted, transport: str) -> None:
+def test_umount_ends_a_mount_that_is_copied_in_another_namespace(mounted: Mounted, transport: str) -> None:
     """The server ends, the record is closed, and the processes with the dead copy are named."""
     world = mounted(policy=ALLOW_ALL, transport=transport)
     script = "echo ready; read line; ls -d $0"
@@ -84,7 +84,7 @@ def test_umount_names_a_bind_mount_that_keeps_a_copy(mounted: Mounted, tmp_path:
 
 @pytest.mark.root
 def test_a_mount_over_its_source_keeps_no_copy_of_other_mounts(mounted: Mounted, tmp_path: Path) -> None:
-    """Its companion stands in a mount namespace of its own, which holds none of the mounts that were there before."""
+    """Its companion has its own mount namespace, without the mounts that existed before."""
     first = mounted(policy=ALLOW_ALL)
     own = tmp_path / "own"
     own.mkdir()
@@ -173,7 +173,7 @@ def test_status_says_that_the_server_is_stopped(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_status_says_that_the_source_is_removed(mounted: Mounted, source: Path, replaced: bool) -> None:
-    """A mount whose source is gone, or is another directory by now, shows what nobody finds below that path."""
+    """Also if another directory has its path now: the mount shows the old one."""
     world = mounted(policy=ALLOW_ALL)
     source.rename(source.with_name("before"))
     if replaced:

@@ -1,4 +1,4 @@
-"""`why`: the answer before the attempt."""
+"""`why` explains the decision about an operation without performing it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _why(*arguments: str | Path, code: int, cwd: Path) -> dict[str, Any]:
         ([".", "--op", "create_epic"], "ROLE"),
     ],
 )
-def test_each_question_gets_the_code_of_its_rule(arguments: list[str], expected: str | None, source: Path) -> None:
-    """Exit 0 and no code, or 77 and the code, with the one schema of decisions."""
+def test_why_returns_the_code_of_the_rule(arguments: list[str], expected: str | None, source: Path) -> None:
+    """Exit 0 without a code, or 77 with the code, in the schema of decisions."""
     answer = _why(*arguments, code=0 if expected is None else 77, cwd=source)
     assert answer["code"] == expected
 
@@ -66,8 +66,8 @@ def test_each_question_gets_the_code_of_its_rule(arguments: list[str], expected:
         (["node_modules/.git/config"], None),
     ],
 )
-def test_what_is_kept_apart_is_allowed_and_told(arguments: list[str], expected: str | None, source: Path) -> None:
-    """A temporary name that the source has is no temporary file, and goes by the rules."""
+def test_why_names_the_layer_of_an_allowed_change(arguments: list[str], expected: str | None, source: Path) -> None:
+    """A source file with a temporary name is no staged file; the rules apply."""
     (source / "aidlc-docs").mkdir()
     (source / "aidlc-docs" / "there.tmp").touch()
     answer = _why(*arguments, code=0 if expected else 77, cwd=source)
@@ -78,8 +78,8 @@ def test_what_is_kept_apart_is_allowed_and_told(arguments: list[str], expected: 
         assert told[1:] == [answer["reason"], answer["instead"]]
 
 
-def test_a_person_is_told_why_and_what_instead(source: Path) -> None:
-    """Three lines: what, why, what would be allowed."""
+def test_why_prints_decision_reason_and_remedy(source: Path) -> None:
+    """Three lines."""
     asked = bonobofs("why", "aidlc-docs/plan.txt", cwd=source)
     what, reason, instead = asked.stdout.splitlines()
     assert what == "refused: create_file aidlc-docs/plan.txt (SUFFIX, rule artifacts)"
@@ -88,8 +88,8 @@ def test_a_person_is_told_why_and_what_instead(source: Path) -> None:
     assert bonobofs("why", "aidlc-docs/plan.md", cwd=source).stdout.startswith("allowed: ")
 
 
-def test_in_a_mount_the_sessions_own_policy_and_role_hold(mounted: Mounted) -> None:
-    """Also below its root, by absolute path, by the source's path, and when the policy file holds none any more."""
+def test_in_a_mount_the_policy_and_role_of_the_session_apply(mounted: Mounted) -> None:
+    """Also below its root, by absolute path, by the source's path, and after the policy file was emptied."""
     policy = ALLOW_ALL + '[role.reader]\ndeny = ["src/"]\nwrite = ["**"]\n'
     world = mounted(policy=policy, role="reader")
     (world.path / "docs").mkdir()
@@ -101,8 +101,8 @@ def test_in_a_mount_the_sessions_own_policy_and_role_hold(mounted: Mounted) -> N
     assert _why("src/x", "--role", "agent", code=0, cwd=world.path)["rule"] == "default"
 
 
-def test_what_it_says_is_what_happens(mounted: Mounted) -> None:
-    """The answer and the attempt agree, and the extended attribute gives the same one."""
+def test_why_agrees_with_the_mount(mounted: Mounted) -> None:
+    """The answer, the attempt and the extended attribute agree."""
     world = mounted()
     (world.source / "aidlc-docs").mkdir()
     for name in ("plan.md", "plan.sh", "plan"):
@@ -120,8 +120,8 @@ def test_what_it_says_is_what_happens(mounted: Mounted) -> None:
             assert answer["allowed"]
 
 
-def test_a_symlink_is_judged_where_it_leads(source: Path) -> None:
-    """Writing through a link writes what it names, and a link out of the workspace leads outside."""
+def test_the_target_of_a_symlink_is_judged(source: Path) -> None:
+    """A write through a link changes its target, and a link out of the workspace leads outside."""
     (source / "aidlc-docs").mkdir()
     (source / "aidlc-docs" / "link.md").symlink_to("../elsewhere.md")
     (source / "aidlc-docs" / "out.md").symlink_to("/etc/hostname")
@@ -131,23 +131,23 @@ def test_a_symlink_is_judged_where_it_leads(source: Path) -> None:
     assert _why("aidlc-docs/link.md", "--op", "delete_file", code=0, cwd=source)["path"] == "aidlc-docs/link.md"
 
 
-def test_a_file_with_other_names_is_told_apart(source: Path) -> None:
-    """What it could be changed under is not known to the one who asks."""
+def test_a_file_with_other_names_has_its_own_reason(source: Path) -> None:
+    """The other names are unknown."""
     (source / "aidlc-docs").mkdir()
     (source / "aidlc-docs" / "plan.md").touch()
     (source / "other").hardlink_to(source / "aidlc-docs" / "plan.md")
     assert _why("aidlc-docs/plan.md", code=77, cwd=source)["code"] == "HARDLINK"
 
 
-def test_a_size_that_is_none_is_a_usage_error(source: Path) -> None:
-    """It says what could be given."""
+def test_an_invalid_size_is_a_usage_error(source: Path) -> None:
+    """The message shows valid forms."""
     asked = bonobofs("why", "x", "--size", "much", cwd=source)
     assert asked.returncode == 2
     assert "700KB or 1MiB" in asked.stderr
 
 
 def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted, tmp_path: Path) -> None:
-    """By its socket; where that does not admit this user, by the extended attribute, for what exists."""
+    """Through its socket. If the socket refuses this user, through the extended attribute, for existing files."""
     world = mounted()
     (world.path / "aidlc-docs").mkdir()
     (world.path / "aidlc-docs" / "plan.md").touch()
@@ -189,7 +189,7 @@ def test_a_link_across_the_layers_is_explained(mounted: Mounted) -> None:
 
 
 def test_a_directory_of_the_source_at_a_scratch_path_has_its_own_reason(mounted: Mounted, source: Path) -> None:
-    """Its move is EXDEV inside scratch too, for the source keeps what it holds."""
+    """Its move is EXDEV within scratch too, as its content is in the source."""
     (source / "out/held").mkdir(parents=True)
     world = mounted(policy=RENAMES)
     with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
@@ -199,7 +199,7 @@ def test_a_directory_of_the_source_at_a_scratch_path_has_its_own_reason(mounted:
     assert last["reason"].startswith("The source holds this at a scratch path.")
 
 
-def test_executable_content_below_a_directory_is_foreseen(mounted: Mounted) -> None:
+def test_executable_content_below_a_directory_is_detected(mounted: Mounted) -> None:
     """`why --op rename --to` reads the first bytes of the files below, as the mount does."""
     free, docs = (f'[[rule]]\nname = "{name}"\npaths = ["{name}/"]\n' for name in ("free", "docs"))
     world = mounted(policy=free + docs + "executable = false\n")
@@ -242,7 +242,7 @@ def test_a_rename_is_judged_by_both_names_and_all_below(mounted: Mounted, source
 
 
 def test_a_dead_mount_is_named(mounted: Mounted) -> None:
-    """The answer is how to mount again or unmount, for an own state directory and for another."""
+    """The answer names the commands to mount again or unmount, for the own state directory and for another."""
     world = mounted(policy=ALLOW_ALL)
     world.kill()
     for env, advice in (
@@ -257,14 +257,14 @@ def test_a_dead_mount_is_named(mounted: Mounted) -> None:
 
 
 @pytest.mark.parametrize("command", [("why", "aidlc-docs/plan.md"), ("policy", "show")])
-def test_a_role_that_the_policy_does_not_define_is_a_usage_error(command: tuple[str, ...], source: Path) -> None:
-    """In the directory of a new mount, and in a source that is mounted, by the policy that holds there."""
+def test_an_undefined_role_is_a_usage_error(command: tuple[str, ...], source: Path) -> None:
+    """In the directory of a new mount, and in a mounted source, by the policy in force there."""
     wrong = bonobofs(*command, "--role", "wroker", cwd=source)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "does not define the role wroker; did you mean worker? it defines: agent, control, " in wrong.stderr
 
 
-def test_why_takes_the_roles_of_the_policy_that_holds_there(mounted: Mounted) -> None:
+def test_why_accepts_the_roles_of_the_policy_in_force(mounted: Mounted) -> None:
     world = mounted(policy='default = "allow"\n[role.own]\nwrite = ["**"]\n')
     assert bonobofs("why", "a.md", "--role", "own", cwd=world.path).returncode == 0
     assert bonobofs("why", world.source / "a.md", "--role", "worker").returncode == 2

@@ -49,8 +49,8 @@ def _serve(rig: Rig, message: Message) -> None:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=_SLOW)
 @given(st.lists(sound(), min_size=1, max_size=12))
-def test_requests_with_any_values_change_nothing_without_a_record(messages: list[Message]) -> None:
-    """Sequences of requests, each answered once; every change has its intent, and none lies where no rule admits it."""
+def test_requests_with_any_values_make_no_unrecorded_change(messages: list[Message]) -> None:
+    """Each request gets one reply. Every change has its intent, and a rule allows it."""
     with _rig() as rig:
         for message in messages:
             _serve(rig, message)
@@ -66,8 +66,8 @@ def test_requests_with_any_values_change_nothing_without_a_record(messages: list
         Message(p.Opcode.STATFS, 1, b""),
     ]
 )
-def test_requests_that_are_cut_or_noise_are_answered_all_the_same(messages: list[Message]) -> None:
-    """Truncated structures, strings without an end, lengths that lie, opcodes that nobody knows."""
+def test_truncated_and_random_requests_get_a_reply(messages: list[Message]) -> None:
+    """Truncated structures, unterminated strings, wrong lengths, unknown opcodes."""
     with _rig() as rig:
         for message in messages:
             _serve(rig, message)
@@ -76,8 +76,8 @@ def test_requests_that_are_cut_or_noise_are_answered_all_the_same(messages: list
 
 @settings(max_examples=40, deadline=None)
 @given(message=st.binary(max_size=p.IN_SIZE - 1), before=sound())
-def test_a_message_shorter_than_a_header_is_no_request(message: bytes, before: Message) -> None:
-    """It is passed over; least of all is it taken for the end of the message that came before it."""
+def test_a_message_shorter_than_a_header_is_ignored(message: bytes, before: Message) -> None:
+    """It is not parsed with the rest of the previous message."""
     with _rig() as rig:
         rig.request(p.Opcode.UNLINK, before.node, b"a.md\0")
         now = rig.look()

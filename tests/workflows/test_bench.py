@@ -24,8 +24,8 @@ def work(tmp_path: Path) -> Path:
     return directory
 
 
-def test_bench_measures_both_worlds_and_leaves_nothing_behind(work: Path, tmp_path: Path) -> None:
-    """One round of a reading and a writing row gives a table and every single time, and nothing stays mounted."""
+def test_bench_measures_both_worlds_and_leaves_no_mount(work: Path, tmp_path: Path) -> None:
+    """One round of a reading and a writing row gives a table and every single time."""
     kept = tmp_path / "figures.json"
     done = bench("--only", "open,create", "--worlds", "native,bonobofs", "--json", str(kept), work=work)
     assert done.returncode == 0, done.stderr
@@ -39,8 +39,8 @@ def test_bench_measures_both_worlds_and_leaves_nothing_behind(work: Path, tmp_pa
     assert str(work) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_bench_names_what_it_does_not_know(work: Path) -> None:
-    """A row or a world that does not exist ends the run in one line before anything is made."""
+def test_bench_refuses_an_unknown_row_or_world(work: Path) -> None:
+    """One line, before it creates any file."""
     for arguments in (("--only", "opne"), ("--worlds", "native,zfs")):
         done = bench(*arguments, work=work)
         assert done.returncode == 1

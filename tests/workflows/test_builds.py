@@ -47,7 +47,7 @@ PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 
 @pytest.mark.timeout(300)
 @workflow()
-def test_pip(at: Place) -> str:
+def test_pip_installs_and_uninstalls(at: Place) -> str:
     """`python -m venv` and `pip install` make an environment whose new command runs, and pip removes it again."""
     at.run(PYTHON, "-m", "venv", ".venv")
     at.run(".venv/bin/python", *PIP, "install", "--no-index", _wheel(at, "1.0"))
@@ -65,8 +65,8 @@ def environment(at: Place) -> None:
 
 
 @workflow(environment)
-def test_pip_again(at: Place) -> list[str]:
-    """`pip install` brings a package up to date in an environment that the source has, which stays as it was."""
+def test_pip_upgrades_an_environment_of_the_source(at: Place) -> list[str]:
+    """The environment in the source is unchanged."""
     old = at.run(".venv/bin/python", "-c", "import tiny; tiny.main()")
     at.run(sys.executable, *PIP, "--python", ".venv/bin/python", "install", "--no-index", _wheel(at, "1.0"))
     said = [old, at.run(".venv/bin/python", "-c", "import tiny; tiny.main()")]
@@ -95,8 +95,8 @@ def node_project(at: Place) -> None:
 
 
 @workflow(node_project)
-def test_npm(at: Place) -> list[str]:
-    """`npm install` brings a package with a command into node_modules and both manifests, and `npm ci` does it anew."""
+def test_npm_installs_a_package(at: Place) -> list[str]:
+    """`npm install` brings a package with a command into node_modules and both manifests, and `npm ci` repeats it."""
     at.run(*NPM, "install", "./vendor/tiny-1.0.0.tgz")
     said = at.run("node_modules/.bin/tiny")
     at.run(*NPM, "ci")
@@ -111,8 +111,8 @@ def node_modules(at: Place) -> None:
 
 
 @workflow(node_modules)
-def test_npm_again(at: Place) -> list[str]:
-    """`npm install` brings a package up to date, and removes it, in node_modules that the source has."""
+def test_npm_upgrades_node_modules_of_the_source(at: Place) -> list[str]:
+    """`npm install` upgrades a package, and removes it."""
     old = at.run("node_modules/.bin/tiny")
     at.run(*NPM, "install", "./vendor/tiny-1.0.0.tgz")
     said = [old, at.run("node_modules/.bin/tiny"), *at.names("node_modules/tiny")]
@@ -129,8 +129,8 @@ def rust_project(at: Place) -> None:
 
 
 @workflow(rust_project)
-def test_cargo(at: Place) -> list[str]:
-    """`cargo build` compiles a crate, builds it anew after a change, and leaves Cargo.lock."""
+def test_cargo_builds_a_crate(at: Place) -> list[str]:
+    """`cargo build` compiles a crate, rebuilds it after a change, and leaves Cargo.lock."""
     at.run("cargo", "build", "--offline", "--quiet")
     said = [at.run("target/debug/tiny")]
     at.run("sed", "-i", 's/"tiny"/"changed"/', "src/lib.rs")
@@ -146,8 +146,8 @@ def rust_target(at: Place) -> None:
 
 
 @workflow(rust_target)
-def test_cargo_again(at: Place) -> list[str]:
-    """`cargo build` and `cargo clean` work over what an earlier build left in the source, which stays as it was."""
+def test_cargo_rebuilds_and_cleans_a_target_of_the_source(at: Place) -> list[str]:
+    """The earlier build in the source is unchanged."""
     said = [at.run("target/debug/tiny")]
     at.run("sed", "-i", 's/"tiny"/"changed"/', "src/lib.rs")
     said.append(at.run("cargo", "run", "--offline", "--quiet"))
@@ -167,8 +167,8 @@ def stale_build(at: Place) -> None:
 
 
 @workflow(stale_build)
-def test_make(at: Place) -> list[str]:
-    """`make` with gcc builds over what an earlier build left, finds nothing more to do, rebuilds and cleans."""
+def test_make_rebuilds_and_cleans(at: Place) -> list[str]:
+    """`make` with gcc builds over an earlier build, does not rebuild without a change, rebuilds and cleans."""
     at.run("make")
     said = [at.run("build/sum"), at.run("make"), *at.names("build")]
     at.run("sed", "-i", "s/a + b/a * b/", "src/sum.c")
@@ -182,8 +182,8 @@ def test_make(at: Place) -> list[str]:
 
 
 @workflow()
-def test_pytest(at: Place) -> list[str]:
-    """pytest runs tests, keeps its cache and its bytecode, and knows the next time which one failed."""
+def test_pytest_runs_with_its_caches(at: Place) -> list[str]:
+    """pytest runs tests, keeps its cache and its bytecode, and knows in the next run which test failed."""
     program = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--tb=no", "--rootdir=.", "tests")
     at.run(*program, code=1, env={"PYTHONPATH": PACKAGES})
     again = at.run(*program, "--last-failed", code=1, env={"PYTHONPATH": PACKAGES})

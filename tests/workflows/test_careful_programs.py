@@ -1,4 +1,4 @@
-"""Programs in Python and JavaScript that write as careful programs do."""
+"""Programs in Python and JavaScript that write atomically."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ fs.renameSync(name, 'aidlc-docs/plan.md');
 
 
 @workflow()
-def test_python_replaces(at: Place) -> str:
-    """Python's tempfile and os.replace put a new version in the place of the old one in one step."""
+def test_python_replaces_a_file_atomically(at: Place) -> str:
+    """Python's tempfile and os.replace put a new version in place in one step."""
     return at.run("python3", "-c", REPLACE)
 
 
 @workflow()
-def test_node_replaces(at: Place) -> str:
-    """write-file-atomic, as npm itself uses it, replaces a file and makes one."""
+def test_node_replaces_a_file_atomically(at: Place) -> str:
+    """write-file-atomic, as npm itself uses it, replaces a file and creates one."""
     said = at.run("node", "-e", WRITE_FILE_ATOMIC)
     assert at.text("aidlc-docs/plan.md") == "replaced"
     return said

@@ -1,4 +1,4 @@
-"""Several processes at once: databases, locks, and watchers of what is changed through the mount."""
+"""Several processes at once: databases, locks, and watchers of changes through the mount."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def data(at: Place) -> None:
 
 
 @workflow(data)
-def test_sqlite_in_turn(at: Place) -> list[str]:
-    """Two processes write one SQLite database in WAL mode in turn, and each sees the other's rows."""
+def test_two_processes_write_sqlite_in_turn(at: Place) -> list[str]:
+    """They write one database in WAL mode, and each sees the other's rows."""
     first = at.start(sys.executable, "-c", WRITER, "a")
     said = [*first.until("wal"), first.ask("0 10")]
     second = at.start(sys.executable, "-c", WRITER, "b")
@@ -99,8 +99,8 @@ def test_sqlite_in_turn(at: Place) -> list[str]:
 
 
 @workflow(data, layer=["data/notes.db"])
-def test_sqlite_at_once(at: Place) -> str:
-    """Two processes write one SQLite database in WAL mode at once, and no row is lost; in which order is chance."""
+def test_two_processes_write_sqlite_concurrently(at: Place) -> str:
+    """They write one database in WAL mode, and no row is lost; the order is random."""
     writers = []
     for who in ("a", "b"):
         writers.append(at.start(sys.executable, "-c", WRITER, who))
@@ -117,8 +117,8 @@ def test_sqlite_at_once(at: Place) -> str:
 
 
 @workflow()
-def test_flock(at: Place) -> list[str]:
-    """A file that one process has locked, whole or in part, is locked for another until it lets go."""
+def test_flock_excludes_other_processes(at: Place) -> list[str]:
+    """A file that one process has locked, completely or in part, is locked for another until it is released."""
     holder = at.start(sys.executable, "-c", HOLDER, "aidlc-docs/plan.md")
     assert holder.line() == "held"
     at.run("flock", "--nonblock", "--conflict-exit-code=9", "aidlc-docs/plan.md", "true", code=9)
@@ -148,8 +148,8 @@ def _watch(watcher: Beside, at: Place, *changes: Change) -> list[str]:
 
 
 @workflow()
-def test_watchdog(at: Place) -> list[str]:
-    """watchdog sees files made, written, replaced, moved and removed through the mount."""
+def test_watchdog_reports_changes(at: Place) -> list[str]:
+    """watchdog sees files created, written, replaced, moved and removed through the mount."""
     return _watch(
         at.start(sys.executable, "-c", WATCHDOG, env={"PYTHONPATH": PACKAGES}),
         at,
@@ -162,8 +162,8 @@ def test_watchdog(at: Place) -> list[str]:
 
 
 @workflow()
-def test_chokidar(at: Place) -> None:
-    """chokidar sees files and directories that are added, changed, replaced and removed through the mount."""
+def test_chokidar_reports_changes(at: Place) -> None:
+    """chokidar sees files and directories added, changed, replaced and removed through the mount."""
     # What more it says, of temporary names and the like, is chance on the bare directory too.
     _watch(
         at.start("node", "-e", CHOKIDAR, env={"NODE_PATH": "/usr/share/nodejs"}),
@@ -177,8 +177,8 @@ def test_chokidar(at: Place) -> None:
 
 
 @workflow()
-def test_entr(at: Place) -> None:
-    """entr runs its command again when a file is written through the mount, and when another is put in its place."""
+def test_entr_runs_its_command_after_a_change(at: Place) -> None:
+    """After a write through the mount, and after a replacement of the file."""
     entr = at.start("entr", "-n", "sh", "-c", "cat aidlc-docs/plan.md; echo end")
     entr.tell("aidlc-docs/plan.md")
     entr.close_input()

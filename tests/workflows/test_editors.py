@@ -13,28 +13,28 @@ EMACS = ("emacs", "-Q", "--eval", "(setq native-comp-deferred-compilation nil)")
 
 @workflow()
 def test_vim_saves_a_file(at: Place) -> None:
-    """vim replaces words and saves, as it comes."""
+    """vim replaces words and saves, with its default settings."""
     at.run(*VIM, "-es", "-c", "%s/two/TWO/", "-c", "wq", "aidlc-docs/plan.md")
     assert at.text("aidlc-docs/plan.md") == "one\nTWO\nthree\n"
 
 
 @workflow(policy=DEFAULT, refused=["aidlc-docs/4913", "aidlc-docs/plan.md~"])
 def test_vim_under_the_default_policy(at: Place) -> None:
-    """vim that may make neither its test file nor a backup writes into the file itself."""
+    """vim may create neither its test file nor a backup, and writes into the file itself."""
     at.run(*VIM, "-es", "-c", "%s/two/TWO/", "-c", "wq", "aidlc-docs/plan.md")
     assert at.text("aidlc-docs/plan.md") == "one\nTWO\nthree\n"
 
 
 @workflow()
 def test_vim_keeps_a_backup(at: Place) -> None:
-    """vim with `backup` leaves the old text beside the new one."""
+    """vim with `backup` leaves the old text in a second file."""
     at.run(*VIM, "-es", "-c", "set backup", "-c", "%s/two/TWO/", "-c", "wq", "aidlc-docs/plan.md")
     assert at.text("aidlc-docs/plan.md~") == "one\ntwo\nthree\n"
 
 
 @workflow()
 def test_vim_at_a_terminal(at: Place) -> None:
-    """vim at a terminal holds its swap file while a file is changed, saves twice and leaves."""
+    """vim at a terminal keeps a swap file while a file is changed, saves twice and exits."""
     vim = at.terminal(*VIM, "aidlc-docs/plan.md")
     vim.wait("three")
     vim.type("ggcwONE\x1b:w\r")
@@ -47,7 +47,7 @@ def test_vim_at_a_terminal(at: Place) -> None:
 
 @workflow()
 def test_vim_recovers(at: Place) -> None:
-    """What a vim that was killed had not saved is recovered from its swap file."""
+    """A new vim recovers the unsaved text of a killed one from its swap file."""
     vim = at.terminal(*VIM, "-c", "set updatecount=1", "aidlc-docs/plan.md")
     vim.wait("three")
     vim.type("ggcwLOST\x1b:preserve\r")
@@ -61,7 +61,7 @@ def test_vim_recovers(at: Place) -> None:
 
 @workflow()
 def test_nano_at_a_terminal(at: Place) -> None:
-    """nano takes its lock, changes a file, and saves it."""
+    """nano locks, changes and saves a file."""
     nano = at.terminal("nano", "--ignorercfiles", "--locking", "aidlc-docs/plan.md")
     nano.wait("three")
     nano.type("zero\r")
@@ -92,7 +92,7 @@ def test_nano_keeps_a_backup(at: Place) -> None:
 
 @workflow()
 def test_emacs_at_a_terminal(at: Place) -> None:
-    """emacs -nw locks a file while it is changed, saves it, and leaves the old text beside it."""
+    """emacs -nw locks a file while it is changed, saves it, and leaves the old text in a backup."""
     emacs = at.terminal(*EMACS, "-nw", "aidlc-docs/plan.md")
     emacs.wait("three")
     emacs.type("zero ")
@@ -108,7 +108,7 @@ def test_emacs_at_a_terminal(at: Place) -> None:
 
 @workflow()
 def test_a_second_emacs_sees_the_lock(at: Place) -> str:
-    """A file that one emacs has changed and not saved is locked for another one."""
+    """A file with unsaved changes in one emacs is locked for another."""
     emacs = at.terminal(*EMACS, "-nw", "aidlc-docs/plan.md")
     emacs.wait("three")
     emacs.type("zero ")
@@ -124,8 +124,8 @@ def test_a_second_emacs_sees_the_lock(at: Place) -> str:
 
 
 @workflow()
-def test_emacs_saves_by_itself(at: Place) -> str:
-    """emacs keeps what is not saved yet in a file of its own, which goes when it is saved."""
+def test_emacs_auto_saves(at: Place) -> str:
+    """emacs keeps unsaved text in an auto-save file, which it removes after saving."""
     steps = """(progn
         (auto-save-mode 1)
         (insert "zero ")

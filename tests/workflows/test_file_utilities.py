@@ -1,4 +1,4 @@
-"""Tools that change a file in place, and those that copy, move, link and pack."""
+"""Tools that change a file in place, and tools that copy, move, link and pack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DIFF = "--- a/plan.md\n+++ b/plan.md\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\
 
 
 @workflow()
-def test_sed(at: Place) -> None:
+def test_sed_edits_in_place(at: Place) -> None:
     """`sed -i` edits several files in place and keeps their modes."""
     at.run("sed", "-i", "s/e/E/", "aidlc-docs/plan.md", "aidlc-docs/design.md", "orchestrator/sum.py")
     assert at.text("aidlc-docs/plan.md") == "onE\ntwo\nthrEe\n"
@@ -18,14 +18,14 @@ def test_sed(at: Place) -> None:
 
 
 @workflow()
-def test_sed_breaks_a_link(at: Place) -> None:
-    """`sed -i` on one of two names of a file leaves the other as it was."""
+def test_sed_breaks_a_hard_link(at: Place) -> None:
+    """`sed -i` on one of two names of a file leaves the other unchanged."""
     at.run("sed", "-i", "s/first/FIRST/", "aidlc-docs/units/unit-1/same.md")
     assert at.text("aidlc-docs/units/unit-1/notes.md") == "first\n"
 
 
 @workflow()
-def test_perl(at: Place) -> None:
+def test_perl_edits_in_place(at: Place) -> None:
     """`perl -i` edits in place, and `perl -i.orig` keeps the old file under another name."""
     at.run("perl", "-pi", "-e", "s/one/ONE/", "aidlc-docs/plan.md")
     at.run("perl", "-pi.orig", "-e", "s/Plan/PLAN/", "templates/plan.md")
@@ -34,8 +34,8 @@ def test_perl(at: Place) -> None:
 
 
 @workflow()
-def test_patch(at: Place) -> None:
-    """`patch` applies a difference, and keeps the old file where it does not fit quite."""
+def test_patch_applies_a_difference(at: Place) -> None:
+    """`patch` keeps the old file if the difference applies with an offset."""
     at.run("patch", "-p1", text=DIFF, cwd="aidlc-docs")
     at.write("templates/plan.md", "zero\none\ntwo\nthree\n")
     at.run("patch", "-p1", text=DIFF, cwd="templates")
@@ -44,14 +44,14 @@ def test_patch(at: Place) -> None:
 
 
 @workflow()
-def test_git_apply(at: Place) -> None:
-    """`git apply` changes files by a difference, outside any repository."""
+def test_git_apply_changes_files(at: Place) -> None:
+    """`git apply` applies a difference, outside any repository."""
     at.run("git", "apply", "-p1", text=DIFF, cwd="aidlc-docs")
     assert at.text("aidlc-docs/plan.md") == "one\nTWO\nthree\n"
 
 
 @workflow()
-def test_tar(at: Place) -> str:
+def test_tar_packs_and_unpacks(at: Place) -> str:
     """`tar` packs a directory, and unpacks it elsewhere and over itself with modes, links and times."""
     archive = at.home / "docs.tar"
     at.run("tar", "--sort=name", "-cf", archive, "aidlc-docs")
@@ -61,8 +61,8 @@ def test_tar(at: Place) -> str:
 
 
 @workflow()
-def test_rsync(at: Place) -> str:
-    """`rsync -a --delete` brings a directory up to date with another, and finds nothing to do afterwards."""
+def test_rsync_synchronizes_directories(at: Place) -> str:
+    """`rsync -a --delete` updates a directory from another, and has no work in a second run."""
     source = at.home / "docs"
     at.run("cp", "-a", "aidlc-docs", source)
     (source / "plan.md").write_text("another plan\n")
@@ -75,7 +75,7 @@ def test_rsync(at: Place) -> str:
 
 
 @workflow()
-def test_cp(at: Place) -> None:
+def test_cp_copies_a_tree(at: Place) -> None:
     """`cp -a` copies a tree with modes, links and times."""
     at.run("cp", "-a", "aidlc-docs", "templates/copy")
     at.run("cp", "--reflink=auto", "aidlc-docs/plan.md", "aidlc-docs/design.md")
@@ -83,8 +83,8 @@ def test_cp(at: Place) -> None:
 
 
 @workflow()
-def test_mv(at: Place) -> None:
-    """`mv` moves files and directories to other directories, over files, out of the tree and back."""
+def test_mv_moves_files_and_directories(at: Place) -> None:
+    """To other directories, over files, out of the tree and back."""
     at.run("mv", "aidlc-docs/plan.md", "templates/")
     at.run("mv", "aidlc-docs/units", "templates/units")
     at.run("mv", "templates/units/unit-1", "aidlc-docs/unit-1")
@@ -94,8 +94,8 @@ def test_mv(at: Place) -> None:
 
 
 @workflow()
-def test_touch(at: Place) -> None:
-    """`touch` makes files, and gives times from a date and from another file."""
+def test_touch_creates_files_and_sets_times(at: Place) -> None:
+    """From a date and from another file."""
     at.run("touch", "aidlc-docs/new.md")
     at.run("touch", "-d", "2001-02-03 04:05:06.789", "aidlc-docs/plan.md")
     at.run("touch", "-r", "aidlc-docs/plan.md", "aidlc-docs/units", "aidlc-docs/new.md")
@@ -104,7 +104,7 @@ def test_touch(at: Place) -> None:
 
 
 @workflow()
-def test_ln(at: Place) -> None:
+def test_ln_makes_links(at: Place) -> None:
     """`ln` gives a file a second name, makes a symlink, and replaces one."""
     at.run("ln", "aidlc-docs/plan.md", "templates/second.md")
     at.run("ln", "-s", "plan.md", "aidlc-docs/current.md")
@@ -115,8 +115,8 @@ def test_ln(at: Place) -> None:
 
 
 @workflow()
-def test_rm_and_find(at: Place) -> str:
-    """`find -delete`, `rm -r` and `rmdir` remove what they are told to."""
+def test_rm_and_find_remove_files(at: Place) -> str:
+    """`find -delete`, `rm -r` and `rmdir`."""
     at.run("find", "aidlc-docs", "-name", "notes.md", "-delete")
     at.run("rm", "-r", "aidlc-docs/units/unit-1")
     at.run("rmdir", "aidlc-docs/units/unit-2")
@@ -124,8 +124,8 @@ def test_rm_and_find(at: Place) -> str:
 
 
 @workflow()
-def test_a_shell(at: Place) -> str:
-    """A shell redirects, appends, truncates and reads back, with dd, install, tee, sort and truncate beside it."""
+def test_a_shell_redirects_and_reads(at: Place) -> str:
+    """A shell redirects, appends, truncates and reads back, with dd, install, tee, sort and truncate."""
     script = """set -eu
         echo first > new.md; echo second >> new.md; tee -a new.md <<< third > /dev/null
         sort -o new.md -r new.md; cat new.md

@@ -33,8 +33,8 @@ reading: Final = workflow(repository, layer=[".git"])
 
 
 @reading
-def test_git_status(at: Place) -> list[str]:
-    """`git status` finds a clean tree clean, and then what was changed, made, moved and removed."""
+def test_git_status_lists_changes(at: Place) -> list[str]:
+    """`git status` reports a clean tree as clean, and then changed, new, moved and removed files."""
     said = [at.run("git", "status")]
     at.run("sed", "-i", "s/one/ONE/", "aidlc-docs/plan.md")
     at.run("mv", "templates/plan.md", "aidlc-docs/template.md")
@@ -44,8 +44,8 @@ def test_git_status(at: Place) -> list[str]:
 
 
 @reading
-def test_git_diff(at: Place) -> list[str]:
-    """`git diff` shows what was changed, also in modes and against an older commit."""
+def test_git_diff_shows_changes(at: Place) -> list[str]:
+    """`git diff` shows changes, also of modes and against an older commit."""
     at.run("sed", "-i", "s/one/ONE/", "aidlc-docs/plan.md")
     at.run("chmod", "+x", "orchestrator/sum.py")
     said = at.run("git", "diff")
@@ -54,22 +54,22 @@ def test_git_diff(at: Place) -> list[str]:
 
 
 @reading
-def test_git_log(at: Place) -> list[str]:
-    """`git log` and `git show` tell the history, and follow a file over its renaming."""
+def test_git_log_shows_the_history(at: Place) -> list[str]:
+    """`git log` and `git show` print the history, and follow a file over its rename."""
     said = at.run("git", "log", "--patch", "--stat")
     assert said.count("\ncommit ") == 2
     return [said, at.run("git", "log", "--follow", "--format=%h %s", "src/add.c"), at.run("git", "show", "HEAD~1")]
 
 
 @reading
-def test_git_grep(at: Place) -> list[str]:
+def test_git_grep_searches_tree_and_commit(at: Place) -> list[str]:
     """`git grep` searches the tree and an older commit."""
     return [at.run("git", "grep", "--line-number", "sum"), at.run("git", "grep", "sum", "HEAD~2", "--", "src")]
 
 
 @reading
-def test_git_blame(at: Place) -> list[str]:
-    """`git blame` says who wrote each line, and which ones nobody has committed."""
+def test_git_blame_names_the_author_of_each_line(at: Place) -> list[str]:
+    """Lines without a commit are marked."""
     at.write("aidlc-docs/plan.md", at.text("aidlc-docs/plan.md") + "four\n")
     said = at.run("git", "blame", "--line-porcelain", "aidlc-docs/plan.md")
     assert said.count("author Not Committed Yet") == 1
@@ -77,8 +77,8 @@ def test_git_blame(at: Place) -> list[str]:
 
 
 @reading
-def test_git_reads_otherwise(at: Place) -> list[str]:
-    """`git ls-files`, `cat-file`, `fsck`, `archive` and `clone` read the whole repository."""
+def test_git_reads_the_complete_repository(at: Place) -> list[str]:
+    """`git ls-files`, `cat-file`, `fsck`, `archive` and `clone`."""
     at.run("git", "clone", "--quiet", ".", at.home / "clone")
     at.run("git", "archive", "--output", at.home / "tree.tar", "HEAD")
     return [

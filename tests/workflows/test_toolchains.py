@@ -1,4 +1,4 @@
-"""Package managers and build programs of people's own projects, offline, under the preset `project`."""
+"""Package managers and build programs of other projects, offline, under the preset `project`."""
 
 from __future__ import annotations
 
@@ -158,6 +158,6 @@ def _work(name: str) -> Work:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_program_works_by_default(name: str, workshop: Workshop) -> None:
-    """It leaves in a mount what it leaves in a bare directory, and nothing is refused."""
+def test_a_toolchain_works_under_the_preset_project(name: str, workshop: Workshop) -> None:
+    """It leaves the same files in a mount as in a bare directory, and no call is refused."""
     workshop.compare(_work(name), _prepare(name), policy=POLICY, layer=LAYER.get(name, ()))

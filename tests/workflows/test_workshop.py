@@ -1,4 +1,4 @@
-"""The harness itself: what a program leaves otherwise in a mount is found, and the shared policy is what is shown."""
+"""The comparison itself: a difference in a mount is found, and the shown policy is the used one."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _relink(at: Place) -> None:
     ids=["content", "new name", "name gone", "mode", "time", "link", "word"],
 )
 def test_a_difference_is_found(workshop: Workshop, change: Callable[[Place], object], found: str) -> None:
-    """Whatever a program leaves or says otherwise in a mount fails its test."""
+    """A program that leaves or prints something different in a mount fails its test."""
     with pytest.raises(AssertionError, match=found):
         workshop.compare(_in_the_mount_alone(change))
 
 
 def test_a_refusal_is_found(workshop: Workshop) -> None:
-    """A change that the mount refused fails the test though the program passed over it, unless it is listed."""
+    """An unlisted refusal by the mount fails the test, even if the program ignores it."""
 
     def work(at: Place) -> None:
         try:
