@@ -21,7 +21,7 @@ from bonobofs.policy.decision import Code
 from bonobofs.state.home import inside_directory
 from tests.attacks.conftest import MakeFileSystem
 from tests.attacks.server_usage import waiting
-from tests.support.observe import stopped
+from tests.support.observe import companion_of, fill_queue, stopped, text
 from tests.support.syscalls import opened
 from tests.support.users import NOBODY, outcome, tell
 from tests.support.wait import until
@@ -183,6 +183,26 @@ def test_others_are_served_while_a_wide_directory_is_moved_and_listed(mounted: M
     world = mounted(policy=ALLOW_ALL)
     served_beside(world.path, lambda: sum(entry.stat().st_nlink for entry in os.scandir(world.path / "old")))
     served_beside(world.path, lambda: move(world.path))
+
+
+def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, source: Path) -> None:
+    """The watcher loses events while the kernel knows 100,000 files: each of them is invalidated and compared."""
+    for number in range(CHILDREN):
+        if number % 1000 == 0:
+            (source / f"old/{number // 1000}").mkdir(parents=True)
+        os.close(os.open(source / f"old/{number // 1000}/{number}", os.O_CREAT | os.O_WRONLY))
+    last = source / f"old/{CHILDREN // 1000 - 1}/{CHILDREN - 1}"
+    (source / "beside").mkdir()
+    world = mounted(policy=ALLOW_ALL)
+
+    def lose_events() -> None:
+        with stopped(companion_of(world.pid)):
+            fill_queue(source)
+            last.write_text(content := str(time.monotonic_ns()))
+        until(lambda: text(world.path / last.relative_to(source)) == content, "the change shows")
+
+    tell(lambda: [os.stat(os.path.join(top, name)) for top, _, names in os.walk(world.path / "old") for name in names])
+    served_beside(world.path, lose_events)
 
 
 def test_a_walk_takes_a_step_at_each_subdirectory_that_it_finds_and_enters(tmp_path: Path) -> None:

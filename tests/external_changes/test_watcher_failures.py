@@ -11,18 +11,9 @@ import pytest
 
 from bonobofs import session
 from tests.support.mount_fixtures import Traffic
-from tests.support.observe import LIMITS, companion_of, out_of_band, status, stopped, text, too_few_watches
+from tests.support.observe import companion_of, fill_queue, out_of_band, status, stopped, text, too_few_watches
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, OrdinaryUser
-
-
-def _fill_queue(source: Path) -> None:
-    """More changes than the kernel keeps for a watcher that reads none."""
-    paths = source / "flood-0", source / "flood-1"
-    for path in paths:
-        path.touch()
-    for number in range(int((LIMITS / "max_queued_events").read_text()) + 100):
-        os.utime(paths[number % 2], (number, number))  # two in a row of one file would be kept as one
 
 
 def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted) -> None:
@@ -37,7 +28,7 @@ def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted
         assert not (world.path / f"a/b/c/{number}").exists()
         assert not (world.path / f"{number}").exists()
     with stopped(companion_of(world.pid)):
-        _fill_queue(source)
+        fill_queue(source)
         for number in range(300):
             (source / f"a/{number}").write_text("now")
             (source / f"a/b/c/{number}").write_text("new")
@@ -103,17 +94,17 @@ def test_at_the_limit_of_watches_the_mount_says_what_to_do(source: Path, mounted
     (source / "file").write_text("as it was")
     with too_few_watches(source):
         world = mounted(policy=ALLOW_ALL)
-    watch = status(world).watch or ""
-    assert "the limit of watched directories is reached" in watch
-    assert "sysctl fs.inotify.max_user_watches=" in watch
-    assert text(world.path / "file") == "as it was"
-    (source / "file").write_text("changed")
-    until(lambda: text(world.path / "file") == "changed", "the change shows")
-    with (world.path / "file").open() as reader:
-        assert reader.read() == "changed"
-        with (source / "file").open("a") as file:
-            file.write(", and more")
-        until(lambda: reader.read() == ", and more", "a reader that has it open sees it")
+        watch = status(world).watch or ""
+        assert "the limit of watched directories is reached" in watch
+        assert "sysctl fs.inotify.max_user_watches=" in watch
+        assert text(world.path / "file") == "as it was"
+        (source / "file").write_text("changed")
+        until(lambda: text(world.path / "file") == "changed", "the change shows")
+        with (world.path / "file").open() as reader:
+            assert reader.read() == "changed"
+            with (source / "file").open("a") as file:
+                file.write(", and more")
+            until(lambda: reader.read() == ", and more", "a reader that has it open sees it")
 
 
 def test_a_watched_mount_does_not_negotiate_auto_inval_data(traffic: Traffic) -> None:

@@ -226,8 +226,8 @@ def test_the_change_of_a_call_shows_at_once(mounted_called: CalledMount, transpo
 def test_a_call_shows_at_once_without_a_watcher(source: Path, mounted_called: CalledMount) -> None:
     with too_few_watches(source):
         called = mounted_called()
-    assert "the limit of watched directories is reached" in (status(called.world).watch or "")
-    changes_show_at_once(called)
+        assert "the limit of watched directories is reached" in (status(called.world).watch or "")
+        changes_show_at_once(called)
 
 
 def changes_show_at_once(called: Called) -> None:

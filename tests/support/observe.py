@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,18 +36,55 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def fill_queue(source: Path) -> None:
+    """Make more changes than the kernel keeps for a watcher that does not read."""
+    paths = source / "flood-0", source / "flood-1"
+    for path in paths:
+        path.touch()
+    for number in range(int((LIMITS / "max_queued_events").read_text()) + 100):
+        os.utime(paths[number % 2], (number, number))  # two in a row of one file would be kept as one
+
+
+_USE_ALL_WATCHES: Final = """
+import ctypes, os, sys
+directory, spared, each = sys.argv[1], int(sys.argv[2]), 2000
+libc = ctypes.CDLL(None, use_errno=True)
+names = [os.path.join(directory, str(number)).encode() for number in range(each)]
+for name in names:
+    os.mkdir(name)
+full = False
+while not full and (fd := libc.inotify_init()) >= 0:
+    for count, name in enumerate(names):
+        if libc.inotify_add_watch(fd, name, 2) < 0:
+            full = True
+            for watch in range(max(1, count - spared + 1), count + 1):
+                libc.inotify_rm_watch(fd, watch)
+            break
+print("full" if full else "too few instances", flush=True)
+sys.stdin.read()
+"""
+"""A program that leaves its user `spared` inotify watches. Each of its instances watches the same directories."""
+
+
 @contextmanager
 def too_few_watches(source: Path) -> Iterator[None]:
-    """More directories in the source than the kernel lets anybody watch from now on; root's to do."""
+    """Make 40 directories in the source while the user has at most 10 inotify watches left."""
     for number in range(40):
         (source / f"{number}").mkdir()
-    limit = LIMITS / "max_user_watches"
-    before = limit.read_text()
-    limit.write_text("10")
-    try:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _USE_ALL_WATCHES, directory, "10"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "full\n"
         yield
-    finally:
-        limit.write_text(before)
+        process.stdin.close()
 
 
 def recorded(world: World, operation: str, kind: str = "event") -> list[AuditEntry]:
