@@ -1,4 +1,4 @@
-"""Every attack fails with the error of its rule, changes nothing below, and is on record with who tried."""
+"""Each attack fails with the error of its rule, changes no file, and is recorded with its process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ load()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attack_fails_changes_nothing_and_is_on_record(name: str, ground: Ground) -> None:
-    """The attempt fails, the bytes below are untouched, and the log says who tried."""
+def test_an_attack_fails_changes_no_file_and_is_recorded(name: str, ground: Ground) -> None:
+    """The source is unchanged, and the record names the process."""
     attack = ATTACKS[name]
     place = ground.prepare(attack)
     before, outside = ground.look(place)

@@ -36,8 +36,8 @@ def _read(directory: int) -> object:
     return outcome(Path("secret").read_text)
 
 
-def test_a_held_directory_stops_no_other_invalidation(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """Other directories show changes at once, nothing is cached, calls fail in time, and `status` says why."""
+def test_a_locked_directory_delays_no_other_invalidation(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """Other directories show changes at once, no entry is cached, calls fail in time, and `status` has the reason."""
     for name in ("held", "free"):
         (source / name).mkdir()
         for file in ("a", "b", "secret"):
@@ -75,7 +75,7 @@ def test_a_held_directory_stops_no_other_invalidation(mounted: Mounted, source: 
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_more_held_directories_than_threads_stop_no_other_invalidation(
+def test_more_locked_directories_than_threads_delay_no_other_invalidation(
     mounted: Mounted, source: Path, tmp_path: Path
 ) -> None:
     """MOST_BLOCKED threads wait. Content and names of another directory still show, and calls fail in time."""

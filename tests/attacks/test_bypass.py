@@ -133,8 +133,8 @@ def test_a_mount_within_a_mount_is_refused(home: Path, mounted: Mounted, tmp_pat
     assert tell(_append, world.path / "src/main.py") == errno.EACCES
 
 
-def test_a_second_mount_of_the_same_tree_widens_nothing(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """Each mount judges by its own policy, and judges anew what came through the other."""
+def test_a_second_mount_of_a_source_widens_no_rule(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """Each mount judges by its own policy, and judges a change through the other mount again."""
     first = mounted()
     second = mounted(agent="bob")
     before = look(source)
@@ -157,7 +157,7 @@ def test_a_second_mount_of_the_same_tree_widens_nothing(mounted: Mounted, source
 # -- in another's name
 
 
-def test_the_identity_comes_from_the_mount_alone(mounted: Mounted) -> None:
+def test_the_identity_comes_from_the_mount_only(mounted: Mounted) -> None:
     """The record names the session's agent despite changed environment and process name, a forked orphan or a user
     namespace.
     """
@@ -198,8 +198,8 @@ def test_the_identity_comes_from_the_mount_alone(mounted: Mounted) -> None:
 
 
 @pytest.mark.root
-def test_root_in_a_namespace_of_its_own_is_bound_too(mounted: Mounted) -> None:
-    """Root in a user namespace gains nothing, not even by mounting over the mount."""
+def test_root_in_a_user_namespace_is_subject_to_the_policy(mounted: Mounted) -> None:
+    """It gains no right, also not by a mount over the mount."""
     world = mounted()
     before = look(world.source)
     script = """
@@ -251,8 +251,8 @@ def _dead(world: World) -> None:
 
 
 @pytest.mark.parametrize("over_itself", [False, True], ids=["beside", "over_the_source"])
-def test_a_killed_server_leaves_nothing_that_can_be_reached(mounted: Mounted, source: Path, over_itself: bool) -> None:
-    """After its death every access fails with ENOTCONN, and the bare source is not shown."""
+def test_after_a_kill_of_the_server_no_file_is_reachable(mounted: Mounted, source: Path, over_itself: bool) -> None:
+    """Every access fails with ENOTCONN, and the bare source is not shown."""
     world = mounted(mountpoint=source) if over_itself else mounted()
     world.kill()
     _dead(world)
@@ -310,8 +310,8 @@ def test_signals_of_the_user_do_not_bypass_the_policy(mounted: Mounted) -> None:
     assert (world.source / "src/main.py").read_bytes() == CONTENT
 
 
-def test_limits_that_the_user_may_set_stop_changes_and_nothing_else(mounted: Mounted) -> None:
-    """prlimit(2) on the user's own server: changes that cannot be recorded are refused, and reads go on."""
+def test_resource_limits_set_by_the_user_stop_only_changes(mounted: Mounted) -> None:
+    """prlimit(2) on the user's own server: a change is refused if its record fails, and reads succeed."""
     world = mounted()
     assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
     before = resource.prlimit(world.pid, resource.RLIMIT_FSIZE)
@@ -326,8 +326,8 @@ def test_limits_that_the_user_may_set_stop_changes_and_nothing_else(mounted: Mou
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_an_ordinary_user_cannot_look_into_its_own_server(ordinary_user: OrdinaryUser) -> None:
-    """Memory, descriptors, root and environment of the server are closed to its own user."""
+def test_an_ordinary_user_cannot_read_its_own_server(ordinary_user: OrdinaryUser) -> None:
+    """Memory, descriptors, root and environment of the server are inaccessible to its own user."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     python = "/usr/bin/python3" if IS_ROOT else sys.executable
     script = textwrap.dedent("""
@@ -382,8 +382,8 @@ def test_an_ordinary_user_cannot_look_into_its_own_server(ordinary_user: Ordinar
     assert (source / "src/main.py").read_text() == "kept"
 
 
-def test_an_ordinary_user_may_take_its_mount_off_and_the_record_says_so(ordinary_user: OrdinaryUser) -> None:
-    """`fusermount3 -u` ends the session: its record is closed, and the mountpoint is empty."""
+def test_an_ordinary_user_may_unmount_and_the_record_is_closed(ordinary_user: OrdinaryUser) -> None:
+    """By `fusermount3 -u`; the mountpoint is empty."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     assert ordinary_user.run("mkdir", "-p", source / "aidlc-docs", mountpoint).returncode == 0
     assert ordinary_user.bonobofs("mount", source, mountpoint, "--agent", "eve").returncode == 0
@@ -470,10 +470,9 @@ def test_an_aborted_connection_fails_closed_and_status_says_so(mounted: Mounted)
 # -- past the mount
 
 
-def test_changes_past_the_mount_are_found_after_an_unclean_boot(mounted: Mounted, source: Path) -> None:
-    """The next mount after a crash of the machine says what is not as the record knows it.
-
-    A bare mount keeps nobody from the source's own path, or from a descriptor that was opened before.
+def test_changes_outside_the_mount_are_found_after_an_unclean_boot(mounted: Mounted, source: Path) -> None:
+    """The next mount after a crash of the machine reports differences from the record. A mount does not prevent access
+    by the source's own path or by an earlier descriptor.
     """
     held = os.open(source / "src/main.py", os.O_WRONLY | os.O_APPEND)
     world = mounted()

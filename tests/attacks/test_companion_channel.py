@@ -57,7 +57,7 @@ def test_a_new_companion_is_never_traceable(ordinary_user: OrdinaryUser) -> None
 
 
 def test_a_message_of_another_process_is_refused() -> None:
-    """The server accepts messages of its companion alone, also if another process has the other end."""
+    """The server accepts only messages of its companion, also if another process has the other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel = Channel(ours, blocking=False, peer=os.getpid())

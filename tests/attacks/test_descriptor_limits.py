@@ -42,8 +42,8 @@ def _works(mount: Path) -> bool:
     return True
 
 
-def test_more_temporary_files_than_descriptors_are_refused_by_name(own_place: MakePlace) -> None:
-    """What is beyond the budget gets EFBIG, with a rule and a remedy on record."""
+def test_more_staged_files_than_descriptors_are_refused(own_place: MakePlace) -> None:
+    """Beyond the budget a create fails with EFBIG. The record has rule and remedy."""
     world = own_place(policy=STAGING, limit=LIMIT)
     (world.source / "notes").mkdir()
 
@@ -61,8 +61,8 @@ def test_more_temporary_files_than_descriptors_are_refused_by_name(own_place: Ma
     assert {os.path.basename(entry.path) for entry in denied} == {f"{n}.tmp" for n in range(made, MANY)}
 
 
-def test_temporary_files_that_are_removed_while_open_count_too(own_place: MakePlace) -> None:
-    """A temporary file that is open keeps its descriptor when its name is gone."""
+def test_removed_open_staged_files_count_too(own_place: MakePlace) -> None:
+    """An open staged file keeps its descriptor after the removal of its name."""
     world = own_place(policy=STAGING, limit=LIMIT)
     (world.source / "notes").mkdir()
 
@@ -82,8 +82,10 @@ def test_temporary_files_that_are_removed_while_open_count_too(own_place: MakePl
     assert world.does(attack) == {errno.EFBIG}
 
 
-def test_more_removed_open_files_than_descriptors_are_refused_on_record(own_place: MakePlace) -> None:
-    """A removal beyond the budget fails with ENFILE, the file stays, and what is open reads what it held."""
+def test_more_removed_open_files_than_descriptors_are_refused(own_place: MakePlace) -> None:
+    """A removal beyond the budget fails with ENFILE and is recorded; the file stays, and open files keep their
+    content.
+    """
     world = own_place(policy=ALLOW_ALL, limit=LIMIT)
     (world.source / "notes").mkdir()
 
@@ -119,7 +121,7 @@ def _works_but_for_removals(mount: Path) -> bool:
 
 
 def test_a_move_of_many_directories_takes_few_descriptors(own_place: MakePlace) -> None:
-    """Four times as many subdirectories as descriptors, side by side, and as many levels: both are moved."""
+    """Four times as many subdirectories as descriptors in one directory, and as many levels: both are moved."""
     world = own_place(policy=ALLOW_ALL, limit=LIMIT)
 
     def story() -> None:

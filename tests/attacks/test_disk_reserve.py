@@ -49,7 +49,7 @@ def home(file_system: MakeFileSystem, monkeypatch: pytest.MonkeyPatch) -> Path:
     "act",
     [write, allocate, map_pages, copy, make_file, make_symlink, make_directory, set_attribute, copy_up],
 )
-def test_scratch_leaves_space_for_the_trails_of_all(act: Act, mounted: Mounted, source: Path, home: Path) -> None:
+def test_scratch_leaves_space_for_every_trail(act: Act, mounted: Mounted, source: Path, home: Path) -> None:
     """The agent gets ENOSPC as SPACE; another session's change succeeds, is recorded, and all trails verify."""
     for number in range(300):
         (source / f"old-{number}").write_bytes(b"x" * PIECE)

@@ -1,6 +1,4 @@
-"""A full disk: without space for the record, no change is made; without space in the source, the program gets
-ENOSPC.
-"""
+"""A full disk: without space for the record, no change is made; without space in the source, the change fails."""
 
 from __future__ import annotations
 
@@ -69,10 +67,8 @@ def _make_until_refused(top: Path) -> tuple[int, object]:
     return 1000, None
 
 
-def test_changes_that_cannot_be_recorded_are_refused_until_there_is_space(
-    mounted: Mounted, source: Path, home: Path
-) -> None:
-    """Every change is refused with EIO, and reads go on. With space again, changes succeed."""
+def test_without_space_for_the_record_changes_are_refused(mounted: Mounted, source: Path, home: Path) -> None:
+    """Every change fails with EIO, and reads succeed. With space again, changes succeed."""
     build(source)
     world = mounted()
     _fill(home / "filler")

@@ -54,8 +54,8 @@ def below(root: Path, *, make: bool = False) -> int:
     return fd
 
 
-def test_removal_of_files_with_very_long_paths(mounted: Mounted, source: Path) -> None:
-    """The server would tell the companion of 700 paths of 150 KB: 105 MB in one message."""
+def test_a_removal_of_many_very_long_paths_is_sent_in_parts(mounted: Mounted, source: Path) -> None:
+    """700 paths of 150 KB would be one message of 105 MB to the companion."""
     deep = below(source, make=True)
     for number in range(FILES):
         os.close(os.open(f"{number}", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=deep))

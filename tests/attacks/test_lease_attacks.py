@@ -1,4 +1,4 @@
-"""An agent that would lease everything for a year, as itself or under another name."""
+"""An agent tries to lease everything for a year, as itself or under another name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_command_in_a_mount_leases_beyond_the_limits(mounted: Mounted, option
 
 @pytest.mark.parametrize("options", [("--agent", "ann"), ("--chain", "C1"), ("--agent", "ann", "--chain", "C1")])
 def test_a_command_in_a_mount_may_name_the_session(mounted: Mounted, options: tuple[str, ...]) -> None:
-    """The lease is the session's own then, within the limits and this workspace, with an entry in the record."""
+    """The lease belongs to the session, within the limits and this workspace, with an entry in the record."""
     world = mounted(policy=LIMITED, agent="ann", chain="C1")
     made = bonobofs("lease", "acquire", "docs/**", "--for", "1h", *options, cwd=world.path)
     assert made.returncode == 0, made.stderr
@@ -59,7 +59,7 @@ def test_no_locks_are_imported_in_a_mount(mounted: Mounted) -> None:
     ],
 )
 def test_no_call_leases_beyond_the_limits(mounted: Mounted, arguments: dict[str, object]) -> None:
-    """Through guard.sock: neither longer, nor elsewhere, nor for another holder, nor by extension."""
+    """Through guard.sock: not longer, not elsewhere, not for another holder, not by an extension."""
     world, other = mounted(policy=LIMITED, agent="ann"), mounted(policy=ALLOW_ALL, agent="bob")
     directory = inside_directory(world.home, world.session.session)
     with pytest.raises((Refused, BonobofsError)):

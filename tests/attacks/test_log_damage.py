@@ -216,7 +216,7 @@ def test_a_record_damaged_during_the_session_is_found(
     assert bonobofs("audit", "verify").returncode == 1
 
 
-def test_a_clock_that_goes_back_breaks_nothing(home: Path) -> None:
+def test_a_clock_set_back_does_not_break_the_record(home: Path) -> None:
     """Entries are ordered by number, independent of the clock."""
     name = "00000000-0000-4000-8000-000000000000"
     trail = Trail.create(

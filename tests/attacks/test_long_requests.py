@@ -100,7 +100,7 @@ def move(mount: Path) -> None:
     os.rename(mount / names[0], mount / names[1])
 
 
-def test_a_file_with_very_many_names_costs_no_more_than_others(mounted: Mounted, source: Path) -> None:
+def test_a_file_with_very_many_names_is_as_fast_as_others(mounted: Mounted, source: Path) -> None:
     """Its content and attributes cannot be changed, `why` explains it at once, and it can be copied and removed."""
     (source / "file").write_text("x")
     for number in range(NAMES):
@@ -127,8 +127,8 @@ def test_a_file_with_very_many_names_costs_no_more_than_others(mounted: Mounted,
     assert not (source / "name-0").exists()
 
 
-def test_a_large_copy_within_the_mount_goes_in_pieces(mounted: Mounted, source: Path) -> None:
-    """One COPY_FILE_RANGE copies at most 8 MiB, the whole is copied, and others are served between."""
+def test_a_large_copy_within_the_mount_is_split(mounted: Mounted, source: Path) -> None:
+    """One COPY_FILE_RANGE copies at most 8 MiB, the copy is complete, and other requests are served between."""
     size = 200 << 20
     with open(source / "large", "wb") as file:
         file.writelines(os.urandom(64) * (1 << 14) for _ in range(size >> 20))
@@ -205,7 +205,7 @@ def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, source
     served_beside(world.path, lose_events)
 
 
-def test_a_walk_takes_a_step_at_each_subdirectory_that_it_finds_and_enters(tmp_path: Path) -> None:
+def test_a_walk_takes_one_step_per_subdirectory(tmp_path: Path) -> None:
     """Reading the names of 100,000 subdirectories in one step took 65 ms."""
     for number in range(1000):
         (tmp_path / f"wide/{number}").mkdir(parents=True)

@@ -72,8 +72,8 @@ def _try_names(top: Path, count: int) -> set[object]:
     return {outcome(os.mkdir, f"src/{number}") for number in range(count)}
 
 
-def test_as_many_denials_of_different_names_do_not_fill_the_server(mounted: Mounted) -> None:
-    """The record names the first thousand and counts the rest (tests/attacks/test_refusal_flood); nothing is kept."""
+def test_denials_of_many_names_take_bounded_memory(mounted: Mounted) -> None:
+    """The record names the first thousand and counts the rest (tests/attacks/test_refusal_flood)."""
     world = mounted()
     tell(_try_names, world.path, 100)
     before = _resident(world)
@@ -108,7 +108,7 @@ def _lock(top: Path) -> list[object]:
 
 
 def test_an_optional_git_lock_raises_no_alert(mounted: Mounted) -> None:
-    """`git status` tries to refresh its index each time: `denials.jsonl` shows it, and the record has nothing of it."""
+    """`git status` tries to refresh its index each time: `denials.jsonl` shows it, and the record has no entry."""
     world = mounted()
     assert tell(_lock, world.path) == [errno.EROFS] * 5
     assert (world.path / ".bonobofs/denials.jsonl").read_text().count(".git/index.lock") == 5
@@ -146,7 +146,7 @@ def _name_them(top: bytes) -> None:
             os.symlink(b"/" + name, os.path.join(top, b"aidlc-docs", name))
 
 
-def test_no_name_forges_a_line_or_steers_a_terminal(mounted: Mounted) -> None:
+def test_no_name_forges_a_line_or_controls_a_terminal(mounted: Mounted) -> None:
     """The record has exactly the name; the output is one line of printable characters."""
     world = mounted()
     tell(_name_them, os.fsencode(world.path))

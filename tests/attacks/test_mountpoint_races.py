@@ -1,4 +1,4 @@
-"""Source and mountpoint are raced: the mount lands on the directories that were checked, or nowhere."""
+"""Races on source and mountpoint: the mount covers the checked directories, or fails."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_swap_during_the_mount_reaches_no_other_directory(
 
 
 def test_umount_follows_no_symlink_above_the_mountpoint(home: Path, source: Path, tmp_path: Path, shared: Path) -> None:
-    """Root would otherwise take off a mount of another service that has the same name."""
+    """Otherwise root would unmount a mount of another service that has the same name."""
     above, elsewhere, other = shared / "above", tmp_path / "elsewhere", tmp_path / "source-2"
     for directory in (above / "work", elsewhere / "work", other):
         directory.mkdir(parents=True)

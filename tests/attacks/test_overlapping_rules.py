@@ -216,7 +216,7 @@ def _inject(top: Path, how: str) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["write", "copy", "allocate", "punch", "truncate"])
 def test_a_change_of_a_set_id_program_clears_its_set_id_bits(open_directory: Path, mounted: Mounted, how: str) -> None:
-    """Where root serves others, the set-id bits go with any change of content, as they do on the bare directory."""
+    """In a mount of root for other users, each change of content clears the set-id bits, as on a bare directory."""
     source, mountpoint = open_directory / "source", open_directory / "mount"
     source.mkdir()
     mountpoint.mkdir()

@@ -1,8 +1,4 @@
-"""Races: something is swapped for something else between the check and the use, over and over.
-
-Swappers and writers are programs of their own and run for a second or so. Afterwards nothing may lie where it must
-not, and at no moment may the policy have been broken.
-"""
+"""Races: one path is exchanged for another between check and use, repeatedly."""
 
 from __future__ import annotations
 
@@ -100,8 +96,8 @@ def _swap_for_symlink(mount: Path, _: Path) -> None:
         os.rename(mount / "aidlc-docs/aside", mount / "aidlc-docs/d")
 
 
-def test_a_directory_that_is_swapped_for_a_symlink_in_the_mount(mounted: Mounted, source: Path) -> None:
-    """Whatever the kernel takes the path for, what is changed is judged where it lies."""
+def test_a_directory_swapped_for_a_symlink_in_the_mount_redirects_no_change(mounted: Mounted, source: Path) -> None:
+    """The path of the changed file is judged, however the kernel resolved it."""
     world = mounted()
     before = look(source, without=("aidlc-docs",))
     _race(world, _swap_for_symlink, _write_in("aidlc-docs/d"), _write_in("aidlc-docs/d"))
@@ -135,8 +131,8 @@ def _broken(source: Path) -> list[str]:
     return wrong
 
 
-def test_directories_that_change_places_while_they_are_filled(mounted: Mounted, source: Path) -> None:
-    """A file is judged where its directory lies when it is made, and the directory when it moves with the file."""
+def test_directories_exchanged_while_files_are_created_are_judged_by_their_path(mounted: Mounted, source: Path) -> None:
+    """A new file is judged by the path of its directory, and the directory when it moves with the file."""
     (source / "aidlc-docs/d/plan.md").unlink()
     world = mounted()
     _race(world, _exchange_directories, _fill, _fill)
@@ -160,7 +156,7 @@ def _turn_into_a_script(mount: Path, _: Path) -> None:
             os.fchmod(fd, 0o644)
 
 
-def test_an_alias_that_comes_and_goes_while_the_file_becomes_a_script(mounted: Mounted, source: Path) -> None:
+def test_an_alias_created_during_a_write_makes_no_document_executable(mounted: Mounted, source: Path) -> None:
     """At no moment is there a document that runs."""
     world = mounted()
 
@@ -222,7 +218,7 @@ def _far_from(source: Path) -> Path:
 
 @pytest.mark.parametrize("swap", [_swap_for_a_symlink_behind, _swap_for_a_hook_behind], ids=["directory", "file"])
 def test_swaps_behind_the_mount_do_not_redirect_changes(mounted: Mounted, source: Path, swap: Story) -> None:
-    """A directory that becomes a symlink, a file that becomes a link: nothing outside and nothing closed changes."""
+    """A directory becomes a symlink, a file becomes a link: no outside and no protected file changes."""
     outside = source.parent / "outside"
     outside.mkdir()
     (outside / "plan.md").write_bytes(CONTENT)
@@ -247,7 +243,7 @@ def _try_everything_in(top: Path) -> None:
 
 
 def test_a_parent_that_was_moved_out_and_linked_back_is_outside(mounted: Mounted, source: Path) -> None:
-    """A directory that lies outside the source now, and is reached from it by a symlink, is not written through."""
+    """A directory moved out of the source, and linked back by a symlink, is not written."""
     outside = source.parent / "outside"
     (source / "aidlc-docs/d/deep").mkdir()
     (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)
@@ -274,8 +270,8 @@ def _hold_and_move(top: Path, source: Path, outside: Path) -> None:
                 call(fd, *arguments)
 
 
-def test_a_descriptor_does_not_lead_out_after_its_file(mounted: Mounted, source: Path) -> None:
-    """Nor is it, once the file lies outside, through a descriptor from before."""
+def test_a_descriptor_of_a_file_moved_out_cannot_write(mounted: Mounted, source: Path) -> None:
+    """The descriptor was opened before the move."""
     outside = source.parent / "outside"
     (source / "aidlc-docs/d/deep").mkdir()
     (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)

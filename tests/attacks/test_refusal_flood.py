@@ -1,4 +1,4 @@
-"""The log as a weapon: thousands of different refusals a second, and refusals of very long paths."""
+"""Floods: thousands of different denials a second, and denials of very long paths."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _is_refusal(entry: AuditEntry) -> bool:
     return entry.result == "denied" and entry.kind != "alert"
 
 
-def test_a_flood_of_refusals_is_counted_and_named(mounted: Mounted, source: Path) -> None:
-    """At most BURST + RATE a second are entered; every other one is counted by operation and rule, with one alert."""
+def test_a_flood_of_denials_is_limited_and_counted(mounted: Mounted, source: Path) -> None:
+    """At most BURST + RATE a second are recorded. All others are counted by operation and rule, with one alert."""
     for name in ("closed", "shut"):
         (source / name).mkdir()
     world = mounted(policy=POLICY)
@@ -61,8 +61,8 @@ def test_a_flood_of_refusals_is_counted_and_named(mounted: Mounted, source: Path
     assert report["totals"]["refused"] == FLOOD
 
 
-def test_a_flood_does_not_keep_a_later_refusal_from_being_entered(mounted: Mounted, source: Path) -> None:
-    """Also under way: the limit leaves room for RATE a second, and an allowed change is entered at once."""
+def test_a_later_denial_is_recorded_after_a_flood(mounted: Mounted, source: Path) -> None:
+    """Also during one: the limit leaves room for RATE a second, and a permitted change is recorded at once."""
     (source / "closed").mkdir()
     world = mounted(policy=POLICY)
     for number in range(2 * BURST):
@@ -75,8 +75,8 @@ def test_a_flood_does_not_keep_a_later_refusal_from_being_entered(mounted: Mount
     assert "file" in {entry.path for entry in world.entries()}
 
 
-def test_a_long_path_is_cut_in_the_entry_of_a_refusal(mounted: Mounted) -> None:
-    """Its ends stay, with length and hash of the whole; an allowed change keeps its path."""
+def test_a_long_path_is_truncated_in_the_entry_of_a_denial(mounted: Mounted) -> None:
+    """Its ends stay, with length and hash of the complete path. A permitted change keeps its path."""
     world = mounted(policy=POLICY)
     name = "n" * 200
 

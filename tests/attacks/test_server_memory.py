@@ -1,9 +1,4 @@
-"""Requests that are repeated leave nothing in the server: its memory is the same after them as before.
-
-BONOBOFS_TEST_REQUESTS is how many requests of each kind are made; there is one lease for 160 of them. CI makes 2,000 in
-half a minute, which shows a leak of 300 bytes a request. 100,000 take half an hour and show a leak of 84 bytes. pytest
-writes the figures with --junitxml=FILE -o junit_family=xunit1.
-"""
+"""Repeated requests do not grow the server's memory."""
 
 from __future__ import annotations
 
@@ -116,7 +111,7 @@ def _tell_all(act: Callable[[Path, int], None], mount: Path, numbers: range) -> 
 
 @pytest.mark.timeout(60 + REPEATED // 20)
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.strip("_"))
-def test_no_request_that_is_repeated_makes_the_server_grow(
+def test_repeated_requests_do_not_grow_the_server(
     mounted: Mounted, source: Path, record_property: Callable[[str, object], None], act: Callable[[Path, int], None]
 ) -> None:
     """The server grows by at most GROWTH bytes after the first WARM requests."""
@@ -131,10 +126,10 @@ def test_no_request_that_is_repeated_makes_the_server_grow(
 
 
 @pytest.mark.timeout(60 + REPEATED // 20)
-def test_leases_that_are_acquired_and_released_make_no_server_grow(
+def test_acquired_and_released_leases_do_not_grow_the_server(
     mounted: Mounted, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Neither that of the session that calls guard.sock, nor that of a session with another source."""
+    """Neither those of the session that calls guard.sock, nor those of a session with another source."""
     (elsewhere := tmp_path / "elsewhere").mkdir()
     world, other = mounted(policy=ALLOW_ALL), mounted(policy=ALLOW_ALL, agent="bob", source=elsewhere)
     directory = inside_directory(world.home, world.session.session)
@@ -168,7 +163,7 @@ def _open_versions(mount: Path) -> list[int]:
     return [len(last), last.count(b"\n"), len(opened)]
 
 
-def test_open_versions_of_the_refusals_do_not_make_the_server_grow(mounted: Mounted, source: Path) -> None:
+def test_open_versions_of_denials_jsonl_do_not_grow_the_server(mounted: Mounted, source: Path) -> None:
     """The server keeps a bounded number of snapshots, each of at most a megabyte."""
     (source / "closed" / Path(*["\udcff" * 250] * 12)).mkdir(parents=True)
     world = mounted(policy=POLICY)
@@ -181,7 +176,7 @@ def test_open_versions_of_the_refusals_do_not_make_the_server_grow(mounted: Moun
 
 
 def test_policies_and_leases_are_freed_without_the_garbage_collector(home: Path) -> None:
-    """A server runs without it: each lease that is acquired or released would leave its automaton behind."""
+    """A server runs without it: a reference cycle would keep the automaton of each lease."""
     policy = session.choose_policy(home, ROOT / "policy.toml").plain
     lease = {"patterns": LEASED, "shared": False, "own": False, "holder": "bob"}
     compile_leases([{**lease, "chain": None, "until": ""}])  # what is imported late is not counted

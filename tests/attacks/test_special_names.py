@@ -1,4 +1,4 @@
-"""Symlinks, FIFOs and sockets under names that programs run later: refused wherever a file of the name is refused."""
+"""Symlinks, FIFOs and sockets follow the name rules of files that programs run later."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_no_special_file_gets_a_name_that_a_file_may_not_have(maker: str, docs: 
     assert sorted(os.listdir(source / "aidlc-docs")) == ["better.md", "notes.md", "old-link"]
 
 
-def test_a_staged_symlink_is_judged_under_the_name_that_it_gets(docs: Path, source: Path) -> None:
-    """`ln -sf` and editors create a temporary name first; the lock of emacs stays in the mount."""
+def test_a_staged_symlink_is_judged_by_its_final_name(docs: Path, source: Path) -> None:
+    """`ln -sf` and editors create a temporary name first. The lock of emacs stays in the mount."""
     os.symlink("me@host.123:456", ".#notes.md")
     os.symlink("notes.md", "link.tmp")
     assert [outcome(os.rename, "link.tmp", name) for name in RUN_LATER] == [errno.EACCES] * len(RUN_LATER)
@@ -84,7 +84,7 @@ def test_a_staged_symlink_is_judged_under_the_name_that_it_gets(docs: Path, sour
     os.unlink(".#notes.md")
 
 
-def test_a_directory_that_holds_a_wrong_symlink_does_not_move_it(docs: Path, source: Path) -> None:
+def test_a_move_of_a_directory_with_a_refused_symlink_is_refused(docs: Path, source: Path) -> None:
     """A directory may have any name. Special files in it may not get a name that a rule refuses."""
     os.mkdir("conftest.py")
     os.rename("conftest.py", "Makefile")

@@ -50,8 +50,8 @@ def test_the_umask_is_reset_after_each_request(act: str, mount: Path, ordinary_u
         assert told.returncode == 0, (command, told.stdout, told.stderr)
 
 
-def test_a_session_that_cannot_be_read_hides_no_other(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """Damaged documents stand for unreadable ones: the tests run as root too."""
+def test_an_unreadable_session_hides_no_other(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """The test damages documents instead: root can read every file."""
     good = mounted()
     live_damaged = mounted()
     damaged = mounted()

@@ -1,4 +1,4 @@
-"""What `.bonobofs` shows each user of a mount that lets others in."""
+"""The view of `.bonobofs` for each user of a mount with --allow-other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _shown() -> tuple[str, list[str]]:
 
 
 def test_no_user_sees_names_below_a_private_directory_of_another(mounted: Mounted) -> None:
-    """Each user sees its own scratch files and refusals, in any order of looks; the session's user sees all."""
+    """Each user sees its own scratch files and denials, in any order of reads. The session's user sees all."""
     world = mounted(policy=POLICY, allow_other=True)
     world.source.chmod(0o777)
     (world.path / "build").mkdir()

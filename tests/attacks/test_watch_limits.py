@@ -55,7 +55,9 @@ def is_seen(world: World, path: str) -> None:
 def test_new_directories_take_only_a_share_of_the_watches(
     mounted: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more than the budget; the rest stays watched, shows within a second, and is watched when there is room."""
+    """At most the budget. The rest stays watched, shows within a second, and the new ones are watched when watches are
+    free.
+    """
     monkeypatch.setattr(launcher, "COMPANION", "tests.external_changes.few_watches_companion")
     (source / "early").mkdir()
     world = mounted(policy=ALLOW_ALL)
@@ -81,8 +83,8 @@ def test_new_directories_take_only_a_share_of_the_watches(
     is_seen(world, "many-099/late")
 
 
-def test_a_closed_directory_is_left_out_alone(ordinary_user: OrdinaryUser) -> None:
-    """Of mode 0111; until it is opened, `status` names it."""
+def test_only_the_unreadable_directory_is_not_watched(ordinary_user: OrdinaryUser) -> None:
+    """It has mode 0111. Until it can be read, `status` names it."""
     source, mountpoint = ordinary_user.directory / "source", ordinary_user.directory / "mount"
     assert ordinary_user.run("mkdir", "-p", source / "closed", source / "other", mountpoint).returncode == 0
     policy = ordinary_user.directory / "policy.toml"
@@ -117,7 +119,7 @@ def _removed(source: Path) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("_removed")
 def test_a_very_deep_tree_is_read_once(mounted: Mounted, source: Path) -> None:
-    """6,000 directories in each other made each mount take 13 s, and nothing was watched."""
+    """6,000 nested directories made each mount take 13 s without a watch."""
     os.close(chain(source, DEPTH))
     began = time.monotonic()
     world = mounted(policy=ALLOW_ALL)
@@ -128,8 +130,8 @@ def test_a_very_deep_tree_is_read_once(mounted: Mounted, source: Path) -> None:
 
 
 @pytest.mark.usefixtures("_removed")
-def test_the_agents_own_move_of_a_deep_tree_is_its_own(mounted: Mounted, source: Path) -> None:
-    """Also where paths below have more bytes than a system call takes."""
+def test_a_move_of_a_deep_tree_by_the_agent_is_not_out_of_band(mounted: Mounted, source: Path) -> None:
+    """Also if paths below are longer than a system call accepts."""
     world = mounted(policy=ALLOW_ALL)
 
     def move() -> None:

@@ -1,4 +1,4 @@
-"""The record of what changed behind the mount: what nobody admitted, each once, and no more than that."""
+"""External changes are recorded once; changes of other sessions are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mount's own effects: the kernel knows of them, so it is told nothing, and nothing is entered."""
+"""Changes through the mount cause no notification to the kernel and no out-of-band entry."""
 
 from __future__ import annotations
 

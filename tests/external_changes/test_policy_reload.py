@@ -1,4 +1,4 @@
-"""A policy that changes: in force within a second, for verdicts and for files that are open already."""
+"""A changed policy is in force within a second, for decisions and for open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes behind the mount: seen through it at once, though the kernel may believe what it knows for a day."""
+"""External changes show in the mount at once, although the kernel may cache entries for a day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the watcher fails: what it lost is looked for, and a mount that nobody watches for goes on, and says so."""
+"""Watcher failures: lost events are recovered by a comparison; without a watcher the mount serves and reports it."""
 
 from __future__ import annotations
 

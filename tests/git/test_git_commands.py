@@ -253,14 +253,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", STORIES)
-def test_git_does_in_a_mount_what_it_does_elsewhere(
-    name: str, mounted: Mounted, template: Path, tmp_path: Path
-) -> None:
-    """With the system's git and an environment made from nothing."""
+def test_git_works_in_a_mount_as_in_a_plain_copy(name: str, mounted: Mounted, template: Path, tmp_path: Path) -> None:
+    """With the system's git and an empty environment."""
     Pair(mounted, template, tmp_path, shim=False).compare(STORIES[name])
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", THROUGH_THE_SHIM)
-def test_the_session_git_does_the_same(name: str, mounted: Mounted, template: Path, tmp_path: Path) -> None:
+def test_the_session_git_works_as_in_a_plain_copy(name: str, mounted: Mounted, template: Path, tmp_path: Path) -> None:
     Pair(mounted, template, tmp_path, shim=True).compare(STORIES[name])

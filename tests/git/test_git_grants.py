@@ -1,4 +1,4 @@
-"""Published files that the agent may not write enter the work tree by git commands, and nothing else does."""
+"""Git commands may write published files that the agent may not write, and no other content."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checkouts(world: World) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("command", [["merge", "main"], ["rebase", "main"], ["switch", "main"]])
-def test_a_branch_takes_in_what_main_has(desk: Desk, repo: Repo, command: list[str], tmp_path: Path) -> None:
+def test_a_merge_of_main_updates_the_work_tree(desk: Desk, repo: Repo, command: list[str], tmp_path: Path) -> None:
     """The work tree is that of a plain clone after the same command, and the record has one entry of it."""
     (desk.world.path / "docs/mine.md").write_text("mine\n")
     desk.git("add", "docs/mine.md")
@@ -68,8 +68,8 @@ def test_a_branch_takes_in_what_main_has(desk: Desk, repo: Repo, command: list[s
     assert not list(repo.root.rglob(".bonobofs*"))
 
 
-def test_own_changes_stay_judged(desk: Desk) -> None:
-    """After a merge, the files are as closed as before."""
+def test_own_changes_are_still_judged(desk: Desk) -> None:
+    """After a merge, the same files are refused as before."""
     desk.git("merge", "-q", "main")
     for name in ("Cargo.toml", "ci/new.yml", "run.sh"):
         with pytest.raises(PermissionError):
@@ -78,8 +78,8 @@ def test_own_changes_stay_judged(desk: Desk) -> None:
             (desk.world.path / name).unlink()
 
 
-def test_a_command_can_be_taken_back(desk: Desk, repo: Repo) -> None:
-    """`reset --hard`, `merge --abort` and `switch -` bring back what the command before has replaced."""
+def test_a_command_can_be_reverted(desk: Desk, repo: Repo) -> None:
+    """`reset --hard`, `merge --abort` and `switch -` restore the files that the command has replaced."""
     before = content(repo.root)
     desk.git("merge", "-q", "main")
     desk.git("reset", "-q", "--hard", "ORIG_HEAD")
@@ -121,8 +121,8 @@ def commit_with(desk: Desk, path: str, text: bytes, *parents: str) -> str:
 
 
 @pytest.mark.parametrize("command", [["merge"], ["rebase"], ["switch", "--detach"], ["reset", "--hard"], ["checkout"]])
-def test_what_the_agent_wrote_is_refused_before_the_command(desk: Desk, repo: Repo, command: list[str]) -> None:
-    """A commit that claims to be a merge of main, with content of the agent's own in a refused path."""
+def test_content_of_the_agent_is_refused_before_the_command(desk: Desk, repo: Repo, command: list[str]) -> None:
+    """A commit that claims to be a merge of main, with the agent's own content in a refused path."""
     forged = commit_with(desk, "Cargo.toml", b"mine\n", "HEAD", "main")
     before = content(repo.root)
     told = desk.refused(*command, forged)
@@ -162,15 +162,15 @@ def test_a_branch_of_another_agent_is_refused(mounted: Mounted, repo: Repo) -> N
 
 
 def test_uncommitted_work_of_the_operator_stays(desk: Desk, repo: Repo) -> None:
-    """A file that no commit has is not replaced, not even by `reset --hard` or `checkout -f`."""
+    """A file without a commit is not replaced, also not by `reset --hard` or `checkout -f`."""
     (repo.root / "Cargo.toml").write_text("not committed\n")
     for command in (["reset", "--hard", "main"], ["checkout", "-f", "main"]):
         assert "changes that no commit has" in desk.refused(*command)["about"]
     assert (repo.root / "Cargo.toml").read_text() == "not committed\n"
 
 
-def test_a_kept_file_changes_and_stays(desk: Desk, repo: Repo) -> None:
-    """`[[keep]]` lets no file be removed; git replaces its content by removing it first."""
+def test_a_kept_file_is_updated_and_not_removed(desk: Desk, repo: Repo) -> None:
+    """`[[keep]]` refuses the removal of a file; git replaces its content by removing it first."""
     (desk.world.path / "README.md").write_text("mine\n")
     desk.git("commit", "-qam", "[gt-1] Readme")
     mode = (repo.root / "README.md").stat().st_mode
@@ -209,8 +209,8 @@ def granted(desk: Desk, repo: Repo) -> Callable[..., int]:
     return ask
 
 
-def test_other_bytes_are_refused_while_a_grant_lasts(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
-    """Whatever a process writes, the source has the content before, and then the published content."""
+def test_other_content_is_refused_during_a_grant(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
+    """For every write of any process, the source has the content before or the published content."""
     number = granted("Cargo.toml", "run.sh", "link")
     path, below = desk.world.path / "Cargo.toml", repo.root / "Cargo.toml"
     early = os.open(path, os.O_RDONLY)
@@ -252,7 +252,7 @@ def test_other_bytes_are_refused_while_a_grant_lasts(desk: Desk, repo: Repo, gra
     assert [each["paths"] for each in checkouts(desk.world)] == [["Cargo.toml"]]
 
 
-def test_what_was_only_removed_is_there_again(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
+def test_a_file_removed_under_a_grant_is_restored(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
     number = granted("Cargo.toml", "ci/old.yml")
     (desk.world.path / "Cargo.toml").unlink()
     assert not (desk.world.path / "Cargo.toml").exists()
@@ -264,8 +264,8 @@ def test_what_was_only_removed_is_there_again(desk: Desk, repo: Repo, granted: C
     assert checkouts(desk.world) == []
 
 
-def test_a_file_that_changes_meanwhile_is_not_replaced(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
-    """The operator saves the file after the grant: the grant speaks of another file."""
+def test_a_file_changed_after_the_grant_is_not_replaced(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
+    """The operator saves the file after the grant, which applies to the earlier file."""
     number = granted("Cargo.toml", "ci/new.yml")
     (repo.root / "Cargo.toml").write_text("saved\n")
     with pytest.raises(PermissionError):
@@ -279,7 +279,7 @@ def test_a_file_that_changes_meanwhile_is_not_replaced(desk: Desk, repo: Repo, g
     assert not list(repo.root.rglob(".bonobofs*"))
 
 
-def test_a_killed_server_leaves_the_content_before_or_after(
+def test_a_killed_server_leaves_the_old_or_the_new_content(
     desk: Desk, repo: Repo, granted: Callable[..., int], mounted: Mounted
 ) -> None:
     granted("Cargo.toml", "run.sh", "large.bin")
@@ -295,7 +295,7 @@ def test_a_killed_server_leaves_the_content_before_or_after(
     assert (repo.root / "large.bin").read_bytes() == LARGE
 
 
-def test_grants_end_with_the_companion(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
+def test_a_grant_ends_with_the_companion(desk: Desk, repo: Repo, granted: Callable[..., int]) -> None:
     granted("Cargo.toml", "run.sh")
     (desk.world.path / "Cargo.toml").unlink()
     os.close(os.open(desk.world.path / "run.sh", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -315,7 +315,7 @@ def test_a_lease_of_another_agent_is_respected(desk: Desk, repo: Repo, mounted: 
     assert (repo.root / "Cargo.toml").read_text() == "v1\n"
 
 
-def test_calls_that_cannot_be_meant(desk: Desk) -> None:
+def test_invalid_grant_calls_are_refused(desk: Desk) -> None:
     words: dict[str, Any] = {"subcommand": "merge", "arguments": [], "commit": "", "head": ""}
     for files in ([["a"]], [["a", "b", "c", "d", "e"]], [[1, 2, 3, 4, 5]], ["a"]):
         with pytest.raises(Exception, match="files are lists"):

@@ -1,4 +1,4 @@
-"""GitGuard: the arguments, rules, results and errors of its design, and an entry for each operation."""
+"""GitGuard: arguments, rules, results and errors, with a record entry for each operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def denied(result: object) -> tuple[Code | None, str]:
 
 
 def test_the_signatures_are_those_of_the_design() -> None:
-    """Callers of the design's GitGuard call this one unchanged."""
+    """A caller written for the design's GitGuard works unchanged."""
     wanted = {
         "create_branch": "(self, branch_name, agent, base)",
         "checkout_branch": "(self, branch_name, agent)",
@@ -43,8 +43,8 @@ def test_the_signatures_are_those_of_the_design() -> None:
     assert COMMIT_MESSAGE_PATTERN.match("[gt-17.2] Add functional design")
 
 
-def test_a_branch_is_made_checked_out_and_committed_to(repo: Repo, gated: Gate) -> None:
-    """What the design describes from start to end works, and git sees it as its own."""
+def test_a_branch_is_created_checked_out_and_committed_to(repo: Repo, gated: Gate) -> None:
+    """The complete example of the design works, and git reads the result."""
     alice = gated(repo)
     assert alice.guard.create_branch("aidlc/unit-1-scribe", "alice") == "aidlc/unit-1-scribe"
     assert alice.guard.checkout_branch("aidlc/unit-1-scribe", "alice") is None
@@ -58,7 +58,7 @@ def test_a_branch_is_made_checked_out_and_committed_to(repo: Repo, gated: Gate) 
     repo.check()
 
 
-def test_the_working_tree_follows_a_checkout(alice: Gated) -> None:
+def test_a_checkout_sets_files_index_and_head(alice: Gated) -> None:
     """After a checkout files, index and HEAD are those of the branch."""
     alice.commit("Second", docs__plan_md="Another plan\n", docs__more_md="More\n")
     alice.git("branch", "aidlc/other", "main")
@@ -95,8 +95,8 @@ def test_the_working_tree_follows_a_checkout(alice: Gated) -> None:
         ("", "git.name"),
     ],
 )
-def test_a_branch_is_named_as_the_rules_say(repo: Repo, gated: Gate, name: str, rule: str) -> None:
-    """A name that is not an agent's own is refused, made by no trick of git's own words."""
+def test_a_branch_name_must_follow_the_rules(repo: Repo, gated: Gate, name: str, rule: str) -> None:
+    """A name without the agent's prefix is refused, and git's special syntax creates none."""
     alice = gated(repo)
     before = repo.git("for-each-ref")
     assert denied(alice.guard.create_branch(name, "alice")) == (Code.GIT, rule)
@@ -106,8 +106,8 @@ def test_a_branch_is_named_as_the_rules_say(repo: Repo, gated: Gate, name: str, 
 
 
 @pytest.mark.parametrize("name", ["main", "master", "develop"])
-def test_protected_branches_are_not_touched(repo: Repo, gated: Gate, name: str) -> None:
-    """Nothing is committed to, merged into or made as a protected branch."""
+def test_protected_branches_are_not_changed(repo: Repo, gated: Gate, name: str) -> None:
+    """They are neither created, committed to nor merged into."""
     repo.git("branch", "aidlc/x")
     if name != "main":
         repo.git("checkout", "-q", "-b", name)
@@ -123,8 +123,8 @@ def test_protected_branches_are_not_touched(repo: Repo, gated: Gate, name: str) 
     assert [entry.code for entry in alice.of("commit")] == ["PROTECTED"]
 
 
-def test_the_base_of_a_branch_must_be_there(alice: Gated) -> None:
-    """A branch is made at another branch, and at nothing else that git would guess."""
+def test_the_base_of_a_branch_must_exist(alice: Gated) -> None:
+    """The base is a branch name; no other revision syntax is accepted."""
     for base in ("nowhere", "-x", "HEAD~1", "main@{1}", "main:docs", "", "refs/heads"):
         assert denied(alice.guard.create_branch("aidlc/a", "alice", base)) == (Code.GIT, "git.base"), base
     first = alice.head("main")
@@ -135,16 +135,16 @@ def test_the_base_of_a_branch_must_be_there(alice: Gated) -> None:
     assert denied(alice.guard.create_branch("aidlc/b", "alice")) == (Code.GIT, "git.exists")
 
 
-def test_a_branch_stands_not_where_another_has_its_directory(alice: Gated) -> None:
-    """As with git, aidlc/work/more cannot be made beside aidlc/work, packed or not."""
+def test_a_branch_cannot_be_a_directory_of_another_branch(alice: Gated) -> None:
+    """As with git, aidlc/work/more cannot be created if aidlc/work exists, packed or not."""
     for _ in range(2):
         assert denied(alice.guard.create_branch("aidlc/work/more", "alice")) == (Code.GIT, "git.exists")
         alice.git("pack-refs", "--all")
     alice.check()
 
 
-def test_a_checkout_demands_a_clean_tree(alice: Gated) -> None:
-    """What is not committed, staged or not, refuses a checkout and stays; untracked files do not."""
+def test_a_checkout_needs_a_clean_tree(alice: Gated) -> None:
+    """Uncommitted changes, staged or not, refuse a checkout and stay. Untracked files do not."""
     alice.git("branch", "aidlc/other")
     alice.write("docs/plan.md", "Changed\n")
     assert denied(alice.guard.checkout_branch("aidlc/other", "alice")) == (Code.GIT, "git.clean")
@@ -159,7 +159,7 @@ def test_a_checkout_demands_a_clean_tree(alice: Gated) -> None:
 
 
 def test_a_checkout_overwrites_no_untracked_file(alice: Gated) -> None:
-    """A file that the branch brings, and that lies there untracked or ignored, refuses the checkout."""
+    """An untracked or ignored file with the name of a file in the branch refuses the checkout."""
     alice.commit("More", docs__more_md="More\n", x_log="tracked here\n")
     alice.git("checkout", "-q", "-b", "aidlc/other", "main")
     alice.write("docs/more.md", "mine\n")
@@ -171,8 +171,8 @@ def test_a_checkout_overwrites_no_untracked_file(alice: Gated) -> None:
     assert (alice.root / "x.log").read_text() == "mine\n"
 
 
-def test_a_directory_of_untracked_files_gives_way_to_no_file(alice: Gated) -> None:
-    """The branch brings a file of the name; what is in the directory stays, and it is said why."""
+def test_a_directory_of_untracked_files_is_not_replaced_by_a_file(alice: Gated) -> None:
+    """The branch has a file of that name. The directory stays, and the error says why."""
     alice.commit("A file", other="a file here\n")
     alice.git("checkout", "-q", "-b", "aidlc/other", "main")
     alice.write("other/mine.md", "mine\n")
@@ -205,7 +205,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "issue", "stored"), MESSAGES)
 def test_a_message_names_its_issue(alice: Gated, message: str, issue: str, stored: str | None) -> None:
-    """The issue is prepended where it is missing; another one, or nothing after it, is refused."""
+    """A missing issue is prepended. Another issue, or an empty message after it, is refused."""
     alice.write("docs/plan.md", "Changed\n")
     before = alice.head()
     result = alice.guard.commit(message, ["docs/plan.md"], "alice", issue)
@@ -219,7 +219,7 @@ def test_a_message_names_its_issue(alice: Gated, message: str, issue: str, store
 
 
 def test_only_the_named_files_are_committed(alice: Gated) -> None:
-    """What else is changed stays changed, and what else is staged stays staged."""
+    """Other changes stay, and other staged files stay staged."""
     alice.commit("Files", a_txt="a\n", b_txt="b\n", c_txt="c\n", d_txt="d\n")
     for name in "abc":
         alice.write(f"{name}.txt", f"{name} changed\n")
@@ -236,8 +236,8 @@ def test_only_the_named_files_are_committed(alice: Gated) -> None:
     alice.check()
 
 
-def test_every_file_passes_the_rules_for_files(repo: Repo, gated: Gate) -> None:
-    """A file that the agent may not write, it may not commit, delete, or reach by a path that leads out."""
+def test_every_committed_file_is_judged(repo: Repo, gated: Gate) -> None:
+    """A file that the agent may not write cannot be committed, deleted, or reached by a path that leads out."""
     repo.git("checkout", "-q", "-b", "aidlc/work")
     repo.commit("Docs", aidlc_docs__a_md="x")
     policy = '[[rule]]\nname = "docs"\npaths = ["docs/"]\nsuffixes = [".md"]\nmax_size = 100\nexecutable = false\n'
@@ -272,8 +272,8 @@ def test_every_file_passes_the_rules_for_files(repo: Repo, gated: Gate) -> None:
     repo.check()
 
 
-def test_a_file_that_is_not_there_is_no_denial(alice: Gated) -> None:
-    """An unknown path, and a commit of nothing, are errors that are entered, and change nothing."""
+def test_a_missing_file_is_an_error_and_no_denial(alice: Gated) -> None:
+    """An unknown path and an empty commit are recorded errors, and change no file."""
     with pytest.raises(GitError, match="did not match") as caught:
         alice.guard.commit("Try", ["docs/none.md"], "alice", "gt-1")
     assert (caught.value.kind, caught.value.paths) == ("pathspec", ("docs/none.md",))
@@ -283,8 +283,8 @@ def test_a_file_that_is_not_there_is_no_denial(alice: Gated) -> None:
     alice.check()
 
 
-def test_a_merge_says_what_came_of_it(alice: Gated) -> None:
-    """A merge gives its commit; a squash one with a single parent; both leave the files of the target in place."""
+def test_a_merge_returns_its_commit(alice: Gated) -> None:
+    """A squash merge has one parent. Both leave the target's files in place."""
     alice.git("branch", "aidlc/target", "main")
     alice.commit("[gt-2] More", docs__more_md="More\n")
     alice.git("checkout", "-q", "aidlc/target")
@@ -307,8 +307,8 @@ def test_a_merge_says_what_came_of_it(alice: Gated) -> None:
     alice.check()
 
 
-def test_conflicts_are_reported_and_nothing_changes(alice: Gated) -> None:
-    """A merge with conflicts names the paths, and leaves no trace in files, index or refs."""
+def test_a_conflicting_merge_names_the_paths_and_changes_nothing(alice: Gated) -> None:
+    """Files, index and refs are unchanged."""
     alice.git("branch", "aidlc/target", "main")
     alice.commit("Mine", docs__plan_md="Mine\n")
     alice.git("checkout", "-q", "aidlc/target")
@@ -323,8 +323,8 @@ def test_conflicts_are_reported_and_nothing_changes(alice: Gated) -> None:
     alice.check()
 
 
-def test_a_branch_that_is_not_checked_out_is_merged_into(alice: Gated) -> None:
-    """Neither files nor index are touched when the target is not where HEAD is."""
+def test_a_merge_into_another_branch_changes_neither_files_nor_index(alice: Gated) -> None:
+    """HEAD is on a different branch than the target."""
     alice.git("branch", "aidlc/target", "main")
     alice.commit("More", docs__more_md="More\n")
     alice.write("docs/plan.md", "not committed\n")
@@ -338,7 +338,7 @@ def test_a_branch_that_is_not_checked_out_is_merged_into(alice: Gated) -> None:
     assert denied(alice.guard.merge("aidlc/work", "aidlc/none", "alice")) == (Code.GIT, "git.branch")
 
 
-def test_a_merge_into_what_is_checked_out_demands_a_clean_tree(alice: Gated) -> None:
+def test_a_merge_into_the_checked_out_branch_needs_a_clean_tree(alice: Gated) -> None:
     """Uncommitted changes refuse a merge that would have to change files."""
     alice.git("branch", "aidlc/other", "main")
     alice.commit("More", docs__more_md="More\n")
@@ -349,7 +349,7 @@ def test_a_merge_into_what_is_checked_out_demands_a_clean_tree(alice: Gated) -> 
 
 
 def test_status_and_diff_are_those_of_git(alice: Gated) -> None:
-    """Staged, modified and untracked files are told, and the patch is one that git applies."""
+    """Staged, modified and untracked files are listed, and git applies the patch."""
     alice.commit("Files", a_txt="a\nb\nc\n", b_txt="b\n", c_txt="c\n")
     alice.write("a.txt", "a\nB\nc\n")
     alice.write("b.txt", "b2\n")
@@ -373,7 +373,7 @@ def test_status_and_diff_are_those_of_git(alice: Gated) -> None:
 
 
 def test_another_agent_is_refused(alice: Gated) -> None:
-    """Who names another agent than the session's is refused as IDENTITY, with an alert, by every call."""
+    """A call that names another agent than the session's is refused as IDENTITY, with an alert."""
     guard = alice.guard
     calls: list[Callable[[], object]] = [
         lambda: guard.create_branch("aidlc/a", "mallory"),
@@ -390,7 +390,7 @@ def test_another_agent_is_refused(alice: Gated) -> None:
 
 
 def test_a_role_has_only_the_operations_of_its_list(repo: Repo, gated: Gate) -> None:
-    """What is not in the role's `git` is refused as ROLE, before anything is looked at."""
+    """An operation outside the role's `git` list is refused as ROLE, before the repository is read."""
     repo.git("checkout", "-q", "-b", "aidlc/work")
     alice = gated(repo, policy=FREE + '[role.worker]\nwrite = ["**"]\ngit = ["add", "commit"]\n', role="worker")
     assert denied(alice.guard.create_branch("aidlc/x", "alice"))[0] is Code.ROLE
@@ -400,8 +400,8 @@ def test_a_role_has_only_the_operations_of_its_list(repo: Repo, gated: Gate) -> 
     assert alice.guard.commit("x", ["docs/plan.md"], "alice", "gt-1") == repo.head()
 
 
-def test_the_policy_has_the_last_word(repo: Repo, gated: Gate) -> None:
-    """Prefix, protected branches, message pattern and author come from [git]."""
+def test_the_git_rules_come_from_the_policy(repo: Repo, gated: Gate) -> None:
+    """Prefix, protected branches, message pattern and author."""
     table = """[git]
 branch_prefix = "team/a/"
 protected_branches = ["main", "release/*"]

@@ -1,4 +1,4 @@
-"""Nothing that a repository names is executed by GitGuard, and no name, path or tree leads past a rule."""
+"""GitGuard executes no program of a repository, and no name, path or tree bypasses a rule."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_that_the_repository_names_is_executed(alice: Gated, tmp_path: Path, attack: str) -> None:
-    """Hooks, drivers, monitors, signers and included configuration are data. Every operation is tried."""
+def test_git_guard_executes_no_program_of_the_repository(alice: Gated, tmp_path: Path, attack: str) -> None:
+    """Hooks, drivers, monitors, signers and included configuration, in every operation."""
     mark = tmp_path / "ran"
     alice.git("branch", "aidlc/other")
     alice.commit("[gt-1] Armed", armed_txt="x\n")
@@ -91,7 +91,7 @@ def test_nothing_that_the_repository_names_is_executed(alice: Gated, tmp_path: P
 
 
 def test_a_filter_is_not_run(alice: Gated, tmp_path: Path) -> None:
-    """A path that goes through a program is neither committed nor checked out."""
+    """A path with a filter program is neither committed nor checked out."""
     mark = tmp_path / "ran"
     alice.git("branch", "aidlc/other")
     alice.commit("[gt-1] Armed", armed_txt="x\n")
@@ -125,8 +125,8 @@ TRICKS += [
 
 
 @pytest.mark.parametrize("name", TRICKS)
-def test_no_name_is_taken_for_more_than_a_name(alice: Gated, name: str) -> None:
-    """Flags, ranges, reflogs, paths and look-alikes name no branch."""
+def test_a_branch_name_is_not_parsed_as_a_revision(alice: Gated, name: str) -> None:
+    """Flags, ranges, reflogs, paths and similar names."""
     alice.git("branch", "aidlc/other")
     before = alice.git("for-each-ref"), alice.head(), sorted(path.name for path in (alice.root / ".git").iterdir())
     guard = alice.guard
@@ -144,8 +144,8 @@ def test_no_name_is_taken_for_more_than_a_name(alice: Gated, name: str) -> None:
     assert after == before
 
 
-def test_a_branch_that_is_another_name_of_main_is_not_moved(alice: Gated) -> None:
-    """A symbolic reference leads nowhere."""
+def test_a_symbolic_branch_of_main_is_not_moved(alice: Gated) -> None:
+    """GitGuard does not follow symbolic references."""
     before = alice.head("main")
     alice.git("symbolic-ref", "refs/heads/aidlc/alias", "refs/heads/main")
     with pytest.raises(Refused) as caught:
@@ -171,8 +171,8 @@ EVIL = [
 
 
 @pytest.mark.parametrize("path", EVIL)
-def test_a_tree_with_an_evil_path_is_not_brought_in(alice: Gated, path: bytes) -> None:
-    """A commit that holds a path of git's own, or one that leads out, is neither merged nor checked out."""
+def test_a_tree_with_a_forbidden_path_is_refused(alice: Gated, path: bytes) -> None:
+    """A commit with a path below .git, or one that leads out, is neither merged nor checked out."""
     blob = alice.git("hash-object", "-w", "--stdin", given="evil\n").strip()
     tree = ""
     for depth, name in enumerate(reversed(path.split(b"/"))):
@@ -192,7 +192,7 @@ def test_a_tree_with_an_evil_path_is_not_brought_in(alice: Gated, path: bytes) -
 
 
 def test_no_denied_path_enters_from_another_branch(repo: Repo, gated: Gate) -> None:
-    """A path that the agent may not write enters by no merge, squash or checkout, unless a protected branch has it."""
+    """Merge, squash and checkout refuse a path that the agent may not write, unless a protected branch has it."""
     repo.commit("Base", src__app_py="print(1)\n", aidlc__a_md="a\n")
     repo.git("checkout", "-q", "-b", "aidlc/other")
     repo.commit("[gt-1] Theirs", src__app_py="print(2)\n", docs__new_md="new\n")
@@ -233,7 +233,7 @@ def test_a_large_file_is_refused_before_it_is_read(repo: Repo, gated: Gate) -> N
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
 def test_only_files_and_symlinks_are_committed(alice: Gated, kind: str) -> None:
-    """Nothing waits at a FIFO, and a directory is not taken for the files in it."""
+    """A FIFO is refused without opening it, and a directory is not replaced by its files."""
     if kind == "fifo":
         os.mkfifo(alice.root / "thing")
     elif kind == "directory":
@@ -246,8 +246,8 @@ def test_only_files_and_symlinks_are_committed(alice: Gated, kind: str) -> None:
     assert "thing" not in alice.staged()
 
 
-def test_a_symlink_on_the_way_is_not_followed(alice: Gated, tmp_path: Path) -> None:
-    """Neither a commit reads, nor a checkout writes, through a symlink that stands where a directory was."""
+def test_a_symlink_in_a_path_is_not_followed(alice: Gated, tmp_path: Path) -> None:
+    """Neither a commit nor a checkout follows a symlink in place of a directory."""
     alice.commit("[gt-1] Deep", deep__inner__a_md="a\n")
     alice.git("branch", "aidlc/other", "main")
     victim = tmp_path / "victim"
@@ -263,7 +263,7 @@ def test_a_symlink_on_the_way_is_not_followed(alice: Gated, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes"])
-def test_a_fifo_in_place_of_a_rule_keeps_no_caller_waiting(alice: Gated, name: str) -> None:
+def test_a_fifo_in_place_of_gitignore_or_gitattributes_is_an_error(alice: Gated, name: str) -> None:
     """git would wait for a writer."""
     alice.write("docs/a.md", "more\n")
     os.mkfifo(alice.root / "docs" / name)
@@ -273,8 +273,8 @@ def test_a_fifo_in_place_of_a_rule_keeps_no_caller_waiting(alice: Gated, name: s
     assert alice.guard.get_status("alice").untracked == ["docs/a.md"]
 
 
-def test_the_commits_of_another_agent_are_merged_under_their_names(repo: Repo, gated: Gate) -> None:
-    """A lead merges the branches of its team: authors and committers stay, paths are judged as the lead's."""
+def test_a_merge_keeps_authors_and_committers(repo: Repo, gated: Gate) -> None:
+    """A lead merges the branches of its team. The paths are judged as the lead's."""
     repo.git("branch", "aidlc/release")
     repo.git("checkout", "-q", "-b", "aidlc/bob")
     bob = gated(repo, agent="bob")

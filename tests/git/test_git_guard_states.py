@@ -1,4 +1,4 @@
-"""GitGuard in odd repositories, beside other programs, and killed at every step."""
+"""GitGuard in unusual repositories, with concurrent programs, and killed at every step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_an_empty_repository_gets_its_first_commit(tmp_path: Path, gated: Gate) 
 @pytest.mark.parametrize(
     "shape", ["packed", "shallow", "partial", "alternates", "worktree", "split index", "packed refs"]
 )
-def test_a_repository_of_this_shape_works(repo: Repo, gated: Gate, tmp_path: Path, shape: str) -> None:
-    """Branch, checkout, commit and merge do the same in repositories of many shapes."""
+def test_git_guard_works_in_repositories_of_many_shapes(repo: Repo, gated: Gate, tmp_path: Path, shape: str) -> None:
+    """Branch, checkout, commit and merge."""
     repo.commit("The second", a_md="a\n")
     place = tmp_path / "other"
     there = Repo(place)
@@ -82,7 +82,7 @@ def test_a_repository_of_this_shape_works(repo: Repo, gated: Gate, tmp_path: Pat
 
 
 def test_symlinks_modes_and_odd_names_are_kept(alice: Gated) -> None:
-    """A checkout brings what git would bring, names that are no text too, and directories in place of files."""
+    """A checkout writes the same tree as git, with non-UTF-8 names, and directories in place of files."""
     alice.git("branch", "aidlc/before")
     alice.write("run.sh", "#!/bin/sh\n", mode=0o755)
     (alice.root / "link").symlink_to("docs/plan.md")
@@ -102,8 +102,8 @@ def test_symlinks_modes_and_odd_names_are_kept(alice: Gated) -> None:
 
 
 @pytest.mark.parametrize(("config", "attributes"), [("true", ""), ("input", ""), ("", "*.md text eol=crlf\n")])
-def test_line_ends_are_those_of_git(alice: Gated, config: str, attributes: str) -> None:
-    """What a commit stores and a checkout writes is what git makes of it."""
+def test_line_endings_are_those_of_git(alice: Gated, config: str, attributes: str) -> None:
+    """In commits and in checkouts."""
     if config:
         alice.git("config", "core.autocrlf", config)
     if attributes:
@@ -126,7 +126,7 @@ def test_line_ends_are_those_of_git(alice: Gated, config: str, attributes: str) 
 
 @pytest.mark.parametrize("lock", ["index.lock", "HEAD.lock", "refs/heads/aidlc/work.lock"])
 def test_a_lock_of_git_is_respected(alice: Gated, lock: str) -> None:
-    """Under the lock of another program nothing is changed, and the lock stays."""
+    """During another program's lock no operation changes the repository, and the lock stays."""
     alice.git("branch", "aidlc/other")
     alice.commit("[gt-1] Second", docs__plan_md="Second\n")
     alice.write(f".git/{lock}", "")
@@ -149,8 +149,8 @@ def test_a_lock_of_git_is_respected(alice: Gated, lock: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["merge", "cherry-pick"])
-def test_an_operation_in_progress_is_not_committed_over(repo: Repo, gated: Gate, operation: str) -> None:
-    """A commit would lack its second parent or its author."""
+def test_a_commit_is_refused_during_a_git_operation(repo: Repo, gated: Gate, operation: str) -> None:
+    """The commit would lack its second parent or its author."""
     repo.git("checkout", "-q", "-b", "side")
     repo.commit("Theirs", docs__plan_md="theirs\n")
     repo.git("checkout", "-q", "-b", "aidlc/work", "main")
@@ -164,8 +164,8 @@ def test_an_operation_in_progress_is_not_committed_over(repo: Repo, gated: Gate,
     assert (repo.head(), repo.git("status")) == before
 
 
-def test_a_change_within_the_same_second_is_seen(alice: Gated) -> None:
-    """A file that is changed again at once, at the same size, is modified for git."""
+def test_a_change_within_one_second_is_detected(alice: Gated) -> None:
+    """git reports a file as modified that changes again at once with the same size."""
     for number in range(10):
         alice.write("docs/plan.md", f"plan {number}\n")
         alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
@@ -174,8 +174,8 @@ def test_a_change_within_the_same_second_is_seen(alice: Gated) -> None:
 
 
 @pytest.mark.root
-def test_what_root_makes_belongs_to_the_owner(alice: Gated) -> None:
-    """A service that runs as root leaves nothing in another user's repository that this user cannot change."""
+def test_files_created_by_root_belong_to_the_owner(alice: Gated) -> None:
+    """A service that runs as root creates no file in a user's repository that the user cannot change."""
     alice.git("checkout", "-q", "-b", "aidlc/other")
     alice.commit("[gt-1] More", new__dir__a_md="a\n")
     alice.git("checkout", "-q", "aidlc/work")
@@ -188,8 +188,8 @@ def test_what_root_makes_belongs_to_the_owner(alice: Gated) -> None:
     assert [str(path) for path in alice.root.rglob("*") if path.lstat().st_uid != NOBODY] == []
 
 
-def test_a_commit_is_signed_as_the_policy_or_the_operator_says(repo: Repo, gated: Gate, tmp_path: Path) -> None:
-    """By ssh, against the operator's key. The repository's own configuration signs nothing."""
+def test_a_commit_is_signed_by_policy_or_operator_settings(repo: Repo, gated: Gate, tmp_path: Path) -> None:
+    """By ssh, with the operator's key. The repository's own configuration causes no signature."""
     key, mark = tmp_path / "key", tmp_path / "ran"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     repo.git("checkout", "-q", "-b", "aidlc/work")
@@ -210,8 +210,8 @@ def test_a_commit_is_signed_as_the_policy_or_the_operator_says(repo: Repo, gated
     assert not mark.exists()
 
 
-def test_the_operators_configuration_signs(repo: Repo, tmp_path: Path) -> None:
-    """Where the policy says nothing."""
+def test_the_operators_configuration_signs_without_a_policy_setting(repo: Repo, tmp_path: Path) -> None:
+    """If the policy does not specify it."""
     register("alice")
     key, person = tmp_path / "key", tmp_path / "person"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
@@ -282,8 +282,8 @@ def _chosen(steps: int) -> list[int]:
 
 @pytest.mark.parametrize("operation", ["commit", "merge", "checkout"])
 @pytest.mark.timeout(600)
-def test_a_kill_at_any_step_leaves_no_lock_and_no_loss(tmp_path: Path, gated: Gate, operation: str) -> None:
-    """The next operation of GitGuard removes what the killed one left. Refs and HEAD are old or new, git is content."""
+def test_a_kill_at_any_step_leaves_a_valid_repository(tmp_path: Path, gated: Gate, operation: str) -> None:
+    """The next GitGuard operation removes the remains. Refs and HEAD are old or new, and fsck succeeds."""
     base = Repo(tmp_path / "base")
     base.root.mkdir()
     base.git("init", "-q", "-b", "main")

@@ -1,4 +1,4 @@
-"""Programs that use git by a library, by hooks or at a terminal work on the session's repository."""
+"""Programs that use git through a library, hooks or a terminal work on the session's repository."""
 
 from __future__ import annotations
 
@@ -108,17 +108,17 @@ def assert_sound(world: World) -> None:
 
 
 @pytest.mark.parametrize("program", [GITPYTHON, DULWICH], ids=["GitPython", "dulwich"])
-def test_libraries_that_are_written_in_python(program: str, world: World) -> None:
+def test_python_git_libraries_work(program: str, world: World) -> None:
     by_python(world, program, TOOLS / "python")
     assert_sound(world)
 
 
-def test_libgit2(world: World) -> None:
+def test_libgit2_works(world: World) -> None:
     by_python(world, PYGIT2, Path(sys.executable))
     assert_sound(world)
 
 
-def test_the_command_lines_of_visual_studio_code(world: World) -> None:
+def test_the_command_lines_of_visual_studio_code_work(world: World) -> None:
     for line in VISUAL_STUDIO_CODE:
         check(world, line)
     assert_sound(world)

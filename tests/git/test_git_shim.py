@@ -1,4 +1,4 @@
-"""What the session's git adds to the real one: the role's list, the refusals of a command, and nothing else."""
+"""The session's git adds the role's list and the explanation of refusals to the real git."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.replace("\n", " ").split(";") if line.strip()]
 
 
-def test_every_role_reads(worker: Desk) -> None:
-    """Reading is the real git's, with its output and its exit status."""
+def test_every_role_may_read(worker: Desk) -> None:
+    """The real git runs, with its output and its exit status."""
     real = Repo(worker.world.path)
     for words in lines(READING):
         ours, plain = worker.run(*words), real.run(*words)
@@ -56,7 +56,7 @@ def test_every_role_reads(worker: Desk) -> None:
         assert "cleo_error" not in ours.stderr
 
 
-def test_what_the_role_does_not_have_is_blocked(worker: Desk) -> None:
+def test_a_command_outside_the_role_list_is_refused(worker: Desk) -> None:
     head = worker.git("rev-parse", "HEAD")
     for words in lines(WRITING):
         told = worker.refused(*words)
@@ -66,13 +66,13 @@ def test_what_the_role_does_not_have_is_blocked(worker: Desk) -> None:
     assert len(entries) >= len(lines(WRITING)) // 2
 
 
-def test_a_role_with_a_star_needs_a_word_for_remotes(desk: Desk) -> None:
+def test_a_star_does_not_include_remote_commands(desk: Desk) -> None:
     for words in (["push", "origin", "x"], ["fetch"], ["pull"], ["clone", "https://example.org/x"], ["ls-remote"]):
         assert desk.refused(*words)["code"] == "E_GIT_OP_BLOCKED"
     desk.git("push", "-q", "source", "HEAD")
 
 
-def test_options_and_aliases_are_seen_through(worker: Desk) -> None:
+def test_options_and_aliases_are_resolved(worker: Desk) -> None:
     for words in (
         ["-C", ".", "switch", "main"],
         ["-c", "a.b=c", "reset", "--hard"],
@@ -87,8 +87,8 @@ def test_options_and_aliases_are_seen_through(worker: Desk) -> None:
     assert worker.run("frobnicate").returncode == 77
 
 
-def test_a_worker_changes_nothing_from_outside(worker: Desk, tmp_path: Path) -> None:
-    """CLEO's boundary comes before the role's list."""
+def test_a_worker_outside_its_worktree_is_refused(worker: Desk, tmp_path: Path) -> None:
+    """CLEO's boundary precedes the role's list."""
     done = subprocess.run(
         ["git", "-C", str(tmp_path), "add", "x"], env=worker.env, cwd=tmp_path, capture_output=True, check=False
     )
@@ -97,7 +97,7 @@ def test_a_worker_changes_nothing_from_outside(worker: Desk, tmp_path: Path) -> 
     assert (told["code"], told["error"]) == ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")
 
 
-def test_other_repositories_are_the_real_gits(desk: Desk, tmp_path: Path) -> None:
+def test_in_other_repositories_the_real_git_runs(desk: Desk, tmp_path: Path) -> None:
     at = tmp_path / "elsewhere"
     at.mkdir()
     for words in lines("init -q .; add .; commit -q --allow-empty -m x; switch -qc y"):
@@ -105,8 +105,8 @@ def test_other_repositories_are_the_real_gits(desk: Desk, tmp_path: Path) -> Non
         subprocess.run(["git", *words], cwd=at, env=env, check=True)
 
 
-def test_refusals_of_the_command_are_shown(desk: Desk, repo: Repo) -> None:
-    """The real git says that it could not, the session says why, and the exit status is 77."""
+def test_the_denials_during_a_command_are_shown(desk: Desk, repo: Repo) -> None:
+    """The real git fails, the shim prints the reasons, and the exit status is 77."""
     done = desk.run("rm", "Cargo.toml")
     assert done.returncode == 77
     assert "unable to unlink" in done.stderr or "could not" in done.stderr or "Permission denied" in done.stderr
@@ -128,7 +128,7 @@ def test_input_status_and_arguments_pass_through(desk: Desk) -> None:
 
 
 def test_a_signal_ends_git_and_the_shim(desk: Desk, tmp_path: Path) -> None:
-    """SIGTERM reaches the real git, which removes its lock, and the grant ends."""
+    """The real git receives SIGTERM and removes its lock, and the grant ends."""
     editor = tmp_path / "editor"
     editor.write_text(f"#!/bin/sh\n: >{tmp_path}/open\nread x <{tmp_path}/fifo\n")
     editor.chmod(0o755)
@@ -146,7 +146,7 @@ def test_a_signal_ends_git_and_the_shim(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_a_killed_shim_ends_its_grant(desk: Desk, repo: Repo, tmp_path: Path) -> None:
-    """The real git goes on alone and meets the refusals of the mount; the files are as before or as published."""
+    """The real git continues alone, and the mount refuses its writes; the files are as before or as published."""
     hook = desk.world.path / ".git/hooks/pre-rebase"
     hook.write_text(f"#!/bin/sh\n: >{tmp_path}/began\nread x <{tmp_path}/fifo\n")
     hook.chmod(0o755)
@@ -179,7 +179,7 @@ def test_a_killed_shim_ends_its_grant(desk: Desk, repo: Repo, tmp_path: Path) ->
 
 
 def test_a_switch_that_the_operator_cannot_follow_is_refused(desk: Desk, repo: Repo) -> None:
-    """HEAD and index are the operator's too. What the operator has staged stays staged."""
+    """HEAD and index are the operator's too. The operator's staged changes stay staged."""
     desk.git("switch", "-q", "-c", "aidlc/y")
     (desk.world.path / "docs/a.md").write_text("y\n")
     desk.git("commit", "-qam", "[gt-1] Y")
@@ -193,8 +193,8 @@ def test_a_switch_that_the_operator_cannot_follow_is_refused(desk: Desk, repo: R
     assert repo.git("ls-files", "-s", "docs/a.md").split()[1] == blob
 
 
-def test_a_named_role_pulls(mounted: Mounted, repo: Repo, tmp_path: Path) -> None:
-    """What a remote has and a protected branch has not stays outside."""
+def test_a_role_with_pull_may_pull(mounted: Mounted, repo: Repo, tmp_path: Path) -> None:
+    """Content of the remote that no protected branch has is refused."""
     remote = Repo(tmp_path / "remote")
     repo.git("clone", "-q", "--branch", "main", ".", str(remote.root))
     repo.git("remote", "add", "origin", str(remote.root))

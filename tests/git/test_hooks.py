@@ -1,4 +1,4 @@
-"""Hooks of the repository run in a session, wherever it keeps them, and those of the service publish after them."""
+"""Hooks of the repository run in a session, from every hooks path, and publication runs after them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_own_hooks_run_and_the_branch_is_published(
     assert repo.git("log", "-1", "--format=%s", "aidlc/hooks").strip() == "two"
 
 
-def test_a_hook_that_refuses_stops_the_commit(mounted: Mounted, source: Path) -> None:
+def test_a_failing_hook_stops_the_commit(mounted: Mounted, source: Path) -> None:
     repo = Repo(source).init()
     repo.commit("first", {"README.md": "one\n"})
     hook = source / ".git/hooks/pre-commit"

@@ -1,4 +1,4 @@
-"""CLEO's boundary, as its programs know it: names, order, and what lies inside."""
+"""CLEO's isolation rules as its programs know them: names, order, and the paths inside."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.support.world import ROOT
 WORKER = {"CLEO_WORKTREE_ROOT": "/wt", "CLEO_AGENT_ROLE": "worker"}
 
 
-def test_the_constants_are_what_cleo_has() -> None:
-    """The keys stand in CLEO's order, root and role first, and the mutations are its seven."""
+def test_the_constants_equal_those_of_cleo() -> None:
+    """The keys have CLEO's order, root and role first, and there are seven mutations."""
     assert ISOLATION_ENV_KEYS[0] == "CLEO_WORKTREE_ROOT"
     assert ISOLATION_ENV_KEYS[1] == "CLEO_AGENT_ROLE"
     assert ISOLATION_ENV_KEYS[2:] == (
@@ -41,8 +41,8 @@ def test_the_constants_are_what_cleo_has() -> None:
     assert {"add", "commit", "rm", "mv", "restore", "apply", "am"} == MUTATION_SUBCOMMANDS
 
 
-def test_the_names_stand_once() -> None:
-    """No other module of the package spells a CLEO_* name: whoever needs one takes it from the boundary."""
+def test_the_variable_names_are_defined_once() -> None:
+    """No other module of the package has a CLEO_* name."""
     spelled = [
         str(file.relative_to(ROOT))
         for file in sorted((ROOT / "bonobofs").rglob("*.py"))
@@ -66,21 +66,23 @@ def test_the_names_stand_once() -> None:
         ("/etc", "/", True),
     ],
 )
-def test_inside_is_the_root_and_what_lies_below_it(cwd: str, root: str, inside: bool) -> None:
-    """A directory is inside by whole components, once `.`, `..` and slashes at the end are done away with."""
+def test_inside_means_the_root_and_everything_below(cwd: str, root: str, inside: bool) -> None:
+    """Complete components count, after `.`, `..` and trailing slashes are resolved."""
     assert is_cwd_inside_worktree(cwd, root) is inside
 
 
-def test_a_relative_directory_is_taken_from_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways: `.` is inside of it, and `..` is not."""
+def test_a_relative_directory_is_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.` is inside of it, and `..` is not."""
     monkeypatch.chdir(tmp_path)
     assert is_cwd_inside_worktree(".", str(tmp_path))
     assert not is_cwd_inside_worktree("..", str(tmp_path))
 
 
 @pytest.mark.parametrize("subcommand", sorted(MUTATION_SUBCOMMANDS))
-def test_a_worker_outside_its_worktree_changes_nothing(subcommand: str) -> None:
-    """Every mutation of a worker that stands elsewhere is a violation, with CLEO's code."""
+def test_a_mutation_of_a_worker_outside_its_worktree_is_a_violation(subcommand: str) -> None:
+    """With CLEO's code, for every mutation."""
     violation = evaluate_isolation_boundary(subcommand, env=WORKER, cwd="/wt-evil")
     assert isinstance(violation, BoundaryViolation)
     assert violation.code == "E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE"
@@ -100,13 +102,13 @@ def test_a_worker_outside_its_worktree_changes_nothing(subcommand: str) -> None:
         ("commit", {}),
     ],
 )
-def test_the_isolation_is_for_workers_and_mutations_alone(subcommand: str, env: dict[str, str]) -> None:
-    """Another role, another subcommand or no root: the isolation says nothing, and leaves it to what comes after."""
+def test_the_isolation_applies_to_workers_and_mutations_only(subcommand: str, env: dict[str, str]) -> None:
+    """For another role, another subcommand or without a root it has no result."""
     assert evaluate_isolation_boundary(subcommand, env=env, cwd="/elsewhere") is None
 
 
-def test_without_arguments_it_is_about_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in CLEO, environment and working directory are those of whoever asks, where none are given."""
+def test_the_default_arguments_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in CLEO: its environment and its working directory."""
     for key, value in {**WORKER, "CLEO_WORKTREE_ROOT": str(tmp_path / "wt")}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
@@ -119,8 +121,8 @@ def test_without_arguments_it_is_about_this_process(monkeypatch: pytest.MonkeyPa
     assert gone is not None, "a directory that was deleted is inside nothing"
 
 
-def test_an_absolute_path_lies_below_a_prefix_or_outside() -> None:
-    """Every prefix admits itself and what lies below it, by whole components; the rest is a violation."""
+def test_an_absolute_path_is_below_a_prefix_or_outside() -> None:
+    """A prefix contains itself and everything below, by complete components. Other paths are violations."""
     contract = BoundaryContract("/wt", "worker", AbsolutePathRules(("/wt", "/tmp/cache/")))
     for path in ("/wt", "/wt/a.md", "/wt//a/./b", "/tmp/cache", "/tmp/cache/x", "/wt/a/../b"):
         assert validate_absolute_path(path, contract), path
@@ -134,7 +136,7 @@ def test_an_absolute_path_lies_below_a_prefix_or_outside() -> None:
 
 
 def test_an_orchestrator_may_opt_out() -> None:
-    """Where nothing is denied outside, every path may be named."""
+    """If no outside path is denied, every path is permitted."""
     contract = BoundaryContract("/wt", "orchestrator", AbsolutePathRules(("/wt",), denied_outside_worktree=False))
     assert enforce_absolute_path_boundary("/etc/passwd", contract) is None
 
@@ -146,8 +148,8 @@ _PART = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"
     st.lists(_PART | st.just(".."), max_size=8),
     st.lists(_PART.filter(lambda part: part not in (".", "..")), max_size=3),
 )
-def test_what_is_allowed_stays_inside(path: list[str], root: list[str]) -> None:
-    """No path that is allowed leaves the root when it is walked one component after the other."""
+def test_an_allowed_path_stays_inside(path: list[str], root: list[str]) -> None:
+    """An allowed path never leaves the root when its components are walked one by one."""
     where = "/" + "/".join(root)
     named = where.rstrip("/") + "/" + "/".join(path)
     walked: list[str] = []
@@ -160,8 +162,8 @@ def test_what_is_allowed_stays_inside(path: list[str], root: list[str]) -> None:
     assert bool(validate_absolute_path(named, contract)) is (walked[: len(root)] == root)
 
 
-def test_a_shell_is_provisioned_with_its_root_its_role_and_what_is_known(tmp_path: Path) -> None:
-    """The preamble enters the worktree and exports exactly `env`, whatever the names hold; empty ids are left out."""
+def test_the_preamble_exports_root_role_and_known_ids(tmp_path: Path) -> None:
+    """It enters the worktree and exports exactly `env`, for any names. Empty ids are omitted."""
     root = tmp_path / "it's $HOME `x`"
     root.mkdir()
     shell = provision_isolated_shell(
@@ -194,8 +196,8 @@ def test_a_shell_is_provisioned_with_its_root_its_role_and_what_is_known(tmp_pat
     assert left.stdout == ""
 
 
-def test_provisioning_is_the_same_every_time() -> None:
-    """It is a function of its arguments, and a worktree is named by its absolute path."""
+def test_provisioning_is_deterministic() -> None:
+    """It depends on its arguments, and names the worktree by its absolute path."""
     first, second = (
         provision_isolated_shell(worktree_path="/wt/", branch="b", role="lead", project_hash="h") for _ in range(2)
     )

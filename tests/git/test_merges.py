@@ -1,4 +1,4 @@
-"""GitGuard merges what `git merge` merges, and conflicts where that conflicts."""
+"""GitGuard and `git merge` agree on merges and conflicts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def merge(guarded: Gated, source: str, target: str) -> MergeResult:
 
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.timeout(400)
-def test_merges_are_those_of_git(tmp_path: Path, gated: Gate, part: int) -> None:
-    """Over histories of many shapes GitGuard and git agree on trees, and on the paths in conflict."""
+def test_merges_have_the_result_of_git(tmp_path: Path, gated: Gate, part: int) -> None:
+    """For histories of many shapes the trees and the conflicting paths are equal."""
     seen = {"merged": 0, "conflicts": 0, "forward": 0, "crossed": 0}
     root = tmp_path / "source"
     root.mkdir()
@@ -46,7 +46,7 @@ def test_merges_are_those_of_git(tmp_path: Path, gated: Gate, part: int) -> None
 
 
 def test_a_rename_is_followed(alice: Gated) -> None:
-    """A file that one side renames and the other edits has the edit under the new name, and no other."""
+    """A file that one side renames and the other edits has the edit under the new name only."""
     lines = [f"line {number}\n" for number in range(20)]
     alice.commit("Base", src__a_txt="".join(lines))
     alice.git("checkout", "-q", "-b", "aidlc/edit")
@@ -63,8 +63,8 @@ def test_a_rename_is_followed(alice: Gated) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["merge=union", "-merge", "merge=binary", "merge=mine"])
-def test_attributes_of_merging_are_minded(alice: Gated, attribute: str) -> None:
-    """Union, binary and -merge mean what they mean to git; a driver that is a program is not run."""
+def test_merge_attributes_are_respected(alice: Gated, attribute: str) -> None:
+    """Union, binary and -merge have git's meaning. A driver program is not run."""
     mark = alice.root.parent / "ran"
     alice.git("config", "merge.mine.driver", f"touch {mark}")
     alice.commit("Base", _gitattributes=f"*.txt {attribute}\n", a_txt="a\nb\n")

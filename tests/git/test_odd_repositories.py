@@ -1,4 +1,4 @@
-"""Repositories of every kind: each is served in a mount as it is beside it, or refused in clear words."""
+"""Repositories of every kind work in a mount as outside, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ WORKING: Final = (
 
 
 @pytest.mark.parametrize("make", WORKING, ids=[make.__name__ for make in WORKING])
-def test_git_answers_in_the_mount_as_beside_it(mounted: Mounted, source: Path, tmp_path: Path, make: Make) -> None:
-    """Each command that reads gives the same, and a commit on a branch of the session's own works."""
+def test_git_reads_the_same_in_the_mount_as_outside(mounted: Mounted, source: Path, tmp_path: Path, make: Make) -> None:
+    """Each reading command has the same output, and a commit on the session's own branch works."""
     make(source, tmp_path)
     plain = tmp_path / "plain"
     subprocess.run(["cp", "-a", source, plain], check=True)
@@ -156,7 +156,7 @@ def test_git_answers_in_the_mount_as_beside_it(mounted: Mounted, source: Path, t
 
 
 def test_a_commit_in_a_submodule_stays_in_the_session(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """The repository of a submodule is the session's too, and reads the objects of the source."""
+    """The session has its own repository of the submodule, which reads the objects of the source."""
     submodules(source, tmp_path)
     before = Repo(source / "lib/middle").id()
     world = mounted(policy=PRESET, source=source)
@@ -167,14 +167,14 @@ def test_a_commit_in_a_submodule_stays_in_the_session(mounted: Mounted, source: 
     assert Repo(source / "lib/middle").id() == before
 
 
-def test_a_partial_clone_fetches_what_it_lacks(mounted: Mounted, source: Path, tmp_path: Path) -> None:
-    """Missing objects come from the remote, into the session's own store."""
+def test_a_partial_clone_fetches_missing_objects(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """From the remote into the session's own store."""
     partial(source, tmp_path)
     world = mounted(policy=PRESET, source=source)
     assert git(world.path, "show", "HEAD~2:README.md") == "one\n"
 
 
-def test_what_cannot_be_published_is_said_at_the_mount(home: Path, source: Path, tmp_path: Path) -> None:
+def test_an_unpublishable_repository_is_reported_at_the_mount(home: Path, source: Path, tmp_path: Path) -> None:
     """A repository with SHA-256 objects works in the session, and its commits are kept at the end."""
     sha256(source, tmp_path)
     mountpoint = tmp_path / "mount"
@@ -223,10 +223,10 @@ def _broken_configuration(source: Path) -> None:
         (_broken_configuration, "bad config line 1"),
     ],
 )
-def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
+def test_an_unsupported_repository_is_reported_at_the_mount(
     home: Path, source: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
-    """The mount stands, its `.git` is the source's and closed, and a note says why."""
+    """The mount serves, its `.git` is the source's and read-only, and a note has the reason."""
     Repo(source).init().commit("first", {"README.md": "one\n"})
     spoil(source)
     mountpoint = tmp_path / "mount"
@@ -241,8 +241,8 @@ def test_a_repository_that_cannot_be_served_is_named_at_the_mount(
         session.unmount_session(home, mountpoint)
 
 
-def test_a_filter_of_the_repository_filters_in_the_session(mounted: Mounted, source: Path) -> None:
-    """Without it, what a repository encrypts would be committed as it is. It runs as the agent."""
+def test_a_filter_of_the_repository_runs_in_the_session(mounted: Mounted, source: Path) -> None:
+    """Without it, encrypted files would be committed as plain text. It runs as the agent."""
     repo = Repo(source).init()
     repo.git("config", "filter.secret.clean", "tr a-z n-za-m")
     repo.git("config", "filter.secret.required", "true")

@@ -29,7 +29,7 @@ def test_a_commit_is_published_by_its_hook_and_recorded(publishing: PublishingMa
     assert one.source.id("aidlc/gt-1") == one.repo.id()
 
 
-def test_push_fetch_and_delete(publishing: PublishingMaker) -> None:
+def test_push_fetch_and_delete_of_a_branch(publishing: PublishingMaker) -> None:
     one = publishing()
     one.repo.git("switch", "-q", "--detach")
     made = one.repo.commit("[gt-1] Add a page", {"docs/c.md": "c\n"})
@@ -46,7 +46,7 @@ def test_push_fetch_and_delete(publishing: PublishingMaker) -> None:
     assert one.source.id("aidlc/y") == ""
 
 
-def test_the_checkout_follows_and_keeps_what_the_operator_staged(publishing: PublishingMaker) -> None:
+def test_the_operators_checkout_follows_and_keeps_staged_changes(publishing: PublishingMaker) -> None:
     one = publishing()
     one.repo.git("switch", "-qc", "aidlc/x")
     one.source.write("docs/mine.md", "staged by the operator\n")

@@ -1,4 +1,4 @@
-"""What a hostile agent pushes, or prepares in a repository: it is refused and recorded, and the source stays."""
+"""A hostile push or repository is refused and recorded, and the source is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_refused(one: Publishing, data: bytes, new: str, what: object = "") -> di
     return denials[-1]
 
 
-def test_malformed_objects(publishing: PublishingMaker) -> None:
+def test_malformed_objects_are_refused(publishing: PublishingMaker) -> None:
     one = publishing()
     main = one.source.id()
     blob = packs.entry("blob", b"x")
@@ -69,7 +69,7 @@ def test_malformed_objects(publishing: PublishingMaker) -> None:
         _is_refused(one, packs.pack(entries), packs.oid("commit", made), more)
 
 
-def test_missing_and_damaged_objects(publishing: PublishingMaker) -> None:
+def test_missing_and_damaged_objects_are_refused(publishing: PublishingMaker) -> None:
     one = publishing()
     main, inner = one.source.id(), packs.tree((0o100644, b"x", packs.oid("blob", b"x")))
     cases = {
@@ -93,7 +93,7 @@ def test_missing_and_damaged_objects(publishing: PublishingMaker) -> None:
     assert one.source.id(REF) == packs.oid("commit", made)
 
 
-def test_a_delta_bomb_and_two_hundred_thousand_references(publishing: PublishingMaker) -> None:
+def test_a_delta_bomb_and_200_000_references_are_refused(publishing: PublishingMaker) -> None:
     one = publishing()
     base = bytes(1 << 16)
     levels, content, size = [packs.entry("blob", base)], packs.oid("blob", base), 1 << 16
@@ -118,7 +118,7 @@ def test_a_delta_bomb_and_two_hundred_thousand_references(publishing: Publishing
     assert one.source.id("aidlc/y") == main
 
 
-def test_nothing_that_the_source_names_is_run(publishing: PublishingMaker, tmp_path: Path) -> None:
+def test_publication_runs_no_program_of_the_source(publishing: PublishingMaker, tmp_path: Path) -> None:
     source = Repo(tmp_path / "armed").init()
     source.commit("[gt-0] The beginning", {**FILES, ".gitattributes": "*.md filter=f diff=d merge=m\n"})
     one = publishing(source=source)
@@ -179,7 +179,7 @@ def test_nothing_that_the_source_names_is_run(publishing: PublishingMaker, tmp_p
     (one.git_dir / "info/grafts").unlink()
 
 
-def test_replacements_and_grafts_of_the_session_hide_nothing(publishing: PublishingMaker) -> None:
+def test_replacements_and_grafts_of_the_session_have_no_effect(publishing: PublishingMaker) -> None:
     one = publishing(GUARDED)
     bad = one.repo.git("mktree", given=f"100644 blob {one.source.id('main:a.md')}\tCargo.toml\n").strip()
     made = one.repo.git("commit-tree", "-p", "main", "-m", "[gt-1] Bad", bad).strip()
@@ -197,7 +197,7 @@ def test_replacements_and_grafts_of_the_session_hide_nothing(publishing: Publish
     assert "Cargo.toml" in paths
 
 
-def test_pushes_race_with_each_other_and_with_the_operator(publishing: PublishingMaker, tmp_path: Path) -> None:
+def test_concurrent_pushes_and_operator_commits_lose_nothing(publishing: PublishingMaker, tmp_path: Path) -> None:
     alice = publishing()
     bob = publishing(source=alice.source, agent="bob")
     refused: list[str] = []
@@ -234,7 +234,7 @@ def test_pushes_race_with_each_other_and_with_the_operator(publishing: Publishin
     assert len({subject.split()[1] for subject in subjects}) == 1  # one agent's branch alone
 
 
-def test_a_call_that_hands_over_odd_descriptors(publishing: PublishingMaker, tmp_path: Path) -> None:
+def test_a_call_with_wrong_descriptors_is_refused(publishing: PublishingMaker, tmp_path: Path) -> None:
     one = publishing()
     command = [sys.executable, "-I", "-S", "-E", str(CLIENT), str(one.socket), "receive-pack", "x"]
     for path in (Path("/dev/null"), tmp_path, Path("/dev/full")):

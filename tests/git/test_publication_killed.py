@@ -1,4 +1,4 @@
-"""kill -9 at every system call of a publication that changes something: the operator's git works at once."""
+"""kill -9 at every changing system call of a publication: the operator's git works at once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _is_killed(one: Publishing, call: str, number: int) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("call", CALLS)
-def test_the_worker_is_killed_at_every_step(publishing: PublishingMaker, call: str) -> None:
+def test_a_worker_killed_at_any_step_leaves_a_valid_repository(publishing: PublishingMaker, call: str) -> None:
     one = publishing()
     one.repo.git("switch", "-qc", "aidlc/x")
     number = 1
@@ -101,7 +101,9 @@ def _stopped(one: Publishing, call: str, number: int) -> subprocess.Popen[bytes]
 
 
 @pytest.mark.parametrize(("call", "number"), [("rename", 2), ("rename", 5), ("link", 1)])
-def test_the_companion_is_killed_in_the_middle(publishing: PublishingMaker, call: str, number: int) -> None:
+def test_a_companion_killed_during_publication_leaves_a_valid_repository(
+    publishing: PublishingMaker, call: str, number: int
+) -> None:
     one = publishing()
     one.repo.git("switch", "-qc", "aidlc/x")
     _, companion, worker = _pids(one)
@@ -119,7 +121,7 @@ def test_the_companion_is_killed_in_the_middle(publishing: PublishingMaker, call
 
 
 @pytest.mark.parametrize(("call", "number"), [("rename", 4), ("link", 1), ("fsync", 6)])
-def test_everything_is_killed_in_the_middle(publishing: PublishingMaker, call: str, number: int) -> None:
+def test_killing_every_process_leaves_a_valid_repository(publishing: PublishingMaker, call: str, number: int) -> None:
     one = publishing()
     one.repo.git("switch", "-qc", "aidlc/x")
     worker = _pids(one)[2]

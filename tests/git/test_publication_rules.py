@@ -1,4 +1,4 @@
-"""Each rule of publication, on real repositories and through the door of a session."""
+"""Each rule of publication, on real repositories and through the Enforcer of a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = {"GIT_AUTHOR_NAME": "Olga", "GIT_AUTHOR_EMAIL": "olga@example.org"}
 # -- which branch
 
 
-def test_kinds_of_updates_are_derived_and_recorded(direct: DirectMaker) -> None:
+def test_the_kind_of_each_update_is_derived_and_recorded(direct: DirectMaker) -> None:
     one = direct()
     first = one.repo.commit("[gt-1] One", {"one.md": "1"})
     assert [(each.kind, each.commits) for each in one.publish()] == [("create", (first,))]
@@ -57,7 +57,7 @@ def test_kinds_of_updates_are_derived_and_recorded(direct: DirectMaker) -> None:
         ("HEAD", "git.name"),
     ],
 )
-def test_names_that_no_agent_publishes(direct: DirectMaker, name: str, rule: str) -> None:
+def test_refs_outside_the_agents_branches_are_refused(direct: DirectMaker, name: str, rule: str) -> None:
     one = direct()
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
     assert one.rule(name, new=made) == rule
@@ -72,7 +72,7 @@ def test_a_name_that_a_tag_or_a_remote_branch_has_is_refused(direct: DirectMaker
         assert one.rule(f"refs/heads/{name}", new=made) == "git.ambiguous"
 
 
-def test_tags_are_new_and_the_agents(direct: DirectMaker) -> None:
+def test_a_tag_must_be_new_and_made_by_the_agent(direct: DirectMaker) -> None:
     one = direct(GUARDED + '[git]\nbranch_prefix = ""\n')
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
     one.repo.git("tag", "-m", "Version 1", "v1")
@@ -96,7 +96,7 @@ def test_a_symbolic_branch_of_the_source_is_not_followed(direct: DirectMaker) ->
     one.source.git("symbolic-ref", "-d", "refs/heads/aidlc/x")
 
 
-def test_only_its_publisher_moves_forces_and_deletes_a_branch(direct: DirectMaker) -> None:
+def test_only_the_publisher_of_a_branch_may_move_force_or_delete_it(direct: DirectMaker) -> None:
     alice = direct()
     alice.repo.commit("[gt-1] One", {"one.md": "1"})
     alice.publish()
@@ -129,7 +129,7 @@ def test_a_branch_of_the_operator_is_neither_forced_nor_deleted(direct: DirectMa
     assert one.rule("aidlc/op", new="") == "git.force"
 
 
-def test_an_update_from_a_value_that_is_over_is_refused(direct: DirectMaker) -> None:
+def test_an_update_from_an_outdated_value_is_refused(direct: DirectMaker) -> None:
     one = direct()
     first = one.repo.commit("[gt-1] One", {"one.md": "1"})
     one.publish()
@@ -141,7 +141,7 @@ def test_an_update_from_a_value_that_is_over_is_refused(direct: DirectMaker) -> 
     assert one.source.id("aidlc/x") == second
 
 
-def test_a_branch_that_another_work_tree_has_checked_out_stays(direct: DirectMaker, tmp_path: object) -> None:
+def test_a_branch_checked_out_in_another_work_tree_is_not_changed(direct: DirectMaker, tmp_path: object) -> None:
     one = direct()
     one.repo.commit("[gt-1] One", {"one.md": "1"})
     one.publish()
@@ -150,7 +150,7 @@ def test_a_branch_that_another_work_tree_has_checked_out_stays(direct: DirectMak
     assert one.rule() == "git.checked-out"
 
 
-def test_of_several_updates_all_are_published_or_none(direct: DirectMaker) -> None:
+def test_several_updates_are_published_together_or_not_at_all(direct: DirectMaker) -> None:
     one = direct()
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
     with pytest.raises(PermissionError):
@@ -160,7 +160,7 @@ def test_of_several_updates_all_are_published_or_none(direct: DirectMaker) -> No
     assert one.source.id("aidlc/y") == one.source.id("aidlc/z") == made
 
 
-def test_the_role_must_have_the_word_of_the_kind(direct: DirectMaker) -> None:
+def test_the_role_needs_the_word_of_the_update_kind(direct: DirectMaker) -> None:
     policy = FREE + '[role.agent]\nwrite = ["**"]\ngit = ["commit"]\n'
     one = direct(policy)
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
@@ -177,14 +177,14 @@ def test_the_role_must_have_the_word_of_the_kind(direct: DirectMaker) -> None:
 # -- which commits
 
 
-def test_every_commit_is_judged_and_not_only_the_last(direct: DirectMaker) -> None:
+def test_every_commit_is_judged(direct: DirectMaker) -> None:
     one = direct()
     one.repo.commit("[gt-1] In", {"ci/run.md": "x"})
     one.repo.commit("[gt-1] Out", {"ci/run.md": None})
     assert (one.refused().code, one.refused().path) == ("ROLE", "ci/run.md")
 
 
-def test_a_path_is_free_if_a_protected_branch_has_that_content(direct: DirectMaker) -> None:
+def test_a_path_with_the_content_of_a_protected_branch_is_allowed(direct: DirectMaker) -> None:
     one = direct()
     one.repo.commit("[gt-1] One", {"one.md": "1"})
     one.publish()
@@ -224,7 +224,7 @@ def test_a_fake_merge_that_reverts_files_is_refused(direct: DirectMaker) -> None
     assert one.refused(new=ours).path == "Cargo.toml"
 
 
-def test_an_old_published_version_of_a_file_is_not_free(direct: DirectMaker) -> None:
+def test_an_old_published_version_of_a_file_is_judged(direct: DirectMaker) -> None:
     one = direct()
     one.source.commit("[gt-0] New version", {"Cargo.toml": "version = 2\n"})
     one.repo.git("fetch", "-q")
@@ -233,7 +233,7 @@ def test_an_old_published_version_of_a_file_is_not_free(direct: DirectMaker) -> 
     assert one.refused().path == "Cargo.toml"
 
 
-def test_a_deletion_is_free_only_where_the_protected_branch_deleted(direct: DirectMaker) -> None:
+def test_a_deletion_is_allowed_if_the_protected_branch_deleted(direct: DirectMaker) -> None:
     one = direct()
     one.repo.commit("[gt-1] One", {"one.md": "1"})
     one.publish()
@@ -275,7 +275,7 @@ def test_kinds_of_content_are_judged_as_in_the_mount(direct: DirectMaker) -> Non
     assert one.refused().code == "EXECUTABLE"
 
 
-def test_submodules(direct: DirectMaker) -> None:
+def test_submodule_changes_are_judged(direct: DirectMaker) -> None:
     one = direct(FREE)
     start = one.repo.id()
     one.repo.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},lib")
@@ -311,7 +311,7 @@ def test_submodules(direct: DirectMaker) -> None:
         ({"GIT_COMMITTER_DATE": "1000000000 +0000"}, "git.date"),
     ],
 )
-def test_nobody_else_is_named_and_no_date_is_forged(direct: DirectMaker, env: dict[str, str], rule: str) -> None:
+def test_foreign_names_and_forged_dates_are_refused(direct: DirectMaker, env: dict[str, str], rule: str) -> None:
     one = direct()
     one.repo.commit("[gt-1] One", {"one.md": "1"}, **env)
     assert one.rule() == rule
@@ -344,7 +344,7 @@ def test_a_foreign_author_and_trailer_pass_with_the_change_of_a_published_commit
         (["--no-edit", "--date=1234567890 +0000"], {}, "git.author"),
     ],
 )
-def test_what_was_changed_of_a_foreign_commit_is_not_hers(
+def test_a_changed_copy_of_a_foreign_commit_is_refused(
     direct: DirectMaker, arguments: list[str], files: dict[str, str], rule: str
 ) -> None:
     one = direct()
@@ -355,7 +355,7 @@ def test_what_was_changed_of_a_foreign_commit_is_not_hers(
     assert one.rule() == rule
 
 
-def test_trailers_of_other_people(direct: DirectMaker) -> None:
+def test_trailers_with_other_people_are_refused(direct: DirectMaker) -> None:
     one = direct()
     own = one.repo.env["GIT_AUTHOR_NAME"], one.repo.env["GIT_AUTHOR_EMAIL"]
     one.repo.commit(f"[gt-1] One\n\nSigned-off-by: {own[0]} <{own[1]}>", {"one.md": "1"})
@@ -370,7 +370,7 @@ def test_trailers_of_other_people(direct: DirectMaker) -> None:
         one.repo.git("reset", "-q", "--hard", "HEAD^")
 
 
-def test_commits_of_another_branch_of_the_source_are_known_and_their_paths_are_judged(direct: DirectMaker) -> None:
+def test_commits_of_another_source_branch_keep_their_author_and_have_their_paths_judged(direct: DirectMaker) -> None:
     one = direct()
     one.source.git("switch", "-qc", "topic")
     one.source.commit("Anything", {"topic.md": "t"})
@@ -409,11 +409,11 @@ def test_commits_of_another_branch_of_the_source_are_known_and_their_paths_are_j
         ("", None, False),
     ],
 )
-def test_messages(text: str, issue: str | None, fits: bool) -> None:
+def test_messages_must_match_the_pattern(text: str, issue: str | None, fits: bool) -> None:
     assert (judge_message(Rules(message_pattern=COMMIT_MESSAGE_PATTERN), text, issue) is None) == fits
 
 
-def test_the_issue_is_the_sessions_and_merges_are_exempt(direct: DirectMaker) -> None:
+def test_the_message_names_the_issue_of_the_session_except_in_merges(direct: DirectMaker) -> None:
     one = direct()
     one.repo.commit("[gt-7] Other issue", {"one.md": "1"})
     assert one.rule(issue="gt-1") == "git.message"
@@ -440,5 +440,5 @@ PERSON = b"alice <a@b> 1700000000 +0000"
         b"tree " + b"1" * 40 + b"\nauthor " + PERSON + b"\ncommitter " + PERSON + b"\nHG:extra x\n\nx",
     ],
 )
-def test_commits_that_can_be_read_in_two_ways_are_not_read(data: bytes) -> None:
+def test_ambiguous_commits_are_refused(data: bytes) -> None:
     assert read_commit("1" * 40, data) is None

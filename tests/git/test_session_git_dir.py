@@ -1,4 +1,4 @@
-"""The session's own `.git`: any git works in a mount, and nothing that it does there reaches the source by itself."""
+"""The session's own `.git`: any git works in a mount, and its changes stay out of the source until published."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def denials(world: World) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_command_works_without_an_environment(mounted: Mounted, repo: Repo, transport: str) -> None:
-    """Nothing is needed from PATH or a shell, and every ref that the source has stays as it was."""
+def test_git_needs_no_environment_in_a_mount(mounted: Mounted, repo: Repo, transport: str) -> None:
+    """Neither PATH nor a shell, and every ref of the source is unchanged."""
     before = repo.refs()
     world = enter(mounted, repo.root, transport)
     (world.path / "new.txt").write_text("new\n")
@@ -112,8 +112,8 @@ def test_a_linked_work_tree_has_a_repository_of_its_own(mounted: Mounted, repo: 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_protected_branch_is_that_of_the_source_at_every_moment(mounted: Mounted, repo: Repo, transport: str) -> None:
-    """A reader finds the operator's last commit at once, however the refs are stored; a new branch is listed soon."""
+def test_a_protected_branch_always_equals_that_of_the_source(mounted: Mounted, repo: Repo, transport: str) -> None:
+    """Also with packed refs. A new branch is listed soon."""
     world = enter(mounted, repo.root, transport)
 
     def is_current() -> bool:
@@ -144,8 +144,8 @@ def test_a_protected_branch_is_that_of_the_source_at_every_moment(mounted: Mount
         "symbolic-ref refs/heads/main refs/heads/topic",
     ],
 )
-def test_the_session_does_not_move_a_protected_branch(mounted: Mounted, repo: Repo, command: str) -> None:
-    """The refusal says that the branch follows the source, and how to go on."""
+def test_a_session_cannot_move_a_protected_branch(mounted: Mounted, repo: Repo, command: str) -> None:
+    """The refusal says that the branch follows the source, and how to continue."""
     world = enter(mounted, repo.root)
     if "-D" in command or "-f" in command:
         git(world.path, "switch", "-q", "topic")
@@ -157,8 +157,8 @@ def test_the_session_does_not_move_a_protected_branch(mounted: Mounted, repo: Re
     git(world.path, "switch", "-q", "-C", "aidlc/after")
 
 
-def test_the_repository_stays_in_its_place(mounted: Mounted, repo: Repo) -> None:
-    """`.git` cannot be renamed, replaced, removed, or given another mode, and no symlink in it leads out of it."""
+def test_the_git_directory_cannot_be_moved_or_replaced(mounted: Mounted, repo: Repo) -> None:
+    """`.git` cannot be renamed, replaced, removed or given another mode, and no symlink in it leads out."""
     world = enter(mounted, repo.root)
     inside = world.path / ".git"
     (world.path / "other").mkdir()
@@ -187,7 +187,7 @@ def test_the_repository_stays_in_its_place(mounted: Mounted, repo: Repo) -> None
 
 
 def test_changes_of_the_repository_are_counted_in_the_record(mounted: Mounted, repo: Repo) -> None:
-    """The record has one entry for what a program did in `.git`, and none of the source."""
+    """The record has one entry for a program's changes in `.git`, and none of the source."""
     world = enter(mounted, repo.root)
     git(world.path, "switch", "-q", "-c", "aidlc/work")
     git(world.path, "commit", "-q", "--allow-empty", "-m", "one")
@@ -196,8 +196,8 @@ def test_changes_of_the_repository_are_counted_in_the_record(mounted: Mounted, r
     assert "scratch" not in (world.path / ".bonobofs/scratch").read_text()
 
 
-def test_no_scratch_table_counts_the_repository(mounted: Mounted, repo: Repo) -> None:
-    """What git stores takes nothing of the room that a [[scratch]] gives; its file system is the source's."""
+def test_the_git_directory_does_not_count_towards_a_scratch_quota(mounted: Mounted, repo: Repo) -> None:
+    """Its file system is the source's."""
     policy = 'extends = "project"\n[[scratch]]\npaths = ["out/"]\nmax_total = "100KB"\n'
     world = mounted(policy=policy, source=repo.root)
     (world.path / "large").write_bytes(os.urandom(300_000))
@@ -212,7 +212,7 @@ def test_no_scratch_table_counts_the_repository(mounted: Mounted, repo: Repo) ->
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, killed: bool) -> None:
-    """The operator fetches it from there, and starts nothing that the agent has named."""
+    """The operator can fetch it, which runs no program that the agent has named."""
     world = enter(mounted, repo.root)
     git(world.path, "switch", "-q", "-c", "Unfit/name")
     git(world.path, "commit", "-q", "--allow-empty", "-m", "one")
@@ -239,7 +239,7 @@ def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, kil
 
 
 def test_an_operation_in_progress_is_kept(mounted: Mounted, repo: Repo) -> None:
-    """A rebase that waits for the resolution of a conflict is not lost at umount."""
+    """A rebase that waits for a conflict resolution survives umount."""
     repo.git("switch", "-q", "-c", "aidlc/work", "topic")
     repo.commit("conflicts", {"README.md": "mine\n"})
     world = enter(mounted, repo.root)
@@ -248,8 +248,8 @@ def test_an_operation_in_progress_is_kept(mounted: Mounted, repo: Repo) -> None:
     assert kept.operations == ["a rebase in progress"]
 
 
-def test_a_repository_without_work_of_its_own_is_removed(mounted: Mounted, repo: Repo) -> None:
-    """What the source has, also under another name, is not kept."""
+def test_a_repository_without_own_commits_is_removed(mounted: Mounted, repo: Repo) -> None:
+    """Commits that the source has, also under another name, are not kept."""
     world = enter(mounted, repo.root)
     git(world.path, "switch", "-q", "-c", "aidlc/work", "main~1")
     git(world.path, "switch", "-q", "--detach", "main")
@@ -260,7 +260,7 @@ def test_a_repository_without_work_of_its_own_is_removed(mounted: Mounted, repo:
     assert not (world.home / "sessions" / world.session.session / "repository").exists()
 
 
-def test_why_tells_what_the_mount_would_say(mounted: Mounted, repo: Repo) -> None:
+def test_why_agrees_with_the_mount_below_git(mounted: Mounted, repo: Repo) -> None:
     world = enter(mounted, repo.root)
     for where, path, code in (
         (world.path, ".git/config", 0),
@@ -320,8 +320,8 @@ def test_an_ordinary_user_has_a_repository(ordinary_user: OrdinaryUser) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_git_stores_nothing_again_that_a_pack_of_the_source_has(mounted: Mounted, repo: Repo) -> None:
-    """The pack keeps its time, and git's attempt to change that is no refusal."""
+def test_git_stores_no_object_that_the_source_has(mounted: Mounted, repo: Repo) -> None:
+    """The pack keeps its time, and git's attempt to change that is no denial."""
     repo.git("gc", "-q")
     (pack,) = (repo.root / ".git/objects/pack").glob("*.pack")
     before = pack.stat().st_mtime_ns

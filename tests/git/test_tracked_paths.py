@@ -1,4 +1,4 @@
-"""What git tracks below a scratch path is judged by the rules, so that an edit of it does not end with the session."""
+"""The rules judge a path that git tracks below a scratch path, so its edit outlives the session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def built(tmp_path: Path) -> Repo:
     return repo
 
 
-def test_an_edit_of_a_tracked_file_stays(built: Repo, mounted: Mounted) -> None:
+def test_an_edit_of_a_tracked_file_is_in_the_source(built: Repo, mounted: Mounted) -> None:
     world = mounted(policy=OPEN, source=built.root)
     for name in ("app.js", "gone.js", "staged.js", "free.js", "new.js", "sub/lib.js", "sub/new.js"):
         (world.path / "dist" / name).write_text("edited\n")
@@ -64,7 +64,7 @@ def _files(top: Path) -> list[Path]:
     return [path for path in top.rglob("*") if path.is_file()]
 
 
-def test_an_edit_that_no_rule_admits_is_refused(built: Repo, mounted: Mounted) -> None:
+def test_an_edit_without_a_matching_rule_is_refused(built: Repo, mounted: Mounted) -> None:
     world = mounted(policy=CLOSED, source=built.root)
     assert outcome((world.path / "dist/app.js").write_text, "edited") == errno.EACCES
     assert outcome(os.unlink, world.path / "dist/sub/lib.js") == errno.EACCES
@@ -78,7 +78,7 @@ def test_an_edit_that_no_rule_admits_is_refused(built: Repo, mounted: Mounted) -
     assert built.status() == "D  dist/gone.js\nA  dist/staged.js\n?? dist/free.js\n?? dist/gone.js\n"
 
 
-def test_a_directory_with_tracked_files_moves_as_the_rules_say(built: Repo, mounted: Mounted) -> None:
+def test_a_move_of_a_directory_with_tracked_files_is_judged(built: Repo, mounted: Mounted) -> None:
     world = mounted(policy=OPEN, source=built.root)
     os.rename(world.path / "dist/sub", world.path / "moved")
     (world.path / "dist/new.js").write_text("new")
@@ -92,12 +92,12 @@ def test_a_directory_with_tracked_files_moves_as_the_rules_say(built: Repo, moun
     assert not (built.root / "dist/app.js").exists()
 
 
-def test_a_source_below_the_top_of_a_repository(built: Repo, mounted: Mounted) -> None:
+def test_tracked_paths_are_known_in_a_subdirectory_of_a_repository(built: Repo, mounted: Mounted) -> None:
     built.commit(**{"web/dist/app.js": "app\n", "web/a.md": "a\n"})
     _edits(mounted(policy=OPEN, source=built.root / "web"), "dist/app.js")
 
 
-def test_a_linked_worktree(built: Repo, mounted: Mounted, tmp_path: Path) -> None:
+def test_tracked_paths_are_known_in_a_linked_worktree(built: Repo, mounted: Mounted, tmp_path: Path) -> None:
     built.git("stash", "--quiet")
     built.git("worktree", "add", "--quiet", str(tmp_path / "linked"))
     _edits(mounted(policy=OPEN, source=tmp_path / "linked"), "dist/app.js")
@@ -111,9 +111,7 @@ def _edits(world: World, path: str) -> None:
     assert not (world.source / "dist/new.js").exists()
 
 
-def test_a_scratch_path_of_a_new_policy_leaves_what_git_tracks_to_the_rules(
-    built: Repo, mounted: Mounted, tmp_path: Path
-) -> None:
+def test_a_new_policy_does_not_make_tracked_paths_scratch(built: Repo, mounted: Mounted, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('default = "allow"\nhidden = ["**"]\n')
     world = mounted(policy=policy, source=built.root)
@@ -133,7 +131,7 @@ def test_a_scratch_path_of_a_new_policy_leaves_what_git_tracks_to_the_rules(
     assert left == {"app.js": "edited\n", "late.js": "edited\n", "free.js": "free\n"}
 
 
-def test_a_python_session_follows_it_too(built: Repo, home: Path, tmp_path: Path) -> None:
+def test_a_python_session_knows_the_tracked_paths(built: Repo, home: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(OPEN)
     with session.open_session(built.root, agent="alice", policy=policy) as opened:
@@ -144,7 +142,7 @@ def test_a_python_session_follows_it_too(built: Repo, home: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("index", [b"", b"DIRC\0\0\0\x02\0\0\0\x09", b"x" * 100])
-def test_where_git_cannot_be_read_what_the_source_has_is_no_scratch(
+def test_with_an_unreadable_index_no_existing_file_is_scratch(
     built: Repo, mounted: Mounted, home: Path, index: bytes
 ) -> None:
     (built.root / ".git/index").write_bytes(index)
@@ -160,7 +158,7 @@ def test_where_git_cannot_be_read_what_the_source_has_is_no_scratch(
     assert not (built.root / "node_modules").exists()
 
 
-def test_nothing_that_a_repository_names_is_run(built: Repo, home: Path, tmp_path: Path) -> None:
+def test_reading_the_index_runs_no_program_of_the_repository(built: Repo, home: Path, tmp_path: Path) -> None:
     program = tmp_path / "run"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     program.chmod(0o755)
@@ -172,7 +170,7 @@ def test_nothing_that_a_repository_names_is_run(built: Repo, home: Path, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_repository_without_a_commit_tracks_what_is_staged(tmp_path: Path, home: Path) -> None:
+def test_without_a_commit_the_staged_files_are_tracked(tmp_path: Path, home: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path / "new"], check=True)
     assert tracked(tmp_path / "new", home, lambda _: True) == set()
     (tmp_path / "no").mkdir()
@@ -180,7 +178,7 @@ def test_a_repository_without_a_commit_tracks_what_is_staged(tmp_path: Path, hom
         tracked(tmp_path / "no", home, lambda _: True)
 
 
-def test_many_paths_are_kept_as_directories() -> None:
+def test_many_tracked_paths_are_stored_as_directories() -> None:
     paths = [f"dist/{one}/{two}/{number}.js" for one in "ab" for two in "cd" for number in range(100)]
     assert compact(paths, 400) == sorted(paths)
     assert compact(paths, 399) == ["dist/a/c/", "dist/a/d/", "dist/b/c/", "dist/b/d/"]

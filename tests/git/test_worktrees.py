@@ -1,4 +1,4 @@
-"""Worktrees of agents: mounted, closed to git, and taken away without a loss."""
+"""Worktrees of agents: mounted, with a session git, and removed without loss."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
 
 
 def test_an_agent_works_in_a_worktree_of_its_own(home: Path, wanted: WorktreeRequest) -> None:
-    """The worktree is mounted at `work`, on the branch of its issue, and git reads there as anywhere."""
+    """The worktree is mounted at `work`, on the branch of its issue, and git reads there as in any repository."""
     made = add(home, wanted._replace(issue="GT-1.2"))
     assert made.work.name == "work"
     assert made.worktree.branch == "aidlc/gt-1-2"
@@ -134,10 +134,10 @@ def test_the_agent_gets_its_own_branch_again(home: Path, wanted: WorktreeRequest
     assert PublishedBranches(home, wanted.repository / ".git", "").find("refs/heads/aidlc/gt-1")[1] == tip
 
 
-def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mount(
+def test_adding_and_removing_a_worktree_is_recorded_and_not_out_of_band(
     home: Path, wanted: WorktreeRequest, mounted: Mounted
 ) -> None:
-    """The repository is mounted, where whatever else changes `.git` is out of band."""
+    """The repository is mounted, where other changes of `.git` are out of band."""
     world = mounted(source=wanted.repository, policy=POLICY)
     add(home, wanted)
     worktrees.remove(home, "gt-1")
@@ -158,8 +158,8 @@ def test_its_making_and_removal_are_in_the_record_and_nobodys_change_behind_a_mo
     ]
 
 
-def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: WorktreeRequest) -> None:
-    """What git would make of the files cannot be known then: nothing is taken away, and it is said what to remove."""
+def test_a_fifo_does_not_block_a_removal(home: Path, wanted: WorktreeRequest) -> None:
+    """The state of the files is unknown then: the worktree stays, and the error says what to remove."""
     made = add(home, wanted)
     tree = worktree_paths(home, made.worktree.worktree).tree
     os.mkfifo(tree / "docs/.gitignore")
@@ -172,7 +172,7 @@ def test_a_fifo_keeps_no_removal_waiting(home: Path, wanted: WorktreeRequest) ->
     assert removed.files == ("docs/new.md",)
 
 
-def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path, wanted: WorktreeRequest) -> None:
+def test_obstacles_of_a_removal_are_found_before_the_unmount(home: Path, wanted: WorktreeRequest) -> None:
     made = add(home, wanted)
     (home / "policy.toml").write_text("default = [")
     with pytest.raises(PolicyError):
@@ -182,8 +182,8 @@ def test_what_hinders_a_removal_is_found_before_anybody_is_thrown_out(home: Path
     assert worktrees.remove(home, "gt-1").kept is None
 
 
-def test_what_is_in_no_commit_is_kept(home: Path, wanted: WorktreeRequest) -> None:
-    """Changed, staged, untracked and ignored files survive the removal, and each is named; the branch stays."""
+def test_files_without_a_commit_are_kept(home: Path, wanted: WorktreeRequest) -> None:
+    """Changed, staged, untracked and ignored files survive the removal, and each is listed. The branch stays."""
     made = add(home, wanted)
     tree = worktree_paths(home, made.worktree.worktree).tree
     common = wanted.repository / ".git"
@@ -225,7 +225,7 @@ def _stage(common: Path, made: AddedWorktree, tree: Path, path: str, content: by
     (tree / "aside").rename(tree / path)
 
 
-def test_a_clean_worktree_leaves_nothing(home: Path, wanted: WorktreeRequest) -> None:
+def test_a_clean_worktree_is_removed_completely(home: Path, wanted: WorktreeRequest) -> None:
     """Where all is committed, nothing is kept."""
     made = add(home, wanted)
     removed = worktrees.remove(home, str(made.work))
@@ -235,8 +235,8 @@ def test_a_clean_worktree_leaves_nothing(home: Path, wanted: WorktreeRequest) ->
         worktrees.remove(home, "gt-1")
 
 
-def test_nobody_is_thrown_out(home: Path, wanted: WorktreeRequest) -> None:
-    """While somebody stands in the worktree it is not removed, and it goes on as before."""
+def test_a_worktree_in_use_is_not_removed(home: Path, wanted: WorktreeRequest) -> None:
+    """A process has its working directory there, and the mount continues to serve."""
     made = add(home, wanted)
     with subprocess.Popen(["sh", "-c", "read x"], cwd=made.work, stdin=subprocess.PIPE) as standing:
         with pytest.raises(MountError, match="in use"):
@@ -246,7 +246,7 @@ def test_nobody_is_thrown_out(home: Path, wanted: WorktreeRequest) -> None:
     worktrees.remove(home, "gt-1")
 
 
-def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: WorktreeRequest) -> None:
+def test_an_issue_has_a_worktree_when_its_dependencies_are_in_the_base(home: Path, wanted: WorktreeRequest) -> None:
     """A worktree is made when the work of every issue that it depends on is in the base, and not before."""
     first = add(home, wanted)
     second = wanted._replace(issue="gt-2", depends_on=["gt-1"])
@@ -267,7 +267,7 @@ def test_an_issue_waits_for_those_that_it_depends_on(home: Path, wanted: Worktre
 
 
 def test_a_worktree_is_mounted_again(home: Path, wanted: WorktreeRequest) -> None:
-    """After an unmount or a crash the same worktree comes back with what was in it; it is one agent's alone."""
+    """After an unmount or a crash it has its earlier files. It belongs to one agent."""
     made = add(home, wanted)
     (made.work / "docs/new.md").write_text("new\n")
     session.unmount_session(home, made.work)
@@ -280,8 +280,8 @@ def test_a_worktree_is_mounted_again(home: Path, wanted: WorktreeRequest) -> Non
         add(home, wanted._replace(agent="bob"))
 
 
-def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: WorktreeRequest) -> None:
-    """Whoever is killed while making a worktree leaves nothing that hinders the next."""
+def test_an_unfinished_worktree_is_created_again(home: Path, wanted: WorktreeRequest) -> None:
+    """A process killed during `add` leaves no obstacle for the next one."""
     made = add(home, wanted)
     worktrees.remove(home, "gt-1")
     save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
@@ -293,7 +293,9 @@ def test_what_was_left_unfinished_is_made_anew(home: Path, wanted: WorktreeReque
     assert git(again.work, "status", "--short").stdout == ""
 
 
-def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
+def test_without_the_repository_the_complete_work_tree_is_kept(
+    home: Path, wanted: WorktreeRequest, tmp_path: Path
+) -> None:
     """Without the repository no commit has anything, so the whole work tree is kept."""
     add(home, wanted)
     wanted.repository.rename(tmp_path / "elsewhere")
@@ -303,15 +305,15 @@ def test_all_is_kept_where_the_repository_is_gone(home: Path, wanted: WorktreeRe
 
 
 @pytest.mark.parametrize("issue", ["", "../x", "a/b", "-x", "a b", "ä", "a\n", ".git", "x" * 200])
-def test_an_id_that_can_be_no_branch_is_refused(home: Path, wanted: WorktreeRequest, issue: str) -> None:
-    """An issue names a branch and directories, so it is plain."""
+def test_an_invalid_issue_id_is_refused(home: Path, wanted: WorktreeRequest, issue: str) -> None:
+    """An issue names a branch and directories."""
     with pytest.raises(UsageError):
         add(home, wanted._replace(issue=issue))
     assert list(load_all(home)) == []
 
 
-def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
-    """Outside a repository, and where the branch is checked out elsewhere, nothing is left behind."""
+def test_a_worktree_needs_a_repository_and_a_free_branch(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
+    """Otherwise no file is left."""
     (tmp_path / "plain").mkdir()
     with pytest.raises(GitError, match="no git repository"):
         add(home, wanted._replace(repository=tmp_path / "plain"))
@@ -323,8 +325,10 @@ def test_where_there_is_no_repository_there_is_no_worktree(home: Path, wanted: W
         add(home, wanted._replace(base="nowhere"))
 
 
-def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: WorktreeRequest, tmp_path: Path) -> None:
-    """Hooks, filters and monitors of the repository stay words when a worktree is made and removed."""
+def test_worktree_commands_run_no_program_of_the_repository(
+    home: Path, wanted: WorktreeRequest, tmp_path: Path
+) -> None:
+    """Hooks, filters and monitors, at creation and removal."""
     traces = tmp_path / "traces"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho ran >> {traces}\ncat\n")
@@ -343,8 +347,8 @@ def test_nothing_that_the_repository_names_is_executed(home: Path, wanted: Workt
     assert not traces.exists()
 
 
-def test_the_command_line_says_where_and_what_was_kept(home: Path, wanted: WorktreeRequest) -> None:
-    """`add` prints the path of the mount, `list` how each stands, `remove` every file that is kept."""
+def test_the_worktree_commands_print_paths_status_and_kept_files(home: Path, wanted: WorktreeRequest) -> None:
+    """`add` prints the path of the mount, `list` the status of each, `remove` every kept file."""
     options = ("--issue", "gt-1", "--agent", "alice", "--repository", str(wanted.repository))
     added = bonobofs("worktree", "add", *options, "--policy", str(wanted.policy))
     assert added.returncode == 0, added.stderr

@@ -1,4 +1,4 @@
-"""A companion that dies is started anew, and everything is known again; one that keeps dying is started ever later."""
+"""A companion that dies is restarted with its state; the delay grows if it keeps dying."""
 
 from __future__ import annotations
 

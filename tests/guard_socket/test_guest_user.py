@@ -153,7 +153,7 @@ def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
     assert user.run("rm", "-f", guested.inside / "bin/git").returncode != 0
 
 
-def test_a_third_user_is_kept_out(guested: Guested) -> None:
+def test_a_third_user_has_no_access(guested: Guested) -> None:
     """By the modes of the directories, and behind them by the uid of the caller."""
     assert tell(_reaches, [guested.inside, Path(guested.whoami["socket"])], user=BEN) == []
     for directory in (guested.home, guested.home / "sessions", guested.inside.parent, guested.inside):
@@ -214,7 +214,7 @@ def _git(path: Path, *arguments: str, user: int = NOBODY) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_the_guest_alone_sees_the_repository_of_the_session(guested: Guested, transport: str) -> None:
+def test_only_the_guest_sees_the_repository_of_the_session(guested: Guested, transport: str) -> None:
     """Root and other users see the repository of the source, unchanged, while the guest works."""
     _run_as_root(guested.user, guested.home, "umount", guested.path)
     policy = guested.source.parent / "policy.toml"

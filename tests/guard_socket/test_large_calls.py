@@ -1,4 +1,4 @@
-"""What a caller sends may be much, deep or endless: neither companion nor server grows by it, and others are served."""
+"""Large, deep or endless input of a caller grows neither companion nor server, and delays no other caller."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_call_with_many_values_takes_little_memory(alice: Called) -> None:
 SEARCH = b'{"call": "search_files", "query": "(a+)+$"}\n'
 
 
-def test_endless_searches_delay_searches_alone(alice: Called) -> None:
+def test_endless_searches_delay_only_searches(alice: Called) -> None:
     """Two searches run at once; calls of other names are answered meanwhile."""
     alice("write_file", path="long", content="a" * 40 + "!")
     companion = companion_of(alice.world.pid)

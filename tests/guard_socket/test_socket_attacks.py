@@ -1,4 +1,4 @@
-"""Attacks on the guard socket: others are kept out, and nobody can keep the session's own callers waiting."""
+"""Attacks on the guard socket: other users have no access, and no caller delays the session's callers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _served_by_the_same(alice: Called) -> object:
 
 
 def test_the_socket_is_private_to_its_user(alice: Called) -> None:
-    """Socket and directory are open to their owner alone."""
+    """Only the owner has access to socket and directory."""
     assert (alice.directory / "guard.sock").stat().st_mode & 0o777 == 0o600
     assert alice.directory.stat().st_mode & 0o777 == 0o700
 
@@ -87,7 +87,7 @@ GARBAGE = (
 )
 
 
-def test_garbage_is_answered_and_the_connection_goes_on(alice: Called) -> None:
+def test_garbage_gets_an_error_and_the_connection_stays_open(alice: Called) -> None:
     for line in GARBAGE:
         with alice.connected() as end:
             end.sendall(line + b"\n")
@@ -173,7 +173,7 @@ def test_callers_that_disconnect_leave_nothing(alice: Called) -> None:
     until(lambda: len(os.listdir(f"/proc/{companion}/fd")) < 40, "every connection is closed")
 
 
-def test_the_identity_of_a_caller_comes_from_the_session_alone(alice: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_of_a_caller_comes_from_the_session_only(alice: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment, working directory and program of a caller do not change the agent."""
     monkeypatch.setenv("BONOBOFS_AGENT", "root")
     monkeypatch.setenv("USER", "bob")

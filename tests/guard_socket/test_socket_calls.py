@@ -21,7 +21,7 @@ from tests.support.wait import until
 from tests.support.world import OrdinaryUser, bonobofs, register
 
 
-def test_whoami_is_what_the_mount_says(alice: Called) -> None:
+def test_whoami_equals_that_of_the_mount(alice: Called) -> None:
     assert alice("whoami") == json.loads((alice.path / ".bonobofs/whoami.json").read_text())
 
 
@@ -158,7 +158,7 @@ def test_a_path_outside_the_workspace_is_refused(alice: Called, tmp_path: Path) 
     assert not (tmp_path / "a").exists()
 
 
-def test_scratch_files_are_made_in_the_mount_alone(mounted_called: CalledMount) -> None:
+def test_scratch_files_are_created_only_in_the_mount(mounted_called: CalledMount) -> None:
     """`why` answers for the mount; the tool is refused, because it works on the source."""
     called = mounted_called(policy='default = "allow"\n[[scratch]]\npaths = ["build/"]\n')
     assert called("why", path="build/a.o")["rule"].startswith("scratch")

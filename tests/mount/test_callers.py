@@ -106,7 +106,7 @@ def test_a_supplementary_group_lets_its_members_make_files(commons: MakeCommons)
     assert found[0] == [None, 13]
 
 
-def test_modes_bind_other_users(commons: MakeCommons) -> None:
+def test_modes_apply_to_other_users(commons: MakeCommons) -> None:
     """Reads, writes, searches, listings and attribute changes depend on mode and owner, except for root."""
 
     def story(top: Path) -> object:
@@ -186,7 +186,7 @@ FOR_GROUP: Final = _acl((1, 6, NO_ID), (4, 0, NO_ID), (8, 6, GROUP), (0x10, 6, N
 DEFAULT: Final = _acl((1, 7, NO_ID), (2, 6, BEN.uid), (4, 5, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID))
 
 
-def test_acls_bind(commons: MakeCommons) -> None:
+def test_acls_apply(commons: MakeCommons) -> None:
     """An ACL that forbids a user, or permits a group, applies in the mount, also to cached content."""
 
     def story(top: Path) -> object:
@@ -226,7 +226,7 @@ def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) ->
     assert made[0]["dir"][2] == "drwxrw----"
 
 
-def test_chmod_by_a_stranger_to_the_group_clears_set_gid(commons: MakeCommons) -> None:
+def test_chmod_by_a_caller_outside_the_group_clears_set_gid(commons: MakeCommons) -> None:
     """chmod and setting an ACL clear set-gid if the caller is not in the file's group, as on a local file system."""
 
     def story(top: Path) -> object:
@@ -345,8 +345,8 @@ def test_capabilities_of_a_file_end_when_it_is_written(commons: MakeCommons) -> 
     commons().alike(story)
 
 
-def test_strangers_are_kept_out_without_allow_other(traffic: Traffic) -> None:
-    """Without the option, only the mount's user has access. Root has none to mounts of others."""
+def test_other_users_have_no_access_without_allow_other(traffic: Traffic) -> None:
+    """The mount's user alone has access. Root has none to mounts of others."""
     (traffic.source / "file").write_text("content")
     traffic.settle()
     for parent in [traffic.path, *list(traffic.path.parents)[:-2]]:
@@ -379,7 +379,7 @@ def test_the_caller_is_in_the_record(commons: MakeCommons) -> None:
     assert (entry.tool, entry.details["uid"]) == ("touch", ANN.uid)
 
 
-def test_others_find_the_policy_and_the_refusals(commons: MakeCommons) -> None:
+def test_other_users_can_read_the_virtual_directory(commons: MakeCommons) -> None:
     """Every user with access to the mount can read `.bonobofs`."""
     place = commons('default = "deny"')
     assert _as(BEN, (place.path / "new").touch) == 13

@@ -152,7 +152,7 @@ def _fill(top: Path) -> None:
         os.setxattr(top / file, "user.mark", b"here")
 
 
-def test_every_change_of_what_is_protected_is_refused_and_nothing_changes(place: MakePlace) -> None:
+def test_every_change_of_a_protected_path_is_refused(place: MakePlace) -> None:
     """Each system call on a protected path, and each move of it, fails with EROFS and changes nothing in the source."""
     world = place(policy=CLOSED)
 
@@ -180,7 +180,7 @@ def test_devices_are_refused_unless_the_policy_says_so(own_place: MakePlace) -> 
     assert (open_world.source / "null").stat().st_rdev == null
 
 
-def test_what_lies_below_a_directory_is_judged_when_it_moves(place: MakePlace) -> None:
+def test_the_files_below_a_moved_directory_are_judged(place: MakePlace) -> None:
     """A rename of a directory is a rename of everything below: each old and each new path must be permitted."""
     world = place(policy=NOTES)
 
@@ -202,7 +202,7 @@ def test_what_lies_below_a_directory_is_judged_when_it_moves(place: MakePlace) -
     world.does(story)
 
 
-def test_a_symlink_is_judged_by_where_it_leads(place: MakePlace) -> None:
+def test_a_symlink_is_judged_by_its_target(place: MakePlace) -> None:
     """An absolute target, one outside the workspace and one in a protected path are refused, also after a move."""
     world = place(policy=CLOSED)
 
@@ -473,7 +473,7 @@ def test_unnamed_files_and_inode_flags_are_refused(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_hard_link_to_what_is_protected_cannot_be_changed(place: MakePlace) -> None:
+def test_a_hard_link_to_a_protected_file_cannot_be_changed(place: MakePlace) -> None:
     """If a protected file gets a name in a writable place, a change by that name fails with EPERM."""
     world = place(policy=CLOSED)
 
@@ -602,7 +602,7 @@ def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(place: Make
     world.does(story)
 
 
-def test_editing_and_replacing_what_is_kept_is_a_change_not_a_removal(place: MakePlace) -> None:
+def test_a_kept_file_may_be_edited_and_replaced(place: MakePlace) -> None:
     """A kept file can be edited, also by a rename over it. It cannot be deleted, renamed or exchanged away."""
     world = place(policy='default = "allow"\n[[keep]]\npaths = ["README.md"]\n')
 

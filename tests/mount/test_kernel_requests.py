@@ -1,4 +1,4 @@
-"""What is asked of the kernel, seen in the requests that it sends."""
+"""The requests that the kernel sends to the server."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_warm_walk_is_free(traffic: Traffic) -> None:
     assert traffic.opcodes(walk) == []
 
 
-def test_a_listing_brings_the_attributes_along(traffic: Traffic) -> None:
+def test_a_listing_includes_the_attributes(traffic: Traffic) -> None:
     """READDIRPLUS: a listing with the attributes of 200 files needs no request for any of them."""
     for number in range(200):
         (traffic.source / str(number)).touch()
@@ -167,7 +167,7 @@ def test_a_truncating_open_truncates(traffic: Traffic) -> None:
     assert (traffic.source / "file").read_text() == "short"
 
 
-def test_reading_leaves_no_access_time_behind(place: MakePlace) -> None:
+def test_reading_does_not_change_access_times(place: MakePlace) -> None:
     """The mount is `noatime`, checks modes itself, and is never unmounted by a helper process."""
     world = place()
     options = world.does(
@@ -179,7 +179,7 @@ def test_reading_leaves_no_access_time_behind(place: MakePlace) -> None:
 
 
 def test_an_idle_server_does_not_spin(own_place: MakePlace) -> None:
-    """The spin before each poll is bounded: a mount that nobody uses takes no CPU time."""
+    """The spin before each poll is bounded: an unused mount takes no CPU time."""
     world = own_place()
     (world.path / "file").write_text("used once")
 

@@ -1,4 +1,4 @@
-"""Where a mount may stand."""
+"""Checks of source and mountpoint before a mount."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def folding(tmp_path: Path) -> Iterator[Path]:
     assert server.returncode == 0
 
 
-def test_a_source_that_folds_case_is_known(folding: Path) -> None:
-    """`.GIT` would be `.git` there, and no rule about names could be kept."""
+def test_a_case_insensitive_source_is_detected(folding: Path) -> None:
+    """`.GIT` would be `.git` there, and no rule about names would be reliable."""
     assert (folding / "nAME").exists()
     assert mount_checks.folds_case(folding)
 
 
-def test_a_source_that_tells_case_apart_is_not(tmp_path: Path) -> None:
-    """Also where one file has both names, and where two files do."""
+def test_a_case_sensitive_source_is_accepted(tmp_path: Path) -> None:
+    """Also if one file has both names, and if two files have them."""
     (tmp_path / "name").touch()
     (tmp_path / "NAME").hardlink_to(tmp_path / "name")
     (tmp_path / "other").touch()
@@ -49,7 +49,7 @@ def test_a_source_that_tells_case_apart_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["source", "mount"])
-def test_a_database_that_those_could_reach_whom_it_binds_is_refused(
+def test_a_database_inside_source_or_mountpoint_is_refused(
     inside: str, source: Path, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mount").mkdir()

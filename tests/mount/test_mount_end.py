@@ -233,8 +233,7 @@ def test_findmnt_shows_what_is_mounted(place: MakePlace, name: str) -> None:
         assert said.split() == ["fuse.bonobofs", str(source)]
 
 
-def test_two_signals_end_it_once(place: MakePlace) -> None:
-    """A second signal does no harm."""
+def test_two_signals_end_the_mount_once(place: MakePlace) -> None:
     world = place()
 
     def story() -> None:

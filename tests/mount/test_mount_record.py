@@ -191,7 +191,7 @@ def test_a_write_batch_is_closed(own_place: MakePlace, how: str) -> None:
     assert all(after.seq < move.seq for move in moves if move.kind == "outcome")
 
 
-def test_a_denial_that_repeats_is_entered_once_and_counted(own_place: MakePlace) -> None:
+def test_a_repeated_denial_is_recorded_once_and_counted(own_place: MakePlace) -> None:
     """Fifty equal refusals are one entry at once, and one with the count of the others after the last."""
     world = own_place(policy=DENY)
 
@@ -266,7 +266,7 @@ def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
 
 
 @pytest.mark.alone
-def test_a_request_to_settle_the_record_is_answered_at_once(place: MakePlace) -> None:
+def test_a_request_to_close_the_batches_is_answered_at_once(place: MakePlace) -> None:
     """Audit commands have servers close their batches, and wait only for that."""
     world = place()
     world.does((world.path / "file").write_text, "content")
@@ -276,7 +276,7 @@ def test_a_request_to_settle_the_record_is_answered_at_once(place: MakePlace) ->
     assert [entry for entry in _of(_now(world), "file") if entry.kind == "outcome" and entry.bytes]
 
 
-def test_a_settled_record_is_on_the_disk_with_its_head(place: MakePlace) -> None:
+def test_the_head_names_the_last_entry_on_request(place: MakePlace) -> None:
     """The head file is at most a second old. On request it names the last entry."""
     world = place()
     world.does((world.path / "file").write_text, "content")
@@ -291,7 +291,7 @@ def test_a_settled_record_is_on_the_disk_with_its_head(place: MakePlace) -> None
     until(agrees, "the head names the last entry", seconds=0.9)
 
 
-def test_a_trail_that_cannot_be_written_stops_changes_and_not_reading(own_place: MakePlace) -> None:
+def test_an_unwritable_trail_stops_changes_and_not_reads(own_place: MakePlace) -> None:
     """Without space for its entry, every change fails with EIO. Later changes succeed, and the gap is recorded."""
     world = own_place()
     (world.path / "file").write_text("content")

@@ -116,7 +116,7 @@ def test_an_inode_number_that_is_used_again_serves_the_new_file(place: MakePlace
 
 @pytest.mark.parametrize("when", ["at once", "later"])
 @pytest.mark.parametrize("how", ["removed and made", "renamed over", "renamed away and made"])
-def test_what_is_written_to_a_file_that_was_replaced_is_not_lost(own_place: MakePlace, how: str, when: str) -> None:
+def test_a_write_to_a_replaced_file_fails(own_place: MakePlace, how: str, when: str) -> None:
     """When another program replaces an open file, a write fails instead of being lost, and the new file is found."""
     world = own_place()
 
@@ -443,7 +443,7 @@ def covering(source: Path) -> Iterator[Callable[[Path, str], None]]:
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["tmpfs", "bind"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_mounted_below_the_source_is_shown_empty(
+def test_a_mount_below_the_source_is_shown_empty(
     own_place: MakePlace, source: Path, covering: Callable[[Path, str], None], how: str, when: str
 ) -> None:
     """Neither another file system nor a bind mount is reached or changed through the mount."""

@@ -1,4 +1,4 @@
-"""What nobody foresaw refuses one call, is written down, and ends nothing."""
+"""An unexpected error in a handler fails one request, is logged, and the mount serves on."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def failures(complaints: Path) -> int:
     return sum(int(count[1]) if count else 1 for count in counts)
 
 
-def test_a_handler_that_fails_refuses_its_call_and_the_mount_serves_on(
-    source: Path, home: Path, tmp_path: Path
-) -> None:
+def test_a_failing_handler_fails_its_request_only(source: Path, home: Path, tmp_path: Path) -> None:
     with served(FAILING, source=source, home=home, place=tmp_path) as mount:
         for _ in range(50):
             assert refusal(mount / "fail") == errno.EIO
@@ -43,7 +41,7 @@ def test_a_handler_that_fails_refuses_its_call_and_the_mount_serves_on(
     assert (tmp_path / "stderr").read_text().count("LOOKUP failed") == 2
 
 
-def test_what_fails_between_two_requests_ends_nothing(source: Path, home: Path, tmp_path: Path) -> None:
+def test_a_failure_between_two_requests_is_logged(source: Path, home: Path, tmp_path: Path) -> None:
     with served(FAILING, source=source, home=home, place=tmp_path) as mount:
         assert not (mount / "fail-later").exists()
         said = tmp_path / "stderr"
@@ -53,7 +51,7 @@ def test_what_fails_between_two_requests_ends_nothing(source: Path, home: Path, 
     assert (source / "after.md").read_text() == "serves on"
 
 
-def test_a_diagnostic_log_that_cannot_be_written_ends_nothing(source: Path, home: Path, tmp_path: Path) -> None:
+def test_an_unwritable_diagnostic_log_does_not_end_the_mount(source: Path, home: Path, tmp_path: Path) -> None:
     with served(FAILING, "full", source=source, home=home, place=tmp_path) as mount:
         assert refusal(mount / "fail") == errno.EIO
         (mount / "after.md").write_text("serves on")

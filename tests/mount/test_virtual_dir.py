@@ -267,7 +267,7 @@ def test_policy_md_shows_what_may_be_written(place: MakePlace) -> None:
     assert ".md" in text
 
 
-def test_a_source_that_has_one_of_its_own_keeps_it_hidden(place: MakePlace) -> None:
+def test_a_bonobofs_directory_of_the_source_is_hidden(place: MakePlace) -> None:
     """A `.bonobofs` of the source is not shown, reached or changed under any name."""
     world = place()
 
@@ -290,8 +290,7 @@ def test_a_source_that_has_one_of_its_own_keeps_it_hidden(place: MakePlace) -> N
     world.does(story)
 
 
-def test_a_file_with_its_name_in_the_source_is_hidden_too(place: MakePlace) -> None:
-    """A file with that name does not matter."""
+def test_a_bonobofs_file_of_the_source_is_hidden(place: MakePlace) -> None:
     world = place()
 
     def story() -> None:
@@ -408,7 +407,7 @@ def test_a_value_that_does_not_fit_is_erange(place: MakePlace) -> None:
 
 
 @pytest.mark.parametrize("count", [300])
-def test_many_readers_leave_nothing_behind(own_place: MakePlace, count: int) -> None:
+def test_documents_of_many_readers_are_dropped(own_place: MakePlace, count: int) -> None:
     """Documents that no program has open are dropped: the server does not grow with refusals and lookups."""
     world = own_place(policy=POLICY)
 

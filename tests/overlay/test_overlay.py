@@ -250,7 +250,7 @@ def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
     tell(story)
 
 
-def test_protection_comes_first(world: Place, tell: Tell) -> None:
+def test_protection_precedes_scratch(world: Place, tell: Tell) -> None:
     """Protection holds below a scratch path, and no symlink or device bypasses it."""
 
     def story() -> None:

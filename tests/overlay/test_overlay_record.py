@@ -27,7 +27,7 @@ def counted(entries: list[AuditEntry]) -> dict[str, int]:
     return found
 
 
-def test_a_build_in_scratch_is_counted_and_enters_no_file(mounted: Mounted) -> None:
+def test_a_build_in_scratch_is_counted_without_file_entries(mounted: Mounted) -> None:
     """The intent of the first change is recorded before the call returns. The counts follow after an idle second."""
     world = mounted(policy=POLICY)
     top = world.path / "web/node_modules"
