@@ -1,4 +1,4 @@
-"""The client does what bd can be asked for, and says how it ended."""
+"""The client performs every operation of bd and reports its result."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ WHOLE = NewIssue(
 )
 
 
-def test_an_issue_is_created_with_every_field_that_it_is_given(
-    beads: Beads, beads_workspace: Workspace, permit: Permit
-) -> None:
-    """What is created is what was asked for, as alice, and alice's address is its owner's."""
+def test_an_issue_is_created_with_every_given_field(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """Creator is alice, and the owner address is alice's."""
     with beads.turn() as turn:
         made = turn.create_issue(WHOLE, permit)
     issue = made.issue
@@ -42,7 +40,7 @@ def test_an_issue_is_created_with_every_field_that_it_is_given(
 
 
 def test_a_child_is_created_below_its_parent(beads: Beads, permit: Permit) -> None:
-    """The edge to the parent is there, and the parent's labels are the child's too."""
+    """It has the edge to the parent and the parent's labels."""
     with beads.turn() as turn:
         epic = turn.create_issue(NewIssue("an epic", "epic", labels=("phase:build",)), permit).issue
         child = turn.create_issue(NewIssue("a child", parent=epic.id), permit)
@@ -51,8 +49,8 @@ def test_a_child_is_created_below_its_parent(beads: Beads, permit: Permit) -> No
         assert [issue.id for issue in child.after.children(epic.id)] == [child.issue.id]
 
 
-def test_a_message_lasts_and_is_listed(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
-    """A message is one of the issues that bd keeps, and not one that passes away."""
+def test_a_message_is_permanent_and_listed(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """bd itself makes messages ephemeral."""
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("a question", "message", assignee="human"), permit)
     assert made.issue.issue_type == "message"
@@ -60,8 +58,8 @@ def test_a_message_lasts_and_is_listed(beads: Beads, beads_workspace: Workspace,
     assert made.issue.id in {issue["id"] for issue in beads_workspace.json("list", "--include-infra")}
 
 
-def test_fields_are_changed_and_nothing_else(beads: Beads, permit: Permit) -> None:
-    """What an update does not name stays, also the rest of the metadata."""
+def test_an_update_changes_only_the_named_fields(beads: Beads, permit: Permit) -> None:
+    """Other metadata stays too."""
     with beads.turn() as turn:
         made = turn.create_issue(WHOLE, permit).issue
         now = turn.update_issue(
@@ -80,8 +78,8 @@ def test_fields_are_changed_and_nothing_else(beads: Beads, permit: Permit) -> No
     assert (now.description, now.design, now.priority) == (made.description, made.design, made.priority)
 
 
-def test_an_issue_is_closed_and_opened_again(beads: Beads, permit: Permit) -> None:
-    """Closing tells why, and opening takes that back."""
+def test_an_issue_is_closed_and_reopened(beads: Beads, permit: Permit) -> None:
+    """Closing sets the reason, and reopening removes it."""
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("one"), permit).issue
         closed = turn.close_issue(made.id, permit, reason="-it is done").issue
@@ -90,8 +88,8 @@ def test_an_issue_is_closed_and_opened_again(beads: Beads, permit: Permit) -> No
         assert (opened.status, opened.close_reason) == ("open", "")
 
 
-def test_dependencies_come_and_go(beads: Beads, permit: Permit) -> None:
-    """An edge is seen from both its ends, and only until it is removed."""
+def test_dependencies_are_added_and_removed(beads: Beads, permit: Permit) -> None:
+    """An edge is visible from both ends until it is removed."""
     with beads.turn() as turn:
         one, two = (turn.create_issue(NewIssue(title), permit).issue.id for title in ("one", "two"))
         tied = turn.add_dependency(one, two, "blocks", permit)
@@ -102,8 +100,8 @@ def test_dependencies_come_and_go(beads: Beads, permit: Permit) -> None:
         assert turn.remove_dependency(one, two, permit).after.edges == ()
 
 
-def test_a_comment_is_said_as_it_was_given(beads: Beads, permit: Permit) -> None:
-    """Also one that begins like a flag, or spans lines."""
+def test_a_comment_is_stored_unchanged(beads: Beads, permit: Permit) -> None:
+    """Also if it begins like a flag, or has several lines."""
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("one"), permit).issue
         for text in ("--actor=bob", "two\nlines", "@/etc/passwd"):
@@ -116,8 +114,8 @@ def test_a_comment_is_said_as_it_was_given(beads: Beads, permit: Permit) -> None
     ]
 
 
-def test_ids_are_given_in_full(beads: Beads, permit: Permit) -> None:
-    """No part of an id, and no empty one, which bd takes for the issue that was touched last."""
+def test_only_complete_ids_are_accepted(beads: Beads, permit: Permit) -> None:
+    """No abbreviation, and no empty id, which bd takes for the last touched issue."""
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("one"), permit).issue
         for part in (made.id.partition("-")[2], made.id[:-1], made.id.upper()):
@@ -128,10 +126,8 @@ def test_ids_are_given_in_full(beads: Beads, permit: Permit) -> None:
         assert not turn.everything(fresh=True)[made.id].is_closed
 
 
-def test_what_is_read_for_people_is_what_bd_says_to_them(
-    beads: Beads, beads_workspace: Workspace, permit: Permit
-) -> None:
-    """Their tools know no envelope; and in read-only mode nothing is written."""
+def test_output_for_people_is_that_of_bd(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """It has no envelope. Read-only mode makes no change."""
     one = beads_workspace.create("one")
     with beads.turn() as turn:
         assert json.loads(turn.read(["show", "--json", "--", one]).stdout) == beads_workspace.json("show", one)

@@ -1,4 +1,4 @@
-"""bd's command line, as the gate understands it. Nothing runs here."""
+"""The gate's parser of bd command lines. No program runs here."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def unanswered(*arguments: str) -> Unanswered:
         ("--version", "version"),
     ],
 )
-def test_what_reads_is_written_out_anew_for_the_real_bd(said: str, written_out: str) -> None:
-    """bd is told what was understood, and never what was said."""
+def test_a_reading_command_is_rebuilt_for_the_real_bd(said: str, written_out: str) -> None:
+    """bd gets the parsed command, never the text of the caller."""
     assert understand(said.split()) == Reading(tuple(written_out.split()))
 
 
@@ -93,7 +93,7 @@ def test_what_reads_is_written_out_anew_for_the_real_bd(said: str, written_out: 
         ("comments add gt-1 -- -x", Step("comment", "gt-1", {"text": "-x"})),
     ],
 )
-def test_what_changes_is_asked_of_the_gate(said: str, call: Step) -> None:
+def test_a_changing_command_is_an_operation_of_the_gate(said: str, call: Step) -> None:
     assert step(*said.split()) == call
 
 
@@ -146,7 +146,7 @@ def test_several_issues_are_several_calls() -> None:
     ],
 )
 def test_every_other_command_is_refused(said: str) -> None:
-    """Those that `--readonly` lets write are among them."""
+    """This includes commands that `--readonly` lets write."""
     assert unanswered(*said.split()).rule == "command"
 
 
@@ -192,8 +192,8 @@ def test_every_other_command_is_refused(said: str) -> None:
         "reopen gt-1",
     ],
 )
-def test_flags_that_lead_elsewhere_or_past_a_rule_are_refused(command: str, flag: str) -> None:
-    """Wherever they stand, and also where another flag would take them for its value."""
+def test_flags_that_select_another_database_or_bypass_a_rule_are_refused(command: str, flag: str) -> None:
+    """At every position, also if another flag would take them as its value."""
     assert unanswered(*command.split(), flag).rule == "flag"
     assert unanswered(flag, *command.split()).rule == "flag"
 
@@ -218,7 +218,7 @@ def test_flags_that_lead_elsewhere_or_past_a_rule_are_refused(command: str, flag
         "list -s @x",
     ],
 )
-def test_no_file_is_read(said: str) -> None:
+def test_no_argument_makes_bd_read_a_file(said: str) -> None:
     assert unanswered(*said.split()).rule == "file"
 
 
@@ -244,8 +244,8 @@ def test_no_file_is_read(said: str) -> None:
         "help ../x",
     ],
 )
-def test_a_command_that_is_not_whole_is_refused(said: str) -> None:
-    """bd would take the issue that was touched last."""
+def test_an_incomplete_command_is_refused(said: str) -> None:
+    """bd would use the last touched issue."""
     assert unanswered(*said.split()).rule == "form"
 
 
@@ -260,8 +260,8 @@ words = st.one_of(
 
 @given(st.lists(words, max_size=6))
 @settings(max_examples=500)
-def test_whatever_is_said_is_read_asked_or_refused(said: list[str]) -> None:
-    """What goes to bd begins with a command of the list, and has flags of its form alone; nothing else can happen."""
+def test_every_command_line_is_a_read_an_operation_or_refused(said: list[str]) -> None:
+    """A command for bd is on the list, and its flags have the list's form."""
     found: Reading | Asking | Unanswered
     try:
         found = understand(said)
@@ -283,8 +283,8 @@ def test_whatever_is_said_is_read_asked_or_refused(said: list[str]) -> None:
 
 
 @pytest.mark.parametrize("word", ["--actor=bob", "--db=/tmp/x", "--force", "-C"])
-def test_what_stands_behind_two_dashes_is_no_flag(word: str) -> None:
-    """It is a title, a comment or a word to search, and reaches bd as nothing else."""
+def test_arguments_after_two_dashes_are_no_flags(word: str) -> None:
+    """They are a title, a comment or a search text, and reach bd as such."""
     assert step("create", "--", word).arguments["title"] == word
     assert step("comment", "gt-1", "--", word).arguments["text"] == word
     assert understand(["search", "--", word]) == Reading(("search", "--", word))

@@ -1,4 +1,4 @@
-"""Whatever becomes of a bd, what is stored decides, and what is told of it is so."""
+"""For every failure of bd, the stored state decides, and the report agrees with it."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _issues(beads_workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed before", "fails before", "lies", "mumbles"])
-def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
-    """However bd ended, with success too, and everything is as it was."""
+def test_a_change_that_is_not_stored_is_an_error(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
+    """For every exit status of bd, and the issues are unchanged."""
     with astray.turn() as turn:
         before = dict(turn.everything())
         for story in STORIES:
@@ -103,8 +103,8 @@ def test_what_is_not_stored_is_not_done(astray: Beads, faulty: Faulty, permit: P
 
 
 @pytest.mark.parametrize("how", ["killed after", "fails after", "notices", "bare"])
-def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
-    """However bd ended and whatever it said, and it is done once."""
+def test_a_stored_change_is_a_success(astray: Beads, faulty: Faulty, permit: Permit, how: str) -> None:
+    """For every exit status and output of bd, and it is made once."""
     with astray.turn() as turn:
         before = len(turn.everything())
         for story in STORIES:
@@ -116,10 +116,10 @@ def test_what_is_stored_is_done(astray: Beads, faulty: Faulty, permit: Permit, h
 
 
 @pytest.mark.parametrize(("story", "how", "is_done"), [(CLOSE, "hangs before", False), (CREATE, "hangs after", True)])
-def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
+def test_a_hanging_bd_is_killed_and_the_stored_state_decides(
     beads_workspace: Workspace, home: Path, faulty: Faulty, permit: Permit, story: Story, how: str, is_done: bool
 ) -> None:
-    """After its time and a little more, also when it does not listen; no process of it is left."""
+    """Soon after the timeout, also if it ignores SIGTERM. No process of it is left."""
     faulty.will(how, story.command)
     hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=7)
     with hasty.turn() as turn:
@@ -134,10 +134,10 @@ def test_a_bd_that_hangs_is_ended_and_what_is_stored_decides(
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
+def test_the_report_of_a_killed_bd_agrees_with_the_stored_state(
     astray: Beads, faulty: Faulty, permit: Permit, part: int
 ) -> None:
-    """Wherever it was: a creation is stored in full and done, or not stored and not done."""
+    """A creation is stored completely and reported, or not stored and not reported."""
     with astray.turn() as turn:
         started = time.monotonic()
         turn.create_issue(NewIssue("how long it takes"), permit)
@@ -154,10 +154,10 @@ def test_a_bd_that_is_killed_midway_has_done_what_is_told_of_it(
 
 
 @pytest.mark.parametrize("story", [CREATE, UPDATE])
-def test_what_bd_leaves_behind_stores_nothing_later(
+def test_a_remaining_process_of_bd_changes_no_issue_later(
     astray: Beads, faulty: Faulty, permit: Permit, story: Story
 ) -> None:
-    """A call is over with all its processes before it is read back."""
+    """All processes of a call have ended before the issues are read back."""
     faulty.will("stores later", story.command)
     with astray.turn() as turn:
         with pytest.raises(BeadsError, match="somebody else's"):
@@ -167,8 +167,8 @@ def test_what_bd_leaves_behind_stores_nothing_later(
         assert not story.is_there(turn.everything(fresh=True))
 
 
-def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faulty, permit: Permit) -> None:
-    """With success from bd."""
+def test_a_partly_stored_change_is_reported_in_parts(astray: Beads, faulty: Faulty, permit: Permit) -> None:
+    """Also if bd exits with success."""
     faulty.will("partly", "update", without=("add-label",))
     with astray.turn() as turn, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
         UPDATE.change(turn, permit)
@@ -177,7 +177,7 @@ def test_what_is_stored_in_part_is_told_part_by_part(astray: Beads, faulty: Faul
 
 
 @pytest.mark.parametrize("flag", ["labels", "description", "type"])
-def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, permit: Permit, flag: str) -> None:
+def test_a_partly_created_issue_is_deleted(astray: Beads, faulty: Faulty, permit: Permit, flag: str) -> None:
     """It is taken away again, for good."""
     faulty.will("partly", "create", without=(flag,))
     new = NewIssue("new", "bug", labels=("a:b",), description="text")
@@ -189,8 +189,8 @@ def test_an_issue_is_not_left_half_created(astray: Beads, faulty: Faulty, permit
         assert dict(turn.everything(fresh=True)) == before
 
 
-def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty: Faulty, permit: Permit) -> None:
-    """So that a person can."""
+def test_a_partly_created_issue_that_cannot_be_deleted_is_named(astray: Beads, faulty: Faulty, permit: Permit) -> None:
+    """So a person can delete it."""
     faulty.will("partly", "create", without=("labels",))
     faulty.will("fails before", "delete")
     with astray.turn() as turn:
@@ -202,8 +202,10 @@ def test_half_an_issue_that_cannot_be_taken_away_is_named(astray: Beads, faulty:
 
 
 @pytest.mark.parametrize("fault", ["create killed after", "update fails before", "update lies"])
-def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, permit: Permit, fault: str) -> None:
-    """It takes two calls of bd, and either may go wrong."""
+def test_a_message_is_created_completely_or_not_at_all(
+    astray: Beads, faulty: Faulty, permit: Permit, fault: str
+) -> None:
+    """It takes two calls of bd, and either may fail."""
     command, _, how = fault.partition(" ")
     faulty.will(how, command)
     with astray.turn() as turn:
@@ -218,8 +220,10 @@ def test_a_message_is_made_in_full_or_not_at_all(astray: Beads, faulty: Faulty, 
 
 
 @pytest.mark.parametrize("story", [UPDATE, COMMENT, CREATE])
-def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, permit: Permit, story: Story) -> None:
-    """It is neither done nor undone, and nothing says that it is."""
+def test_a_change_that_cannot_be_read_back_is_unknown(
+    astray: Beads, faulty: Faulty, permit: Permit, story: Story
+) -> None:
+    """The report says neither that it was made nor that it was not."""
     with astray.turn() as turn:
         turn.everything()
         faulty.will("killed after", story.command)
@@ -229,8 +233,8 @@ def test_what_cannot_be_read_back_cannot_be_told(astray: Beads, faulty: Faulty, 
     assert raised.value.carried_out is None
 
 
-def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
-    """bd itself would wait without end; when the lock is free again all is as it was."""
+def test_a_bd_that_waits_for_a_lock_is_killed(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
+    """bd itself would wait without limit. After the release of the lock, calls work."""
     hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=7)
     with hasty.turn() as turn:
         turn.everything()
@@ -242,10 +246,10 @@ def test_a_bd_that_waits_for_a_lock_is_ended(beads_workspace: Workspace, home: P
         assert not turn.everything(fresh=True)["gt-one"].is_closed
 
 
-def test_others_wait_for_their_turn_and_give_up_in_the_end(
+def test_concurrent_callers_wait_for_the_lock_and_time_out(
     beads: Beads, beads_workspace: Workspace, home: Path
 ) -> None:
-    """Nothing is asked of bd meanwhile."""
+    """They do not call bd meanwhile."""
     impatient = Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, wait=0.1)
     with beads.turn(), pytest.raises(BeadsError, match="in use") as raised, impatient.turn():
         raise AssertionError("two had the turn at once")
@@ -284,10 +288,10 @@ def kill_a_caller(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Cal
     return kill
 
 
-def test_nobody_comes_between_a_bd_and_its_end_though_its_caller_was_killed(
+def test_a_bd_whose_caller_was_killed_keeps_the_lock_until_it_ends(
     faulty: Faulty, astray: Beads, beads_workspace: Workspace, home: Path, kill_a_caller: Callable[[str, float], None]
 ) -> None:
-    """What it stores is there for whoever has the turn next."""
+    """The next caller sees what it stored."""
     kill_a_caller("waits", 600)
     with pytest.raises(BeadsError, match="in use"), hold_lock(home, find_beads(beads_workspace.directory), 0.2):
         pass
@@ -296,10 +300,10 @@ def test_nobody_comes_between_a_bd_and_its_end_though_its_caller_was_killed(
         assert "new" in [issue.title for issue in turn.everything().values()]
 
 
-def test_a_bd_that_hangs_though_its_caller_was_killed_is_ended_by_who_waits(
+def test_the_next_caller_kills_a_hanging_bd_of_a_killed_caller(
     faulty: Faulty, astray: Beads, kill_a_caller: Callable[[str, float], None]
 ) -> None:
-    """When its time is over, and not before."""
+    """After its timeout, and not before."""
     kill_a_caller("hangs before", 2)
     with astray.turn() as turn:
         assert "new" not in [issue.title for issue in turn.everything().values()]

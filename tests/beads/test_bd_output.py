@@ -1,4 +1,4 @@
-"""What bd says is understood in all its forms, and nothing else is taken for it."""
+"""The parser accepts every form of bd's output, and no other text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ USAGE = "Usage:\n  bd list [flags]\n" + "".join(f"  --flag-{n}\n" for n in range
         '[not json]\n{nor this}\n[1]\n{"level": 1}\n[\n {"id": "gt-1"}\n]\n{}\n',
     ],
 )
-def test_a_payload_is_found_wherever_it_stands(text: str) -> None:
+def test_a_payload_is_found_in_every_form(text: str) -> None:
     """Bare, in an envelope, or among notices."""
     assert payload(Output(0, text, "")) == [{"id": "gt-1"}]
 
 
 @pytest.mark.parametrize("text", ["", "No updates specified\n", "the id is {1}", "[" * 100_000])
-def test_text_is_no_payload(text: str) -> None:
+def test_text_with_json_marks_is_no_payload(text: str) -> None:
     """Whatever marks it holds."""
     assert payload(Output(0, text, "")) is None
 
@@ -53,17 +53,16 @@ ERROR: dict[str, Any] = {"error": "it is locked"}
         (Output(1, "", "Error: \x1b[31mred\x07"), "[31mred"),
     ],
 )  # fmt: skip
-def test_an_error_is_told_on_one_line(output: Output, told: str) -> None:
-    """From JSON on either stream, else from text, without what would steer a terminal."""
+def test_an_error_is_reported_in_one_line(output: Output, told: str) -> None:
+    """From JSON on either stream, otherwise from text, without terminal controls."""
     assert complaint(output) == told
 
 
-def test_an_error_is_not_told_at_length() -> None:
-    """Three hundred characters say enough."""
+def test_an_error_is_at_most_300_characters() -> None:
     assert len(complaint(Output(1, "", "Error: " + "x" * 10_000))) == 300
 
 
-def test_notices_are_what_is_said_beside_an_error() -> None:
-    """A line each; an error as JSON is none."""
+def test_notices_are_the_lines_that_are_no_error() -> None:
+    """One line each. An error in JSON is no notice."""
     assert notices(Output(0, "[]", "Warning: one\n\nTip: two\n")) == ("Warning: one", "Tip: two")
     assert notices(Output(1, "", json.dumps(ERROR))) == ()

@@ -1,4 +1,4 @@
-"""Which bd is run, with what, and what it is never asked."""
+"""Which bd is run, with which environment, and which calls are never made."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ def asked(place: Path, home: Path, bd: Path | None) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.49.6", "1.0.3", "2.0.0", "10.1.0"])
-def test_a_version_that_is_not_known_to_keep_the_contract_is_refused(
-    place: Path, home: Path, tmp_path: Path, version: str
-) -> None:
-    """It is named, and so is the one to install."""
+def test_an_unknown_version_is_refused(place: Path, home: Path, tmp_path: Path, version: str) -> None:
+    """The message names it and the version to install."""
     bd = program(tmp_path / "bd", f"print(json.dumps({{'data': {{'version': {version!r}}}, 'schema_version': 1}}))")
     with pytest.raises(BeadsError, match=f"bd {version}, which is not supported; install bd 1.0.5"):
         asked(place, home, bd)
@@ -57,8 +55,8 @@ def test_a_version_that_is_not_known_to_keep_the_contract_is_refused(
 @pytest.mark.parametrize(
     "form", ["{'data': {'version': V}, 'schema_version': 1}", "{'version': V}", "f'bd version {V}'"]
 )
-def test_a_version_is_read_from_all_its_forms(place: Path, home: Path, tmp_path: Path, version: str, form: str) -> None:
-    """JSON in an envelope, JSON and text; what comes next is to know where it works."""
+def test_a_version_is_read_from_every_form(place: Path, home: Path, tmp_path: Path, version: str, form: str) -> None:
+    """JSON in an envelope, JSON, and text. The next call asks for the location of the database."""
     told = form if form.startswith("f") else f"json.dumps({form})"
     bd = program(tmp_path / "bd", f"V = {version!r}\nif 'version' in sys.argv: print({told})")
     with pytest.raises(BeadsError, match="does not find its issues"):
@@ -66,18 +64,16 @@ def test_a_version_is_read_from_all_its_forms(place: Path, home: Path, tmp_path:
 
 
 @pytest.mark.parametrize("text", ["pass", "print('hello')", "sys.exit('Error: no')", "print('bd 1.0.5'); sys.exit(1)"])
-def test_what_does_not_tell_its_version_is_not_asked_anything(
-    place: Path, home: Path, tmp_path: Path, text: str
-) -> None:
-    """Whatever program it may be."""
+def test_a_program_without_a_version_gets_no_further_call(place: Path, home: Path, tmp_path: Path, text: str) -> None:
+    """For any program."""
     with pytest.raises(BeadsError, match="does not tell its version"):
         asked(place, home, program(tmp_path / "bd", text))
 
 
-def test_a_missing_bd_is_told_with_how_to_install_it(
+def test_a_missing_bd_is_an_error_with_the_installation(
     place: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On PATH, under the name that the environment gives, or what is there being no program."""
+    """If PATH has none, if the environment names a missing one, or if it is not executable."""
     monkeypatch.delenv("BONOBOFS_BD", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BeadsError, match=r"no bd on PATH; install bd 1\.0\.5 .* releases of Beads"):
@@ -91,7 +87,7 @@ def test_a_missing_bd_is_told_with_how_to_install_it(
         asked(place, home, tmp_path / "text")
 
 
-def test_what_an_agent_could_put_on_path_is_not_run(
+def test_a_bd_that_an_agent_could_write_is_not_run(
     place: Path,
     home: Path,
     source: Path,
@@ -99,7 +95,7 @@ def test_what_an_agent_could_put_on_path_is_not_run(
     mounted: Mounted,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not what lies in a mount, in the workspace, in our sessions or wherever bd happens to stand."""
+    """Not one in a mount, in the workspace or in a session directory, and not one beside another bd."""
     world = mounted(policy=ALLOW_ALL)
     monkeypatch.delenv("BONOBOFS_BD", raising=False)
     (tmp_path / "link").symlink_to(source)
@@ -120,10 +116,10 @@ def test_what_an_agent_could_put_on_path_is_not_run(
                 asked(place, home, None)
 
 
-def test_bd_is_given_nothing_of_the_caller(
+def test_bd_inherits_nothing_from_the_caller(
     beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permit: Permit
 ) -> None:
-    """Its environment, its directory, its standard input and its descriptors are all ours."""
+    """Environment, working directory, standard input and descriptors are set by the gate."""
     (tmp_path / "kept").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'kept'}::relative:{os.environ['PATH']}")
     for name in ("BD_ACTOR", "BEADS_ACTOR", "BEADS_DB", "BD_READONLY", "EDITOR", "LD_PRELOAD", "GIT_DIR"):
@@ -160,8 +156,8 @@ os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
         assert each["argv"][0] == "version" or "--actor=alice" in each["argv"]
 
 
-def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
-    """Neither its .env nor its configuration, of which hooks are a part that is not run."""
+def test_no_file_in_beads_sets_the_actor(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+    """Neither .env nor the configuration. Its hooks are not run."""
     (beads_workspace.beads / ".env").write_text("BD_ACTOR=bob\nBEADS_ACTOR=bob\nGIT_AUTHOR_EMAIL=bob@x\n")
     (beads_workspace.beads / "config.yaml").write_text("actor: bob\n")
     hooks = beads_workspace.beads / "hooks"
@@ -181,10 +177,10 @@ def test_nothing_in_beads_says_who_acts(beads: Beads, beads_workspace: Workspace
 
 
 @pytest.mark.root
-def test_root_runs_bd_as_whoever_owns_the_issues(
+def test_root_runs_bd_as_the_owner_of_the_issues(
     ordinary_user: OrdinaryUser, home: Path, permit: Permit, bd: Path
 ) -> None:
-    """In its .beads lie files that say what bd does; what it makes is that user's too, and nothing is left over."""
+    """Files in .beads control bd. New files belong to that user too, and no temporary file is left."""
     said = ordinary_user.directory / "said"
     text = f"""
 with open({str(said)!r}, "a") as file:
@@ -212,20 +208,19 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
 
 
 def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
-    """bd would act under another name."""
+    """bd would use another name."""
     with pytest.raises(UsageError, match="without a name"):
         Beads(place, home, Principal(" ", "0b5c1f2a", "agent"))
 
 
-def test_an_agent_may_be_called_like_a_flag(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
-    """Its name is its name."""
+def test_an_agent_name_may_look_like_a_flag(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
     agent = Principal("--force", ALICE.id, "agent")
     with Beads(find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd).turn() as turn:
         assert turn.create_issue(NewIssue("one"), permit).issue.created_by == "--force"
 
 
 def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tmp_path: Path) -> None:
-    """Also when it appears between two turns."""
+    """Also if it appears between two calls."""
     with beads.turn() as turn:
         turn.everything()
     (beads_workspace.beads / "redirect").symlink_to(tmp_path / "nowhere")
@@ -233,8 +228,8 @@ def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tm
         pass
 
 
-def test_a_beads_that_is_gone_is_not_made_up_for(beads: Beads, beads_workspace: Workspace) -> None:
-    """By one that lies elsewhere."""
+def test_a_removed_beads_is_not_replaced_by_another(beads: Beads, beads_workspace: Workspace) -> None:
+    """bd itself would search for one in other directories."""
     with beads.turn() as turn:
         turn.everything()
     beads_workspace.beads.rename(beads_workspace.directory / "moved")
@@ -242,10 +237,10 @@ def test_a_beads_that_is_gone_is_not_made_up_for(beads: Beads, beads_workspace: 
         pass
 
 
-def test_where_bd_works_is_asked_before_anything_else_and_anew_when_something_steers_it(
+def test_the_location_of_the_database_is_read_first_and_after_configuration_changes(
     beads_workspace: Workspace, home: Path, faulty: Faulty
 ) -> None:
-    """And not at every turn."""
+    """And not at every call."""
     beads = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
     for _ in range(2):
         with beads.turn() as turn:
@@ -258,18 +253,18 @@ def test_where_bd_works_is_asked_before_anything_else_and_anew_when_something_st
 
 
 @pytest.mark.parametrize("key", ["path", "database_path"])
-def test_a_bd_that_works_elsewhere_is_not_asked_anything(place: Path, home: Path, tmp_path: Path, key: str) -> None:
-    """Nor one whose database lies elsewhere."""
+def test_a_bd_with_another_location_gets_no_further_call(place: Path, home: Path, tmp_path: Path, key: str) -> None:
+    """Or whose database is in another directory."""
     told = {"version": "1.0.5", "path": str(place), "database_path": str(place / "x"), key: str(tmp_path / ".beads")}
     bd = program(tmp_path / "bd", f"print({json.dumps(told)!r})")
     with pytest.raises(BeadsError, match=r"bd works in .* and not in"):
         asked(place, home, bd)
 
 
-def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
+def test_an_issue_created_in_another_workspace_is_reported(
     bd: Path, beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
 ) -> None:
-    """bd may be configured to keep new issues in another workspace."""
+    """bd may be configured to create issues in another workspace."""
     other = Workspace(bd, tmp_path / "other", tmp_path / "person").init()
     led = f"if sys.argv[1] == 'create': os.environ['BEADS_DIR'] = {str(other.beads)!r}"
     leading = program(tmp_path / "bd", f"{led}\nos.execv({str(bd)!r}, ['bd', *sys.argv[1:]])")
@@ -281,14 +276,13 @@ def test_an_issue_that_went_elsewhere_is_not_taken_for_nothing(
     assert id_ in str(raised.value)
 
 
-def test_a_source_without_beads_says_so(source: Path) -> None:
-    """And how to make them."""
+def test_a_source_without_beads_is_an_error_with_the_remedy(source: Path) -> None:
     with pytest.raises(BeadsError, match="bd init"):
         find_beads(source)
 
 
 def test_a_beads_that_leads_into_the_workspace_is_not_used(source: Path, tmp_path: Path) -> None:
-    """There an agent could write what steers bd; what lies elsewhere is the operator's to choose."""
+    """An agent could write the files that control bd there. A target outside is the operator's choice."""
     (source / "docs").mkdir()
     (source / ".beads").symlink_to("docs")
     with pytest.raises(BeadsError, match="agents can write"):
@@ -302,7 +296,7 @@ def test_a_beads_that_leads_into_the_workspace_is_not_used(source: Path, tmp_pat
 def test_a_worktree_has_the_beads_of_its_repository(
     beads_workspace: Workspace, home: Path, tmp_path: Path, permit: Permit
 ) -> None:
-    """Also where a copy of them was checked out with it; but not who only says to be a worktree."""
+    """Also if a copy of them was checked out. A directory that only claims to be a worktree does not."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(beads_workspace.directory)]
     for words in (["init", "-q"], ["add", "-f", ".beads/README.md"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
@@ -319,8 +313,8 @@ def test_a_worktree_has_the_beads_of_its_repository(
     assert find_beads(liar) == liar / ".beads"
 
 
-def test_there_is_no_way_to_ask_for_another_flag() -> None:
-    """None by which bd would act elsewhere, read a file, choose an id or overrule itself."""
+def test_no_argument_adds_another_flag() -> None:
+    """No flag that selects another database, reads a file, chooses an id or overrides the gate."""
     steering = {"db", "repo", "directory", "actor", "id", "file", "body-file", "graph", "deps", "ephemeral", "claim"}
     assert not steering & {flag for flags in FLAGS.values() for flag in flags}
     assert [name for name, flags in FLAGS.items() if "force" in flags] == ["delete"]
@@ -331,8 +325,8 @@ def test_there_is_no_way_to_ask_for_another_flag() -> None:
 
 
 @pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b", "x" * 256])
-def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, permit: Permit, label: str) -> None:
-    """In a new issue, and in one that is there."""
+def test_a_label_that_bd_would_change_is_refused(beads: Beads, permit: Permit, label: str) -> None:
+    """In a new issue and in an existing one."""
     with beads.turn() as turn:
         with pytest.raises(UsageError):
             turn.create_issue(NewIssue("x", labels=(label,)), permit)
@@ -343,8 +337,8 @@ def test_a_label_that_bd_would_read_otherwise_is_refused(beads: Beads, permit: P
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "x" * 200_000])
-def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, permit: Permit, text: str) -> None:
-    """NUL, what is not UTF-8, and more than the kernel lets through."""
+def test_a_text_that_cannot_be_an_argument_is_refused(beads: Beads, permit: Permit, text: str) -> None:
+    """NUL, invalid UTF-8, and more bytes than the kernel accepts."""
     with beads.turn() as turn, pytest.raises(UsageError):
         turn.create_issue(NewIssue("x", description=text), permit)
 
@@ -352,7 +346,7 @@ def test_a_text_that_no_program_can_be_told_is_refused(beads: Beads, permit: Per
 @pytest.mark.parametrize(
     "text", ["--", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
 )
-def test_a_text_is_stored_as_it_is(beads: Beads, permit: Permit, tmp_path: Path, text: str) -> None:
+def test_a_text_is_stored_unchanged(beads: Beads, permit: Permit, tmp_path: Path, text: str) -> None:
     """In every field, and as a reason."""
     with beads.turn() as turn:
         new = NewIssue(text, description=text, design=text, acceptance=text, notes=text, assignee=text)
@@ -362,7 +356,7 @@ def test_a_text_is_stored_as_it_is(beads: Beads, permit: Permit, tmp_path: Path,
         assert turn.close_issue(made.id, permit, reason=text).issue.close_reason == text
 
 
-def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, permit: Permit) -> None:
+def test_metadata_that_break_the_list_of_bd_are_refused(beads: Beads, permit: Permit) -> None:
     """Control characters, in a key or in a value, and no others."""
     harmless = {"k\t\n\x7f\\u0001": ["\b\f\r", "\\"]}
     with beads.turn() as turn:
@@ -375,8 +369,8 @@ def test_metadata_after_which_bd_would_list_nothing_are_refused(beads: Beads, pe
         assert harmless.items() <= turn.everything(fresh=True)[made.id].metadata.items()
 
 
-def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, permit: Permit) -> None:
-    """That is "-" and no other; in every other place "-" is a text too."""
+def test_a_description_of_one_dash_is_refused(beads: Beads, permit: Permit) -> None:
+    """bd would read standard input. In every other field "-" is a text."""
     with beads.turn() as turn:
         with pytest.raises(UsageError, match="standard input"):
             turn.create_issue(NewIssue("x", description="-"), permit)
@@ -390,23 +384,23 @@ def test_a_description_that_bd_would_read_elsewhere_is_refused(beads: Beads, per
         assert turn.close_issue(made.id, permit, reason="-").issue.close_reason == "-"
 
 
-def test_a_file_that_is_named_is_not_read(beads: Beads, permit: Permit, tmp_path: Path) -> None:
-    """Metadata goes to bd as JSON, in which a file's name is only a name."""
+def test_a_file_name_in_metadata_is_not_read(beads: Beads, permit: Permit, tmp_path: Path) -> None:
+    """Metadata is passed as JSON, in which a file name is a text."""
     (tmp_path / "secret").write_text('{"secret": 1}')
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), permit).issue
     assert "secret" not in made.metadata
 
 
-def test_closing_is_not_a_matter_of_updating(beads: Beads, permit: Permit) -> None:
-    """bd would close what is blocked."""
+def test_an_update_cannot_close_an_issue(beads: Beads, permit: Permit) -> None:
+    """bd would close a blocked issue."""
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("x"), permit).issue
         with pytest.raises(UsageError, match="by closing it"):
             turn.update_issue(made.id, permit, status="closed")
 
 
-def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, permit: Permit) -> None:
+def test_only_an_issue_created_under_the_same_lock_can_be_deleted(beads: Beads, permit: Permit) -> None:
     """And once."""
     with beads.turn() as turn:
         first = turn.create_issue(NewIssue("x"), permit)
@@ -418,7 +412,7 @@ def test_only_what_a_turn_has_created_it_takes_away(beads: Beads, permit: Permit
                 turn.undo_create(made, permit)
 
 
-def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
+def test_after_the_lock_is_released_no_call_is_made(beads: Beads) -> None:
     """Nothing more is asked of bd without the lock."""
     with beads.turn() as turn:
         pass
@@ -426,8 +420,10 @@ def test_a_turn_that_is_over_is_over(beads: Beads) -> None:
         turn.everything()
 
 
-def test_turns_do_not_overlap(beads: Beads, beads_workspace: Workspace, home: Path, permit: Permit) -> None:
-    """What is read before a change is still so when it is made: of ten that count up, none is lost."""
+def test_two_callers_never_have_the_lock_together(
+    beads: Beads, beads_workspace: Workspace, home: Path, permit: Permit
+) -> None:
+    """The issues do not change between read and change: of ten increments none is lost."""
     one = beads_workspace.create("0")
 
     def count_up() -> None:

@@ -1,4 +1,4 @@
-"""The `bd` of a session: in bd's own words, under the rules, on the source and beside the mount."""
+"""The session's `bd`: bd's own command line, under the rules, for the source and in the mount."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def inside(beads_workspace: Workspace, mounted: Mounted, monkeypatch: pytest.Mon
     return mount
 
 
-def test_an_agent_works_with_bd_as_ever(inside: Callable[..., Inside], beads_workspace: Workspace) -> None:
-    """It creates, takes, labels, orders, comments and closes issues, and reads what the real bd says of them."""
+def test_an_agent_uses_the_bd_command_line(inside: Callable[..., Inside], beads_workspace: Workspace) -> None:
+    """It creates, claims, labels, orders, comments and closes issues, and reads the real bd's output."""
     bd = inside()
     epic = bd.json("create", "All of it", "-t", "epic", "-p1")["id"]
     one = bd(
@@ -116,7 +116,7 @@ def test_an_agent_works_with_bd_as_ever(inside: Callable[..., Inside], beads_wor
     assert bd.alerts() == []
 
 
-def test_what_the_rules_do_not_admit_is_refused_with_the_reason(
+def test_a_change_against_the_rules_is_refused_with_the_reason(
     inside: Callable[..., Inside], beads_workspace: Workspace
 ) -> None:
     bd = inside()
@@ -158,7 +158,7 @@ def test_what_the_rules_do_not_admit_is_refused_with_the_reason(
         (("close",), "form"),
     ],
 )
-def test_every_other_command_line_is_refused_and_entered(
+def test_every_other_command_line_is_refused_and_recorded(
     inside: Callable[..., Inside], beads_workspace: Workspace, words: tuple[str, ...], rule: str
 ) -> None:
     bd = inside()
@@ -168,7 +168,7 @@ def test_every_other_command_line_is_refused_and_entered(
     assert beads_workspace.everything() == {}
 
 
-def test_the_environment_steers_nothing(
+def test_the_environment_has_no_effect(
     inside: Callable[..., Inside], beads_workspace: Workspace, tmp_path: Path
 ) -> None:
     bd = inside()
@@ -180,7 +180,7 @@ def test_the_environment_steers_nothing(
     assert elsewhere.everything() == {}
 
 
-def test_others_calls_of_the_socket_are_the_same_gate(inside: Callable[..., Inside]) -> None:
+def test_direct_calls_of_the_socket_obey_the_same_rules(inside: Callable[..., Inside]) -> None:
     bd = inside()
     made = call(bd.directory, "beads.create", title="A", type="bug", priority=0, labels=["unit:a"])
     assert (made["issue_type"], made["priority"], made["created_by"]) == ("bug", 0, "alice")
@@ -226,10 +226,10 @@ FORMS = (
 
 
 @pytest.mark.parametrize("policy", [None, "shipped"])
-def test_what_steers_bd_is_closed_in_the_mount(
+def test_the_files_that_control_bd_are_read_only_in_the_mount(
     inside: Callable[..., Inside], beads_workspace: Workspace, policy: str | None
 ) -> None:
-    """Every form in which bd keeps state, whether it is there or not; also a `.beads` that is not there yet."""
+    """Every form of bd's state, existing or not, and a `.beads` that does not exist yet."""
     (beads_workspace.directory / "sub").mkdir()
     bd = inside() if policy is None else inside(policy=None)
     before = sorted(beads_workspace.directory.rglob("*"))
@@ -246,8 +246,8 @@ def test_what_steers_bd_is_closed_in_the_mount(
     assert sorted(beads_workspace.directory.rglob("*")) == before
 
 
-def test_nothing_becomes_a_beads_in_the_mount(inside: Callable[..., Inside], beads_workspace: Workspace) -> None:
-    """No file, no directory that is moved or linked there, and none below a directory that is moved."""
+def test_no_beads_can_be_created_in_the_mount(inside: Callable[..., Inside], beads_workspace: Workspace) -> None:
+    """No file, no moved or linked directory, and none below a moved directory."""
     (beads_workspace.directory / "sub").mkdir()
     (beads_workspace.directory / "kept" / ".beads").mkdir(parents=True)
     (beads_workspace.directory / "kept" / ".beads" / "redirect").write_text("/elsewhere\n")
@@ -280,10 +280,10 @@ def test_nothing_becomes_a_beads_in_the_mount(inside: Callable[..., Inside], bea
     assert (beads_workspace.directory / "kept" / ".beads" / "redirect").read_text() == "/elsewhere\n"
 
 
-def test_a_change_of_the_issues_without_the_gate_is_told(
+def test_a_change_of_the_issues_without_the_gate_is_out_of_band(
     inside: Callable[..., Inside], beads_workspace: Workspace
 ) -> None:
-    """What the gate's own bd writes is not, in this mount or another one, also when it only reads."""
+    """The writes of the gate's own bd are not, in this mount or another, also when it only reads."""
     bd, other = inside(), inside(agent="bob")
     bd("create", "x")
     bd("list")

@@ -1,4 +1,4 @@
-"""Issues on the command line, of the operator and in a mount."""
+"""Issues on the command line, as the operator and in a mount."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.beads_workspace import Workspace
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs, register
 
 
-def test_an_operator_names_the_agent_and_all_of_it_is_in_the_record(
+def test_an_operator_acts_as_a_named_agent_and_is_recorded(
     beads_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From any directory of the workspace."""
@@ -53,16 +53,14 @@ def test_an_operator_names_the_agent_and_all_of_it_is_in_the_record(
     assert [(entry["result"], entry["details"]["issue"]) for entry in closed] == [("denied", other), ("allowed", one)]
 
 
-def test_a_command_without_an_agent_or_without_issues_says_what_to_do(
-    beads_workspace: Workspace, tmp_path: Path
-) -> None:
+def test_a_command_without_agent_or_issues_names_the_remedy(beads_workspace: Workspace, tmp_path: Path) -> None:
     nobody = bonobofs("beads", "close", "gt-1", cwd=beads_workspace.directory)
     assert (nobody.returncode, "--agent" in nobody.stderr) == (2, True)
     nowhere = bonobofs("beads", "close", "gt-1", "--agent", "alice", cwd=tmp_path)
     assert (nowhere.returncode, "bd init" in nowhere.stderr) == (1, True)
 
 
-def test_in_a_mount_the_agent_is_the_sessions(
+def test_in_a_mount_the_agent_is_that_of_the_session(
     beads_workspace: Workspace, mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BONOBOFS_BD", str(beads_workspace.bd))

@@ -1,4 +1,6 @@
-"""BeadsGuard on a store: what passes is there and recorded; what is refused is told, recorded and not there."""
+"""BeadsGuard on real issues: a permitted change is stored and recorded; a refused one is reported, recorded and
+not stored.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ def test_the_names_and_arguments_are_those_of_the_contract() -> None:
     assert arguments("guarded_dependency") == ["blocked_id", "blocker_id", "dep_type", "agent"]
 
 
-def test_what_is_created_is_there_as_it_was_asked_for(opened: Opened, beads_workspace: Workspace) -> None:
-    """Every field, under the agent's name, with its identity beside it, and one entry with the issue's id."""
+def test_a_created_issue_has_every_requested_field(opened: Opened, beads_workspace: Workspace) -> None:
+    """Under the agent's name, with its identity in the metadata, and one entry with the issue's id."""
     alice = opened()
     epic = beads_workspace.create("Everything", "--type=epic")
     made = alice.issues.guarded_create(
@@ -119,7 +121,9 @@ def test_what_is_created_is_there_as_it_was_asked_for(opened: Opened, beads_work
     assert (outcome.result, outcome.details["issue"]) == ("allowed", made.id)
 
 
-def test_a_validation_tells_and_records_and_changes_nothing(opened: Opened, beads_workspace: Workspace) -> None:
+def test_a_validation_returns_and_records_the_decision_without_a_change(
+    opened: Opened, beads_workspace: Workspace
+) -> None:
     alice = opened()
     one, other = beads_workspace.create("One"), beads_workspace.create("Other", "--assignee=bob")
     before = beads_workspace.everything()
@@ -157,7 +161,7 @@ def test_a_validation_tells_and_records_and_changes_nothing(opened: Opened, bead
     assert f"{other} is assigned to bob" in denied[4].about
 
 
-def test_somebody_elses_name_is_refused_with_an_alert_before_any_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
+def test_the_name_of_another_agent_is_refused_with_an_alert_before_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
     calls = wrapped("")
     alice = opened()
     for call in (
@@ -172,7 +176,7 @@ def test_somebody_elses_name_is_refused_with_an_alert_before_any_bd_runs(opened:
     assert calls.read_text() == ""
 
 
-def test_what_the_role_lacks_is_refused_before_any_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
+def test_an_operation_outside_the_role_is_refused_before_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
     calls = wrapped("")
     reader, worker, undefined = (opened(role, role=role, policy=LEAD) for role in ("reader", "worker", "nobody"))
     refused(lambda: reader.issues.guarded_create("A", "task", 2, "reader"), "role:reader:beads:create", Code.ROLE)
@@ -189,7 +193,7 @@ def test_what_the_role_lacks_is_refused_before_any_bd_runs(opened: Opened, wrapp
     assert calls.read_text() == ""
 
 
-def test_what_is_wrong_by_itself_is_refused_before_any_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
+def test_an_invalid_request_is_refused_before_bd_runs(opened: Opened, wrapped: Wrapped) -> None:
     calls = wrapped("")
     alice = opened()
     refused(lambda: alice.issues.guarded_create(" ", "task", 2, "alice"), "beads.title")
@@ -198,8 +202,8 @@ def test_what_is_wrong_by_itself_is_refused_before_any_bd_runs(opened: Opened, w
     assert calls.read_text() == ""
 
 
-def test_the_record_is_bounded_whatever_is_asked(opened: Opened, wrapped: Wrapped) -> None:
-    """Nobody fills it by way of a call."""
+def test_the_entry_of_a_call_is_bounded(opened: Opened, wrapped: Wrapped) -> None:
+    """For any request."""
     wrapped("")
     alice = opened()
     much: list[dict[str, Any]] = [
@@ -219,7 +223,7 @@ def test_the_record_is_bounded_whatever_is_asked(opened: Opened, wrapped: Wrappe
     assert max(len(line) for line in alice.trail.read_bytes().splitlines()) < 20_000
 
 
-def test_a_role_that_has_epics_and_reopening_does_both(opened: Opened, beads_workspace: Workspace) -> None:
+def test_a_role_with_epics_and_reopening_may_do_both(opened: Opened, beads_workspace: Workspace) -> None:
     lead = opened("harmbe", role="lead", policy=LEAD)
     epic = lead.issues.guarded_create("All of it", "epic", 1, "harmbe")
     lead.issues.guarded_close(epic.id, "harmbe", reason="-r: not now")
@@ -230,8 +234,8 @@ def test_a_role_that_has_epics_and_reopening_does_both(opened: Opened, beads_wor
     refused(lambda: opened().issues.guarded_reopen(epic.id, "alice"), "role:agent:beads:reopen", Code.ROLE)
 
 
-def test_a_message_lasts_and_is_listed(opened: Opened, beads_workspace: Workspace) -> None:
-    """bd itself makes one that is listed nowhere and passes away."""
+def test_a_message_is_permanent_and_listed(opened: Opened, beads_workspace: Workspace) -> None:
+    """bd itself makes an ephemeral one that is not listed."""
     alice = opened()
     asked = alice.issues.guarded_create("May I?", "message", 2, "alice", assignee="human")
     shown = beads_workspace.everything()[asked.id]
@@ -244,7 +248,7 @@ def test_a_message_lasts_and_is_listed(opened: Opened, beads_workspace: Workspac
 
 
 def test_a_status_is_judged_before_it_is_mapped(opened: Opened, beads_workspace: Workspace) -> None:
-    """`done` is bd's closed, and only what is in progress is done."""
+    """`done` is bd's closed, and only an issue in progress may become done."""
     alice = opened()
     one = alice.issues.guarded_create("A", "task", 2, "alice").id
     refused(lambda: alice.issues.guarded_update(one, "alice", status="done"), "beads.status")
@@ -261,8 +265,10 @@ def test_a_status_is_judged_before_it_is_mapped(opened: Opened, beads_workspace:
     assert [entry.details.get("changed") for entry in alice.entries()[-2:]] == [None, False]
 
 
-def test_an_issue_is_its_assignees_by_identity(opened: Opened, beads_workspace: Workspace, home: Path) -> None:
-    """A later agent of the same label owns nothing of the first; one to whom an issue is handed over does."""
+def test_an_issue_belongs_to_the_identity_of_its_assignee(
+    opened: Opened, beads_workspace: Workspace, home: Path
+) -> None:
+    """A later agent with the same label does not own it. An agent that gets the issue assigned does."""
     alice, bob = opened("alice"), opened("bob")
     one = alice.issues.guarded_create("A", "task", 2, "alice", assignee="alice").id
     refused(lambda: bob.issues.guarded_update(one, "bob", priority=0), "beads.owner")
@@ -279,8 +285,8 @@ def test_an_issue_is_its_assignees_by_identity(opened: Opened, beads_workspace: 
     assert carol.session.session.agent_id in shown["metadata"].values()
 
 
-def test_a_label_that_is_given_again_inherits_no_issue(opened: Opened, beads_workspace: Workspace, home: Path) -> None:
-    """And an assignee that was set without the gate goes by the label."""
+def test_a_reused_agent_label_inherits_no_issue(opened: Opened, beads_workspace: Workspace, home: Path) -> None:
+    """An assignee that was set without the gate is compared by the label."""
     with Database.open(home) as database:
         agent_registry.add(database, "dora")
         first = agent_registry.identity_of(database, "dora")
@@ -296,8 +302,8 @@ def test_a_label_that_is_given_again_inherits_no_issue(opened: Opened, beads_wor
     opened("erin").issues.guarded_update(one, "erin", priority=0)
 
 
-def test_what_another_has_written_stays(opened: Opened, beads_workspace: Workspace) -> None:
-    """Title and texts are their maker's; status, priority and labels go with the work."""
+def test_texts_of_another_agent_cannot_be_changed(opened: Opened, beads_workspace: Workspace) -> None:
+    """Title and texts belong to the creator; status, priority and labels to the assignee."""
     alice, bob = opened("alice"), opened("bob")
     persons = beads_workspace.create("A person's", "--description=said", "--notes=kept")
     made = bob.issues.guarded_create("Bob's", "task", 2, "bob")
@@ -310,8 +316,8 @@ def test_what_another_has_written_stays(opened: Opened, beads_workspace: Workspa
     assert (shown["title"], shown["description"], shown["notes"]) == ("A person's", "said", "kept")
 
 
-def test_fields_that_steer_bd_are_not_passed_on(opened: Opened, beads_workspace: Workspace) -> None:
-    """An id that is chosen would write over the issue that has it."""
+def test_fields_that_control_bd_are_refused(opened: Opened, beads_workspace: Workspace) -> None:
+    """A chosen id would overwrite the issue that has it."""
     alice = opened()
     one = beads_workspace.create("Kept")
     beads_workspace.run("close", one)
@@ -322,7 +328,7 @@ def test_fields_that_steer_bd_are_not_passed_on(opened: Opened, beads_workspace:
     assert beads_workspace.issue(one)["status"] == "closed"
 
 
-def test_labels_come_and_go_but_for_phases(opened: Opened, beads_workspace: Workspace) -> None:
+def test_labels_can_be_added_and_removed_except_phases(opened: Opened, beads_workspace: Workspace) -> None:
     alice = opened()
     one = alice.issues.guarded_create("A", "task", 2, "alice", labels=["phase:a", "unit:b"]).id
     alice.issues.guarded_label(one, "alice", add=["stage:c"], remove=["unit:b"])
@@ -333,7 +339,7 @@ def test_labels_come_and_go_but_for_phases(opened: Opened, beads_workspace: Work
     assert [entry.operation for entry in alice.calls()][1] == "label_issue"
 
 
-def test_dependencies_are_added_removed_and_kept_in_order(opened: Opened, beads_workspace: Workspace) -> None:
+def test_dependencies_are_added_and_removed_without_cycles(opened: Opened, beads_workspace: Workspace) -> None:
     alice = opened()
     a, b, c = (beads_workspace.create(title) for title in "abc")
     add, remove = alice.issues.guarded_dependency, alice.issues.guarded_remove_dependency
@@ -359,7 +365,7 @@ def test_dependencies_are_added_removed_and_kept_in_order(opened: Opened, beads_
 def test_an_issue_is_created_with_all_its_dependencies_or_not_at_all(
     opened: Opened, beads_workspace: Workspace
 ) -> None:
-    """bd stores the issue, says that all is well and leaves the edges out."""
+    """bd stores the issue, reports success and omits the edges."""
     alice = opened()
     epic = beads_workspace.create("Epic", "--type=epic")
     one, other = beads_workspace.create("One"), beads_workspace.create("Other")
@@ -378,8 +384,10 @@ def test_an_issue_is_created_with_all_its_dependencies_or_not_at_all(
     assert (alice.entries()[-1].result, alice.entries()[-1].details["undone"]) == ("error", True)
 
 
-def test_what_bd_lets_in_meanwhile_is_undone(opened: Opened, beads_workspace: Workspace, wrapped: Wrapped) -> None:
-    """Somebody who works without the gate closes the circle, or names another parent, in the same moment."""
+def test_a_conflicting_change_without_the_gate_is_rolled_back(
+    opened: Opened, beads_workspace: Workspace, wrapped: Wrapped
+) -> None:
+    """Another user closes the cycle, or sets another parent, at the same moment."""
     a, b, c, d, e = (beads_workspace.create(title) for title in "abcde")
     wrapped(
         f"""case "$*" in
@@ -399,7 +407,7 @@ def test_what_bd_lets_in_meanwhile_is_undone(opened: Opened, beads_workspace: Wo
     ]
 
 
-def test_a_worktree_waits_and_then_nothing_new_is_put_before_it(opened: Opened, beads_workspace: Workspace) -> None:
+def test_an_issue_with_a_worktree_gets_no_new_blocker(opened: Opened, beads_workspace: Workspace) -> None:
     alice = opened()
     one, blocker, later = (beads_workspace.create(title) for title in ("one", "blocker", "later"))
     alice.issues.guarded_dependency(one, blocker, "blocks", "alice")
@@ -415,7 +423,7 @@ def test_a_worktree_waits_and_then_nothing_new_is_put_before_it(opened: Opened, 
 def test_each_operation_takes_one_list_before_and_one_after(
     opened: Opened, beads_workspace: Workspace, wrapped: Wrapped
 ) -> None:
-    """No call of bd that the rules do not need: it is by far the slowest part."""
+    """The rules need no other call of bd, which is by far the slowest part."""
     one, other = beads_workspace.create("one"), beads_workspace.create("other")
     calls = wrapped("")
     issues = opened().issues
@@ -464,7 +472,7 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> list[str]
     return sorted(found)
 
 
-def test_of_two_agents_that_take_one_issue_one_has_it(opened: Opened, beads_workspace: Workspace) -> None:
+def test_one_of_two_agents_that_claim_an_issue_gets_it(opened: Opened, beads_workspace: Workspace) -> None:
     alice, bob = opened("alice"), opened("bob")
     for _ in range(5):
         one = beads_workspace.create("one")
@@ -476,7 +484,7 @@ def test_of_two_agents_that_take_one_issue_one_has_it(opened: Opened, beads_work
 
 
 @pytest.mark.parametrize("kinds", [("waits-for", "waits-for"), ("parent", "blocks")])
-def test_a_circle_is_closed_from_neither_end(
+def test_two_concurrent_edges_cannot_close_a_cycle(
     opened: Opened, beads_workspace: Workspace, kinds: tuple[str, str]
 ) -> None:
     alice, bob = opened("alice"), opened("bob")
@@ -489,9 +497,7 @@ def test_a_circle_is_closed_from_neither_end(
         assert tied == ["beads.cycle", "done"]
 
 
-def test_files_need_not_wait_for_whoever_is_busy_with_the_issues(
-    opened: Opened, beads_workspace: Workspace, home: Path
-) -> None:
+def test_file_calls_do_not_wait_for_issue_calls(opened: Opened, beads_workspace: Workspace, home: Path) -> None:
     alice = opened(policy=LEAD, role="lead")
     with FileGuard(alice.session) as files:
         with hold_lock(home, find_beads(beads_workspace.directory), 5.0):
@@ -503,7 +509,7 @@ def test_files_need_not_wait_for_whoever_is_busy_with_the_issues(
     assert [issue["title"] for issue in beads_workspace.everything().values()] == ["A"]
 
 
-def test_what_cannot_be_recorded_is_not_done(beads: Beads, beads_workspace: Workspace) -> None:
+def test_a_change_is_not_made_if_its_record_fails(beads: Beads, beads_workspace: Workspace) -> None:
     one = beads_workspace.create("one")
 
     def work() -> None:
@@ -518,7 +524,7 @@ def test_what_cannot_be_recorded_is_not_done(beads: Beads, beads_workspace: Work
     assert [issue["status"] for issue in beads_workspace.everything().values()] == ["open"]
 
 
-def test_a_bd_that_is_missing_is_an_error_that_says_what_to_do(
+def test_a_missing_bd_is_an_error_with_the_remedy(
     opened: Opened, beads_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = opened()

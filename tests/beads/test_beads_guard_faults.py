@@ -1,4 +1,4 @@
-"""The gate on a bd that goes wrong: what is told, what is recorded and what is stored are the same."""
+"""The gate with a faulty bd: report, record and stored state agree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outcome(alice: Guarded) -> tuple[str, object]:
 
 
 @pytest.mark.parametrize("how", STORED)
-def test_what_is_stored_is_done_whatever_bd_said(
+def test_a_stored_change_is_a_success_for_any_output(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace, how: str
 ) -> None:
     one, other = beads_workspace.create("one"), beads_workspace.create("other")
@@ -62,7 +62,7 @@ def test_what_is_stored_is_done_whatever_bd_said(
 
 
 @pytest.mark.parametrize("how", NOT_STORED)
-def test_what_is_not_stored_is_an_error_whatever_bd_said(
+def test_a_change_that_is_not_stored_is_an_error_for_any_output(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace, how: str
 ) -> None:
     one, other = beads_workspace.create("one"), beads_workspace.create("other")
@@ -86,7 +86,7 @@ def test_what_is_not_stored_is_an_error_whatever_bd_said(
     assert beads_workspace.everything() == before
 
 
-def test_a_bd_that_hangs_is_ended_and_what_it_stored_decides(
+def test_a_hanging_bd_is_killed_and_its_stored_state_decides(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace
 ) -> None:
     faulty.will("hangs after", "create")
@@ -99,9 +99,7 @@ def test_a_bd_that_hangs_is_ended_and_what_it_stored_decides(
     assert beads_workspace.issue(made.id)["status"] == "open"
 
 
-def test_an_issue_whose_dependency_fails_is_taken_away_again(
-    alice: Guarded, faulty: Faulty, beads_workspace: Workspace
-) -> None:
+def test_an_issue_whose_dependency_fails_is_deleted(alice: Guarded, faulty: Faulty, beads_workspace: Workspace) -> None:
     one, other = beads_workspace.create("one"), beads_workspace.create("other")
     faulty.will("killed before", "dep add")
     with pytest.raises(BeadsError):
@@ -110,7 +108,7 @@ def test_an_issue_whose_dependency_fails_is_taken_away_again(
     assert alice.entries()[-1].details["undone"] is True
 
 
-def test_a_change_of_which_a_part_is_stored_says_so(alice: Guarded, faulty: Faulty, beads_workspace: Workspace) -> None:
+def test_a_partly_stored_change_is_reported(alice: Guarded, faulty: Faulty, beads_workspace: Workspace) -> None:
     one = beads_workspace.create("one")
     faulty.will("partly", "update", without=("add-label",))
     with pytest.raises(BeadsError, match="in part"):
@@ -128,10 +126,10 @@ def test_a_change_of_which_a_part_is_stored_says_so(alice: Guarded, faulty: Faul
 
 
 @pytest.mark.parametrize("how", ["killed before", "fails before", "mumbles"])
-def test_what_cannot_be_read_is_not_changed(
+def test_unreadable_issues_are_not_changed(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace, how: str
 ) -> None:
-    """The rules know nothing, and nothing becomes an allow."""
+    """The rules have no facts, so nothing is permitted."""
     one = beads_workspace.create("one")
     faulty.will(how, "list")
     with pytest.raises(BeadsError):
@@ -141,7 +139,7 @@ def test_what_cannot_be_read_is_not_changed(
     assert beads_workspace.issue(one)["status"] == "open"
 
 
-def test_a_change_that_cannot_be_read_back_is_entered_as_unknown(
+def test_a_change_that_cannot_be_read_back_is_recorded_as_unknown(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace
 ) -> None:
     one = beads_workspace.create("one")
@@ -174,8 +172,8 @@ def thousand(workspace: Workspace, tmp_path: Path) -> list[str]:
     return names
 
 
-def test_a_thousand_issues_are_judged_in_full(opened: Opened, beads_workspace: Workspace, tmp_path: Path) -> None:
-    """None is cut off by bd's limit, and a circle through all of them is found."""
+def test_a_thousand_issues_are_judged_completely(opened: Opened, beads_workspace: Workspace, tmp_path: Path) -> None:
+    """bd's limit omits none, and a cycle through all of them is found."""
     names = thousand(beads_workspace, tmp_path)
     alice = opened()
     with pytest.raises(Refused) as refused:

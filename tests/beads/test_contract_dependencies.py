@@ -1,4 +1,4 @@
-"""What bd checks of dependencies, which is less: facts about bd 1.0.5, held to any bd that the suite runs on."""
+"""Facts about bd 1.0.5 that the tests check on the bd in use: dependencies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def edges(workspace: Workspace) -> set[tuple[str, str, str]]:
     return {(edge["issue_id"], edge["depends_on_id"], edge["type"]) for edge in found}
 
 
-def test_an_edge_is_one_of_each_ordered_pair(beads_workspace: Workspace, one: str, two: str) -> None:
-    """dep add A B lets A depend on B; the same again succeeds, another kind for the pair does not."""
+def test_an_ordered_pair_has_one_edge(beads_workspace: Workspace, one: str, two: str) -> None:
+    """dep add A B makes A depend on B. Repeating it succeeds; another kind for the pair fails."""
     for _ in range(2):
         beads_workspace.json("dep", "add", one, two)
     assert edges(beads_workspace) == {(one, two, "blocks")}
@@ -44,8 +44,8 @@ def test_an_edge_is_one_of_each_ordered_pair(beads_workspace: Workspace, one: st
     assert "blocks" in other.stdout
 
 
-def test_any_word_is_a_kind_of_edge_but_not_to_create(beads_workspace: Workspace, one: str, two: str) -> None:
-    """dep add stores what it is given, `parent` too, which then means nothing."""
+def test_dep_add_accepts_any_kind_and_create_does_not(beads_workspace: Workspace, one: str, two: str) -> None:
+    """dep add stores any word, `parent` too, which has no effect."""
     beads_workspace.json("dep", "add", one, two, "-t", "parent")
     assert edges(beads_workspace) == {(one, two, "parent")}
     assert "parent" not in beads_workspace.issue(one)
@@ -56,7 +56,7 @@ def test_any_word_is_a_kind_of_edge_but_not_to_create(beads_workspace: Workspace
 
 @pytest.mark.parametrize("kind", ["blocks", "parent-child", "related"])
 def test_an_issue_does_not_depend_on_itself(beads_workspace: Workspace, one: str, kind: str) -> None:
-    """In no way at all."""
+    """By no command."""
     assert beads_workspace.run("dep", "add", one, one, "-t", kind).returncode == 1
 
 
@@ -74,26 +74,24 @@ def test_an_issue_does_not_depend_on_itself(beads_workspace: Workspace, one: str
         ("parent-child", "blocks", 0),
     ],
 )
-def test_cycles_are_refused_along_blocking_edges_alone(
+def test_cycles_are_refused_along_blocking_edges_only(
     beads_workspace: Workspace, one: str, two: str, there: str, back: str, status: int
 ) -> None:
-    """All others are let in, and those of several kinds too."""
+    """All others are accepted, and those of mixed kinds too."""
     beads_workspace.json("dep", "add", one, two, "-t", there)
     assert beads_workspace.run("dep", "add", two, one, "-t", back).returncode == status
 
 
-def test_dep_cycles_never_finds_one(beads_workspace: Workspace, one: str, two: str) -> None:
-    """It looks where there is none, and its text holds the word cycle."""
+def test_dep_cycles_never_finds_a_cycle(beads_workspace: Workspace, one: str, two: str) -> None:
+    """It searches where there is none, and its text contains the word cycle."""
     beads_workspace.json("dep", "add", one, two, "-t", "parent-child")
     beads_workspace.json("dep", "add", two, one, "-t", "parent-child")
     assert beads_workspace.json("dep", "cycles") == []
     assert "cycle" in beads_workspace.run("dep", "cycles").stdout
 
 
-def test_a_cycle_is_refused_whether_it_is_to_be_looked_for_or_not(
-    beads_workspace: Workspace, one: str, two: str
-) -> None:
-    """--no-cycle-check changes nothing; of two that are made at once, one is."""
+def test_a_cycle_is_refused_with_and_without_the_check(beads_workspace: Workspace, one: str, two: str) -> None:
+    """--no-cycle-check has no effect. Of two concurrent edges one is stored."""
     beads_workspace.json("dep", "add", one, two)
     assert beads_workspace.run("dep", "add", two, one, "--no-cycle-check").returncode == 1
     three, four = (beads_workspace.create(title) for title in ("three", "four"))
@@ -103,8 +101,8 @@ def test_a_cycle_is_refused_whether_it_is_to_be_looked_for_or_not(
         each.communicate()
 
 
-def test_an_epic_and_another_do_not_block_each_other(beads_workspace: Workspace, one: str, epic: str) -> None:
-    """In neither direction; a parent may be any issue."""
+def test_an_epic_and_another_type_cannot_block_each_other(beads_workspace: Workspace, one: str, epic: str) -> None:
+    """In neither direction. A parent may have any type."""
     assert beads_workspace.run("dep", "add", one, epic).returncode == 1
     assert beads_workspace.run("dep", "add", epic, one).returncode == 1
     two = beads_workspace.create("two", "--parent", one)
@@ -113,7 +111,7 @@ def test_an_epic_and_another_do_not_block_each_other(beads_workspace: Workspace,
 
 
 def test_an_issue_may_have_two_parents(beads_workspace: Workspace, one: str, two: str, epic: str) -> None:
-    """show names one; update replaces the only one, by its own child too, only not by itself."""
+    """show names one. update replaces the only parent, also by its own child, but not by the issue itself."""
     for parent in (two, epic):
         beads_workspace.json("dep", "add", one, parent, "-t", "parent-child")
     assert edges(beads_workspace) == {(one, two, "parent-child"), (one, epic, "parent-child")}
@@ -131,16 +129,16 @@ def test_an_issue_may_have_two_parents(beads_workspace: Workspace, one: str, two
     assert edges(beads_workspace) == {(epic, one, "parent-child")}
 
 
-def test_an_edge_that_is_not_there_is_removed_with_success(beads_workspace: Workspace, one: str, two: str) -> None:
-    """Only an id that is unknown fails; what lies in other projects is not listed."""
+def test_removing_a_missing_edge_succeeds(beads_workspace: Workspace, one: str, two: str) -> None:
+    """Only an unknown id fails. Edges to other projects are not listed."""
     assert beads_workspace.json("dep", "remove", one, two)["status"] == "removed"
     assert beads_workspace.run("dep", "remove", one, "gt-zzzz").returncode == 1
     beads_workspace.json("dep", "add", one, "external:other:capability")
     assert beads_workspace.json("dep", "list", one) == []
 
 
-def test_create_stores_the_issue_though_its_edges_fail(beads_workspace: Workspace, epic: str) -> None:
-    """With exit status 0 and a warning; only an unknown parent keeps it from being stored."""
+def test_create_stores_the_issue_if_its_edges_fail(beads_workspace: Workspace, epic: str) -> None:
+    """With exit status 0 and a warning. Only an unknown parent prevents it."""
     assert beads_workspace.run("create", "below", "--parent", "gt-zzzz").returncode == 1
     for flags in (("--deps", "gt-zzzz"), ("--deps", epic), ("--waits-for", "gt-zzzz")):
         done = beads_workspace.run("create", "x", *flags, "--json")
@@ -151,7 +149,7 @@ def test_create_stores_the_issue_though_its_edges_fail(beads_workspace: Workspac
     assert "below" not in {issue["title"] for issue in beads_workspace.everything().values()}
 
 
-def test_deps_point_to_what_is_depended_on_but_for_blocks(beads_workspace: Workspace, one: str) -> None:
+def test_deps_name_the_dependency_except_for_blocks(beads_workspace: Workspace, one: str) -> None:
     """blocks:X makes X depend on the new issue."""
     for word in ("{}", "depends-on:{}", "blocked-by:{}"):
         new = beads_workspace.create("x", "--deps", word.format(one))
@@ -164,10 +162,10 @@ def test_deps_point_to_what_is_depended_on_but_for_blocks(beads_workspace: Works
     assert beads_workspace.run("create", "x", "--deps", f"parent:{one}").returncode == 1
 
 
-def test_close_is_refused_for_what_is_open_below_and_update_is_not(
+def test_close_checks_open_children_and_update_does_not(
     beads_workspace: Workspace, one: str, two: str, epic: str
 ) -> None:
-    """Open blockers, open children of an epic, and being pinned: update -s closed and import pass over all three."""
+    """Open blockers, open children of an epic, and being pinned: update -s closed and import ignore all three."""
     beads_workspace.json("dep", "add", one, two)
     beads_workspace.json("dep", "add", two, epic, "-t", "parent-child")
     pinned = beads_workspace.create("pinned")
@@ -185,14 +183,14 @@ def test_close_is_refused_for_what_is_open_below_and_update_is_not(
     beads_workspace.json("close", one, "--force")
 
 
-def test_closing_again_writes_over_why(beads_workspace: Workspace, one: str) -> None:
-    """It succeeds, and `done` is a word for close."""
+def test_closing_again_replaces_the_reason(beads_workspace: Workspace, one: str) -> None:
+    """It succeeds. `done` is another word for close."""
     beads_workspace.json("close", one, "--reason=first")
     assert beads_workspace.json("done", one, "--reason=second")[0]["close_reason"] == "second"
 
 
-def test_delete_takes_an_issue_away_with_its_edges(beads_workspace: Workspace, one: str, two: str) -> None:
-    """Only with --force; without, it tells what it would do."""
+def test_delete_removes_an_issue_with_its_edges(beads_workspace: Workspace, one: str, two: str) -> None:
+    """Only with --force; without it, delete prints what it would do."""
     beads_workspace.json("dep", "add", one, two)
     assert beads_workspace.run("delete", two).returncode == 0
     assert two in beads_workspace.everything()

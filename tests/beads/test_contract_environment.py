@@ -1,4 +1,4 @@
-"""What steers bd: variables, files and directories. Facts about bd 1.0.5, held to any bd that the suite runs on."""
+"""Facts about bd 1.0.5 that the tests check on the bd in use: variables, files and directories that control it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_only_the_flag_says_for_certain_who_acts(beads_workspace: Workspace) -> None:
-    """--actor, BD_ACTOR, a file's actor:, BEADS_ACTOR, git's user.name, USER, unknown; an empty flag is none."""
+def test_only_the_flag_sets_the_actor_reliably(beads_workspace: Workspace) -> None:
+    """The order is --actor, BD_ACTOR, a file's actor:, BEADS_ACTOR, git's user.name, USER, unknown. An empty flag
+    is ignored.
+    """
     assert creator(beads_workspace, USER="user") == "operator"
     assert creator(beads_workspace, BEADS_ACTOR="beads") == "beads"
     (beads_workspace.beads / "config.yaml").write_text("actor: file\n")
@@ -52,14 +54,14 @@ def test_only_the_flag_says_for_certain_who_acts(beads_workspace: Workspace) -> 
 
 
 def test_the_owner_is_an_address_of_git(beads_workspace: Workspace) -> None:
-    """GIT_AUTHOR_EMAIL, else the user's own, else there is none."""
+    """GIT_AUTHOR_EMAIL, otherwise the user's own, otherwise none."""
     assert "owner" not in beads_workspace.issue(beads_workspace.create("x"))
     told = beads_workspace.run("create", "x", "--json", env={"GIT_AUTHOR_EMAIL": "a@b"})
     assert json.loads(told.stdout)["owner"] == "a@b"
 
 
 def test_a_file_in_beads_sets_variables(beads_workspace: Workspace) -> None:
-    """.env is read at every command, and does not change those that are set."""
+    """Every command reads .env, which does not replace variables that are set."""
     (beads_workspace.beads / ".env").write_text("BEADS_ACTOR=file\nGIT_AUTHOR_EMAIL=file@x\n")
     assert creator(beads_workspace) == "file"
     assert creator(beads_workspace, BEADS_ACTOR="set") == "set"
@@ -67,7 +69,7 @@ def test_a_file_in_beads_sets_variables(beads_workspace: Workspace) -> None:
 
 
 def test_every_key_of_the_configuration_is_a_variable_too(beads_workspace: Workspace) -> None:
-    """Three files are read; BD_READONLY=1 refuses changes, and BD_BACKEND every command."""
+    """Three files are read. BD_READONLY=1 refuses changes, and BD_BACKEND every command."""
     (beads_workspace.person / ".config" / "bd").mkdir(parents=True)
     (beads_workspace.person / ".config" / "bd" / "config.yaml").write_text("actor: at home\n")
     assert creator(beads_workspace) == "at home"
@@ -76,8 +78,8 @@ def test_every_key_of_the_configuration_is_a_variable_too(beads_workspace: Works
     assert beads_workspace.run("list", env={"BD_BACKEND": "dolt"}).returncode == 1
 
 
-def test_a_place_that_is_not_there_is_passed_over(beads_workspace: Workspace, other: Workspace) -> None:
-    """With BEADS_DIR leading nowhere, bd works on what it finds above its working directory; `where` tells."""
+def test_a_missing_beads_dir_is_ignored(beads_workspace: Workspace, other: Workspace) -> None:
+    """bd then uses one above its working directory. `where` shows it."""
     nowhere: dict[str, str | None] = {"BEADS_DIR": str(other.directory / "none")}
     told = beads_workspace.run("where", "--json", env=nowhere, cwd=other.directory)
     assert json.loads(told.stdout)["path"] == str(other.beads)
@@ -87,9 +89,9 @@ def test_a_place_that_is_not_there_is_passed_over(beads_workspace: Workspace, ot
     assert beads_workspace.run("list", env=nowhere).returncode == 1
 
 
-def test_a_redirect_is_followed_from_where_bd_was_sent(beads_workspace: Workspace, other: Workspace) -> None:
-    """`where` tells from where, to who is there. With another prefix it keeps its own database's name: none is there,
-    so one is made that holds nothing, and creating fails.
+def test_a_redirect_in_beads_dir_is_followed(beads_workspace: Workspace, other: Workspace) -> None:
+    """`where` shows source and target. With another prefix bd keeps its own database name: it creates an empty
+    database, and create fails.
     """
     (beads_workspace.beads / "redirect").write_text(str(other.beads) + "\n")
     assert beads_workspace.json("where")["path"] == str(other.beads)
@@ -108,8 +110,8 @@ def test_a_redirect_is_followed_from_where_bd_was_sent(beads_workspace: Workspac
     assert {issue["title"] for issue in third.everything().values()} == {"there"}
 
 
-def test_a_beads_that_holds_nothing_is_passed_over(beads_workspace: Workspace) -> None:
-    """Where BEADS_DIR leads, above the working directory, and behind a redirect."""
+def test_an_empty_beads_is_ignored(beads_workspace: Workspace) -> None:
+    """In BEADS_DIR, above the working directory, and behind a redirect."""
     beads_workspace.create("above")
     empty = beads_workspace.directory / "sub" / ".beads"
     empty.mkdir(parents=True)
@@ -123,8 +125,8 @@ def test_a_beads_that_holds_nothing_is_passed_over(beads_workspace: Workspace) -
     assert [issue["title"] for issue in beads_workspace.everything().values()] == ["above"]
 
 
-def test_flags_lead_to_other_databases(beads_workspace: Workspace, other: Workspace, tmp_path: Path) -> None:
-    """--db makes what is not there, --repo writes into another workspace, -C without one fails."""
+def test_flags_select_other_databases(beads_workspace: Workspace, other: Workspace, tmp_path: Path) -> None:
+    """--db creates a missing one, --repo writes into another workspace, -C without a workspace fails."""
     made = beads_workspace.run("list", "--db", tmp_path / "new" / ".beads", "--json")
     assert (made.returncode, json.loads(made.stdout)) == (0, [])
     assert (tmp_path / "new").is_dir()
@@ -136,7 +138,7 @@ def test_flags_lead_to_other_databases(beads_workspace: Workspace, other: Worksp
     assert beads_workspace.run("-C", tmp_path / "person", "list", env={"BEADS_DIR": None}).returncode == 1
 
 
-def test_the_workspace_is_looked_for_upwards_and_shared_by_git_worktrees(bd: Path, tmp_path: Path) -> None:
+def test_the_workspace_is_searched_upwards_and_shared_by_git_worktrees(bd: Path, tmp_path: Path) -> None:
     """From any directory below it, and from a worktree of its repository."""
     workspace = Workspace(bd, tmp_path / "main", tmp_path / "person")
     workspace.directory.mkdir()
@@ -197,8 +199,8 @@ REFUSED = [
 ]
 
 
-def test_read_only_mode_refuses_what_changes_issues_by_name(beads_workspace: Workspace, one: str) -> None:
-    """Every one of these fails, and nothing has changed."""
+def test_read_only_mode_refuses_the_listed_commands(beads_workspace: Workspace, one: str) -> None:
+    """Each fails, and no issue has changed."""
     before = beads_workspace.everything()
     for words in REFUSED:
         done = beads_workspace.run("--readonly", *words.replace("ONE", one).split())
@@ -206,7 +208,7 @@ def test_read_only_mode_refuses_what_changes_issues_by_name(beads_workspace: Wor
     assert beads_workspace.everything() == before
 
 
-def test_read_only_mode_writes_all_the_same(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
+def test_read_only_mode_permits_some_writes(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
     """import, rename, config set and unset, and export -o."""
     file = tmp_path / "issues.jsonl"
     file.write_text(json.dumps({"id": one, "title": "imported", "status": "closed", "issue_type": "task"}))
@@ -221,8 +223,8 @@ def test_read_only_mode_writes_all_the_same(beads_workspace: Workspace, one: str
     assert (tmp_path / "out").read_text()
 
 
-def test_mail_runs_whatever_program_is_named(beads_workspace: Workspace, tmp_path: Path) -> None:
-    """In read-only mode too; its status is bd's."""
+def test_mail_runs_the_configured_program(beads_workspace: Workspace, tmp_path: Path) -> None:
+    """In read-only mode too. Its status is bd's."""
     delegate = program(tmp_path / "delegate", f'echo "$@" > {tmp_path}/said; exit 7')
     done = beads_workspace.run("--readonly", "mail", "send", "--flag", env={"BEADS_MAIL_DELEGATE": str(delegate)})
     assert done.returncode == 7
@@ -256,8 +258,8 @@ READING = [
 ]
 
 
-def test_what_only_reads_changes_nothing(beads_workspace: Workspace, one: str) -> None:
-    """These succeed in read-only mode, and everything is as it was."""
+def test_reading_commands_change_nothing(beads_workspace: Workspace, one: str) -> None:
+    """They succeed in read-only mode."""
     before = beads_workspace.everything()
     for words in READING:
         assert beads_workspace.run("--readonly", *words.replace("ONE", one).split()).returncode == 0, words
@@ -265,7 +267,7 @@ def test_what_only_reads_changes_nothing(beads_workspace: Workspace, one: str) -
 
 
 def test_bd_runs_git_and_programs_of_the_workspace(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
-    """git at every call, through PATH; hooks after changes, which it does not wait for unless they are off."""
+    """git at every call, through PATH. Hooks run after changes, without waiting, unless they are disabled."""
     path = f"{tmp_path / 'bin'}:{beads_workspace.environment['PATH']}"
     program(tmp_path / "bin" / "git", f"echo called >> {tmp_path}/git")
     beads_workspace.run("list", env={"PATH": path})

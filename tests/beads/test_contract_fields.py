@@ -1,4 +1,4 @@
-"""What bd checks of an issue, which is little: facts about bd 1.0.5, held to any bd that the suite runs on."""
+"""Facts about bd 1.0.5 that the tests check on the bd in use: fields of an issue."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def one(beads_workspace: Workspace) -> str:
     return beads_workspace.create("one")
 
 
-def test_thirteen_types_and_two_other_words_for_them(beads_workspace: Workspace) -> None:
-    """Case matters, and the list that bd itself tells of is shorter."""
+def test_there_are_thirteen_types_with_two_aliases(beads_workspace: Workspace) -> None:
+    """Case matters, and the list that bd prints is shorter."""
     types = {*ORDINARY, "message", "molecule", "gate", "spike", "story", "milestone", "event"}
     for word in types:
         assert beads_workspace.json("create", "x", "-t", word)["issue_type"] == word
@@ -31,8 +31,8 @@ def test_thirteen_types_and_two_other_words_for_them(beads_workspace: Workspace)
     assert told < types
 
 
-def test_a_message_is_made_to_pass_away(beads_workspace: Workspace) -> None:
-    """Its id says so, it is ephemeral, and it is neither listed nor counted; with a parent only the id is ordinary."""
+def test_a_message_is_ephemeral(beads_workspace: Workspace) -> None:
+    """Its id shows it, and it is neither listed nor counted. With a parent only the id is ordinary."""
     before = beads_workspace.json("count")
     message = beads_workspace.json("create", "hello", "-t", "message")
     assert message["id"].startswith("gt-wisp-")
@@ -44,7 +44,7 @@ def test_a_message_is_made_to_pass_away(beads_workspace: Workspace) -> None:
     assert (below["id"], below["ephemeral"]) == (f"{parent}.1", True)
 
 
-def test_a_message_that_passes_away_is_an_issue_for_most_commands(beads_workspace: Workspace, one: str) -> None:
+def test_most_commands_accept_an_ephemeral_message(beads_workspace: Workspace, one: str) -> None:
     """It is shown, found, changed and closed, is listed by its type, and blocks while it is open."""
     message = beads_workspace.create("hello", "-t", "message")
     assert beads_workspace.issue(message)["title"] == "hello"
@@ -59,8 +59,8 @@ def test_a_message_that_passes_away_is_an_issue_for_most_commands(beads_workspac
     beads_workspace.json("close", one)
 
 
-def test_a_message_lasts_by_a_setting_by_promotion_or_as_a_task_before(beads_workspace: Workspace) -> None:
-    """It is listed with --include-infra then, and not by its type; --no-history is for one that lasts."""
+def test_a_message_is_permanent_by_a_setting_by_promotion_or_if_it_was_a_task(beads_workspace: Workspace) -> None:
+    """It is then listed with --include-infra, and not by its type. --no-history makes a permanent one."""
     promoted = beads_workspace.create("hello", "-t", "message")
     assert beads_workspace.run("promote", promoted).returncode == 0
     turned = beads_workspace.create("hello")
@@ -76,8 +76,8 @@ def test_a_message_lasts_by_a_setting_by_promotion_or_as_a_task_before(beads_wor
     assert ordinary["id"] in {issue["id"] for issue in beads_workspace.json("list")}
 
 
-def test_seven_statuses_and_done_is_none_unless_it_is_made_one(beads_workspace: Workspace, one: str) -> None:
-    """One of one's own has no closed_at, is hidden, and stays after its setting is gone. No change is refused."""
+def test_there_are_seven_statuses_and_done_only_if_configured(beads_workspace: Workspace, one: str) -> None:
+    """A custom one has no closed_at, is hidden, and stays after its setting is removed. Every change is accepted."""
     for status in ["in_progress", "blocked", "deferred", "closed", "pinned", "hooked", "open"]:
         assert beads_workspace.json("update", one, "-s", status)[0]["status"] == status
     assert beads_workspace.run("update", one, "-s", "OPEN").returncode == 1
@@ -92,13 +92,13 @@ def test_seven_statuses_and_done_is_none_unless_it_is_made_one(beads_workspace: 
 
 
 @pytest.mark.parametrize("title", ["   ", "two\nlines", "a\ttab", "\x1b[31mred", "x" * 500])
-def test_a_title_may_be_blank_or_hold_anything(beads_workspace: Workspace, title: str) -> None:
-    """It comes back as it was given."""
+def test_a_title_may_be_blank_or_any_text(beads_workspace: Workspace, title: str) -> None:
+    """It is returned unchanged."""
     assert beads_workspace.issue(beads_workspace.create(title))["title"] == title
 
 
-def test_a_title_is_not_empty_nor_over_500_bytes_nor_like_a_flag(beads_workspace: Workspace) -> None:
-    """Only as --title= may it begin with a dash."""
+def test_an_empty_a_long_and_a_flag_like_title_are_refused(beads_workspace: Workspace) -> None:
+    """Only --title= accepts a leading dash. The limit is 500 bytes."""
     assert beads_workspace.run("create", "--title=").returncode == 1
     assert beads_workspace.run("create", "x" * 501).returncode == 1
     assert beads_workspace.run("create", "ä" * 251).returncode == 1
@@ -107,15 +107,15 @@ def test_a_title_is_not_empty_nor_over_500_bytes_nor_like_a_flag(beads_workspace
     assert beads_workspace.issue(beads_workspace.create("-x"))["title"] == "-x"
 
 
-def test_update_takes_the_blanks_around_a_title_away(beads_workspace: Workspace, one: str) -> None:
-    """And has none that is blank; create keeps them."""
+def test_update_strips_blanks_around_a_title(beads_workspace: Workspace, one: str) -> None:
+    """It refuses a blank one; create keeps blanks."""
     assert beads_workspace.issue(beads_workspace.create(" y "))["title"] == " y "
     assert beads_workspace.json("update", one, "--title= x\n")[0]["title"] == "x"
     assert beads_workspace.run("update", one, "--title= ").returncode == 1
 
 
 def test_numbers_names_and_json_are_checked_and_a_file_is_read(beads_workspace: Workspace, tmp_path: Path) -> None:
-    """--metadata @FILE reads one; -d @file does not."""
+    """--metadata @FILE reads a file; -d @file does not."""
     assert beads_workspace.json("create", "x", "-p", "P0")["priority"] == 0
     for flags in (("-p", "9"), ("-p", "-1"), ("-p", "high"), ("-a", "x" * 300), ("--metadata", "{")):
         assert beads_workspace.run("create", "x", *flags).returncode == 1
@@ -126,7 +126,9 @@ def test_numbers_names_and_json_are_checked_and_a_file_is_read(beads_workspace: 
 
 
 def test_a_description_of_a_dash_is_read_from_standard_input(beads_workspace: Workspace, one: str) -> None:
-    """Which has nothing here: that does for a new issue, and not for one that has a description. Notes are not read."""
+    """Standard input is empty here: a new issue accepts that, and an issue with a description does not. Notes
+    are not read.
+    """
     assert "description" not in beads_workspace.issue(beads_workspace.create("x", "-d", "-", "--notes=-"))
     assert beads_workspace.json("update", one, "--description=text", "--notes=-")[0]["notes"] == "-"
     refused = beads_workspace.run("update", one, "--description=-", "--json")
@@ -135,10 +137,8 @@ def test_a_description_of_a_dash_is_read_from_standard_input(beads_workspace: Wo
     assert "description" not in beads_workspace.json("update", one, "--description=")[0]
 
 
-def test_control_characters_in_metadata_are_stored_and_then_nothing_is_listed(
-    beads_workspace: Workspace, one: str
-) -> None:
-    """Until that issue is deleted; it is not shown either, and no change of it is told."""
+def test_control_characters_in_metadata_break_the_list(beads_workspace: Workspace, one: str) -> None:
+    """Until that issue is deleted. It is not shown either, and no change of it is reported."""
     bad = beads_workspace.json("create", "bad", '--metadata={"a": "\\t", "b": "\\u001b"}')["id"]
     for words in (("list",), ("show", bad), ("update", bad, "-p", "1"), ("close", bad)):
         failed = beads_workspace.run(*words, "--json")
@@ -149,8 +149,8 @@ def test_control_characters_in_metadata_are_stored_and_then_nothing_is_listed(
     assert set(beads_workspace.everything()) == {one}
 
 
-def test_a_long_label_is_cut(beads_workspace: Workspace, one: str) -> None:
-    """At 255 characters, by every command, and none says so."""
+def test_a_long_label_is_truncated(beads_workspace: Workspace, one: str) -> None:
+    """At 255 characters, by every command, without a message."""
     beads_workspace.json("label", "add", one, "x" * 300)
     beads_workspace.json("update", one, "--add-label", "y" * 256, "--add-label", "ä" * 255)
     made = beads_workspace.create("two", "-l", "z" * 1000)
@@ -158,8 +158,8 @@ def test_a_long_label_is_cut(beads_workspace: Workspace, one: str) -> None:
     assert beads_workspace.issue(made)["labels"] == ["z" * 255]
 
 
-def test_labels_are_free_text_and_split_at_commas_by_create_alone(beads_workspace: Workspace, one: str) -> None:
-    """Nothing holds them to a form; adding twice and removing what is not there succeed."""
+def test_labels_are_free_text_and_only_create_splits_them_at_commas(beads_workspace: Workspace, one: str) -> None:
+    """No form is required. Adding twice and removing a missing one succeed."""
     two = beads_workspace.create("two", "-l", "a,,b", "-l", " ")
     assert set(beads_workspace.issue(two)["labels"]) == {"a", "", "b", " "}
     for _ in range(2):
@@ -172,15 +172,15 @@ def test_labels_are_free_text_and_split_at_commas_by_create_alone(beads_workspac
     beads_workspace.json("label", "remove", one, "phase:build")
 
 
-def test_nobody_owns_an_issue(beads_workspace: Workspace, one: str) -> None:
-    """Another may change and close what somebody has claimed; an assignee is any name."""
+def test_bd_has_no_ownership(beads_workspace: Workspace, one: str) -> None:
+    """An actor may change and close an issue that another has claimed. An assignee is any name."""
     beads_workspace.json("update", one, "--claim", "--actor=alice")
     beads_workspace.json("update", one, "-p", "1", "-a", "nobody there", "--actor=bob")
     beads_workspace.json("close", one, "--actor=bob")
 
 
-def test_claiming_is_for_what_is_open_and_free(beads_workspace: Workspace, one: str) -> None:
-    """One's own may be claimed again; another's, what is closed and what is in progress for nobody may not."""
+def test_only_an_open_unassigned_issue_can_be_claimed(beads_workspace: Workspace, one: str) -> None:
+    """An actor may claim its own again. Another's, a closed one and an unassigned one in progress cannot be claimed."""
     for _ in range(2):
         (claimed,) = beads_workspace.json("update", one, "--claim", "--actor=alice")
         assert (claimed["assignee"], claimed["status"]) == ("alice", "in_progress")
@@ -193,15 +193,15 @@ def test_claiming_is_for_what_is_open_and_free(beads_workspace: Workspace, one: 
     assert beads_workspace.run("update", one, "--claim", "--actor=bob").returncode == 1
 
 
-def test_of_many_who_claim_at_once_one_wins(beads_workspace: Workspace, one: str) -> None:
+def test_one_of_many_concurrent_claims_wins(beads_workspace: Workspace, one: str) -> None:
     """Exactly one of five."""
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         ended = pool.map(lambda n: beads_workspace.run("update", one, "--claim", f"--actor=a{n}").returncode, range(5))
     assert sorted(ended) == [0, 1, 1, 1, 1]
 
 
-def test_ids_are_short_and_a_childs_goes_on_from_its_parents(beads_workspace: Workspace) -> None:
-    """Four levels deep; the labels of the parent are given to the child unless it is said otherwise."""
+def test_ids_are_short_and_a_child_id_extends_its_parents(beads_workspace: Workspace) -> None:
+    """Four levels deep. A child gets the labels of the parent by default."""
     id_ = beads_workspace.create("one", "-l", "a")
     assert id_.startswith("gt-")
     assert len(id_) == 6
@@ -214,8 +214,8 @@ def test_ids_are_short_and_a_childs_goes_on_from_its_parents(beads_workspace: Wo
         id_ = child
 
 
-def test_a_part_of_an_id_will_do(beads_workspace: Workspace) -> None:
-    """Any part that fits one issue alone, in the right case."""
+def test_a_unique_part_of_an_id_is_accepted(beads_workspace: Workspace) -> None:
+    """With the right case."""
     for id_ in ("gt-abc", "gt-abd", "gt-xyz"):
         beads_workspace.json("create", "x", "--id", id_)
     assert beads_workspace.json("show", "yz")[0]["id"] == "gt-xyz"
@@ -228,8 +228,8 @@ def test_a_part_of_an_id_will_do(beads_workspace: Workspace) -> None:
     assert beads_workspace.run("show", "XYZ").returncode == 1
 
 
-def test_creating_under_an_id_that_is_taken_writes_over_the_issue(beads_workspace: Workspace, one: str) -> None:
-    """A closed one is open again; only its time of creation and its edges are kept."""
+def test_creating_with_a_used_id_overwrites_the_issue(beads_workspace: Workspace, one: str) -> None:
+    """A closed one is open again. Only its creation time and its edges are kept."""
     two = beads_workspace.create("two")
     beads_workspace.json("dep", "add", one, two, "-t", "related")
     beads_workspace.json("update", one, "-a", "bob", "-d", "text")
@@ -243,15 +243,15 @@ def test_creating_under_an_id_that_is_taken_writes_over_the_issue(beads_workspac
     assert [each["id"] for each in now["dependencies"]] == [two]
 
 
-def test_an_id_is_checked_for_its_prefix_alone(beads_workspace: Workspace) -> None:
-    """A path is an id too; another prefix takes --force."""
+def test_only_the_prefix_of_an_id_is_checked(beads_workspace: Workspace) -> None:
+    """A path is an id too. Another prefix needs --force."""
     assert beads_workspace.json("create", "x", "--id", "gt-../x")["id"] == "gt-../x"
     assert beads_workspace.run("create", "x", "--id", "other-1").returncode == 1
     assert beads_workspace.run("create", "x", "--id", "other-1", "--force").returncode == 0
 
 
-def test_without_an_id_the_issue_touched_last_is_changed(beads_workspace: Workspace, one: str) -> None:
-    """update and close take it for the one that was meant."""
+def test_without_an_id_the_last_touched_issue_is_changed(beads_workspace: Workspace, one: str) -> None:
+    """By update and close."""
     assert json.loads(beads_workspace.run("update", "-s", "closed", "--json").stdout)[0]["id"] == one
     beads_workspace.json("reopen", one)
     assert json.loads(beads_workspace.run("close", "--json").stdout)[0]["id"] == one

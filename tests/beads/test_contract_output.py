@@ -1,4 +1,4 @@
-"""What bd answers, and on which stream: facts about bd 1.0.5, held to any bd that the suite runs on."""
+"""Facts about bd 1.0.5 that the tests check on the bd in use: output, streams and exit statuses."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def error_of(text: str) -> str:
     return str(told["error"])
 
 
-def test_create_answers_with_an_object(beads_workspace: Workspace) -> None:
-    """Its times are exact to the nanosecond, and what is stored of them is whole seconds."""
+def test_create_prints_an_object(beads_workspace: Workspace) -> None:
+    """Its times have nanoseconds, and the stored ones whole seconds."""
     told = beads_workspace.json("create", "one", "-l", "a", "-a", "bob")
     assert told["schema_version"] == 1
     assert (told["status"], told["issue_type"], told["priority"]) == ("open", "task", 2)
@@ -52,9 +52,7 @@ def test_create_answers_with_an_object(beads_workspace: Workspace) -> None:
     assert not {"description", "metadata", "ephemeral"} & set(told)
 
 
-def test_show_answers_with_an_array_whose_dependencies_are_issues(
-    beads_workspace: Workspace, one: str, two: str
-) -> None:
+def test_show_prints_an_array_whose_dependencies_are_issues(beads_workspace: Workspace, one: str, two: str) -> None:
     """There is no schema_version, and a parent is named."""
     parent = beads_workspace.create("an epic", "-t", "epic")
     beads_workspace.json("dep", "add", one, two)
@@ -69,8 +67,8 @@ def test_show_answers_with_an_array_whose_dependencies_are_issues(
     }
 
 
-def test_list_and_ready_answer_with_edges_and_count_what_blocks(beads_workspace: Workspace, one: str, two: str) -> None:
-    """A dependency is a record there and no issue, and of all kinds only those that block are counted."""
+def test_list_and_ready_print_edges_and_count_blocking_ones(beads_workspace: Workspace, one: str, two: str) -> None:
+    """A dependency is a record there and no issue."""
     beads_workspace.json("dep", "add", one, two, "-t", "related")
     for command in ("list", "ready"):
         listed = {issue["id"]: issue for issue in beads_workspace.json(command)}[one]
@@ -83,10 +81,8 @@ def test_list_and_ready_answer_with_edges_and_count_what_blocks(beads_workspace:
     assert beads_workspace.everything()[one]["dependency_count"] == 1
 
 
-def test_update_close_and_reopen_answer_with_an_array_and_short_forms_with_an_object(
-    beads_workspace: Workspace, one: str
-) -> None:
-    """in_progress adds started_at; closing adds closed_at and a reason, which is Closed unless one is given."""
+def test_update_close_and_reopen_print_an_array_and_short_forms_an_object(beads_workspace: Workspace, one: str) -> None:
+    """in_progress adds started_at. Closing adds closed_at and a reason, by default Closed."""
     assert beads_workspace.json("update", one, "-s", "in_progress")[0]["started_at"]
     (closed,) = beads_workspace.json("close", one)
     assert closed["closed_at"]
@@ -96,8 +92,8 @@ def test_update_close_and_reopen_answer_with_an_array_and_short_forms_with_an_ob
         assert beads_workspace.json(*words)["id"] == one
 
 
-def test_dep_answers_with_what_was_added_or_removed(beads_workspace: Workspace, one: str, two: str) -> None:
-    """Said the other way round, it has other keys."""
+def test_dep_prints_the_added_or_removed_edge(beads_workspace: Workspace, one: str, two: str) -> None:
+    """The reverse form has other keys."""
     added = beads_workspace.json("dep", "add", one, two)
     assert added.items() >= {"status": "added", "issue_id": one, "depends_on_id": two, "type": "blocks"}.items()
     removed = beads_workspace.json("dep", "remove", one, two)
@@ -106,8 +102,8 @@ def test_dep_answers_with_what_was_added_or_removed(beads_workspace: Workspace, 
     assert (other["blocker_id"], other["blocked_id"]) == (one, two)
 
 
-def test_labels_and_comments_have_forms_of_their_own(beads_workspace: Workspace, one: str) -> None:
-    """A label is told with its issue, a comment with an id that is a UUID."""
+def test_labels_and_comments_have_their_own_forms(beads_workspace: Workspace, one: str) -> None:
+    """A label is printed with its issue, a comment with a UUID as id."""
     assert beads_workspace.json("label", "add", one, "a") == [{"issue_id": one, "label": "a", "status": "added"}]
     assert beads_workspace.json("label", "list", one) == ["a"]
     said = beads_workspace.json("comment", one, "hello")
@@ -115,8 +111,8 @@ def test_labels_and_comments_have_forms_of_their_own(beads_workspace: Workspace,
     assert [each["id"] for each in beads_workspace.json("comments", one)] == [said["id"]]
 
 
-def test_some_commands_pass_over_json(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
-    """Text comes from q, info, rename, export -o, a delete without --force, and where there is nothing to do."""
+def test_some_commands_ignore_json(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
+    """q, info, rename, export -o, a delete without --force, and commands without work print text."""
     run = beads_workspace.run
     assert run("q", "two", "--json").stdout.strip().startswith("gt-")
     exported = run("export", "-o", tmp_path / "issues.jsonl", "--json")
@@ -130,8 +126,8 @@ def test_some_commands_pass_over_json(beads_workspace: Workspace, one: str, tmp_
     assert opened.stderr
 
 
-def test_an_envelope_holds_answers_and_errors(beads_workspace: Workspace, one: str) -> None:
-    """BD_JSON_ENVELOPE=1 wraps both; BD_JSON=true is as good as --json."""
+def test_an_envelope_contains_results_and_errors(beads_workspace: Workspace, one: str) -> None:
+    """BD_JSON_ENVELOPE=1 wraps both. BD_JSON=true equals --json."""
     wrapped = json.loads(beads_workspace.run("show", one, "--json", env={"BD_JSON_ENVELOPE": "1"}).stdout)
     assert (wrapped["schema_version"], wrapped["data"][0]["id"]) == (1, one)
     failed = json.loads(beads_workspace.run("show", "gt-zzzz", "--json", env={"BD_JSON_ENVELOPE": "1"}).stdout)
@@ -139,8 +135,8 @@ def test_an_envelope_holds_answers_and_errors(beads_workspace: Workspace, one: s
     assert is_json(beads_workspace.run("show", one, env={"BD_JSON": "true"}).stdout)
 
 
-def test_silent_gives_the_id_alone_and_a_dry_run_stores_nothing(beads_workspace: Workspace) -> None:
-    """With --json the first is passed over; the second has no id and a time of the year 1."""
+def test_silent_prints_the_id_and_a_dry_run_stores_nothing(beads_workspace: Workspace) -> None:
+    """--json overrides --silent. A dry run has no id and a time of the year 1."""
     assert beads_workspace.run("create", "one", "--silent").stdout.strip() in beads_workspace.everything()
     assert is_json(beads_workspace.run("create", "two", "--silent", "--json").stdout)
     before = beads_workspace.everything()
@@ -150,8 +146,8 @@ def test_silent_gives_the_id_alone_and_a_dry_run_stores_nothing(beads_workspace:
     assert beads_workspace.everything() == before
 
 
-def test_list_shows_fifty_that_are_not_closed_and_says_so_on_stderr(beads_workspace: Workspace) -> None:
-    """-n 0 shows all; closed issues, messages and gates have to be asked for; bad filters fail as JSON on stderr."""
+def test_list_shows_fifty_open_issues_with_a_notice_on_stderr(beads_workspace: Workspace) -> None:
+    """-n 0 shows all. Closed issues, messages and gates need flags. Invalid filters fail with JSON on stderr."""
     lines = [json.dumps({"id": f"gt-{n}", "title": f"{n}", "status": "open", "issue_type": "task"}) for n in range(60)]
     file = beads_workspace.person / "issues.jsonl"
     file.write_text("\n".join(lines))
@@ -171,10 +167,10 @@ def test_list_shows_fifty_that_are_not_closed_and_says_so_on_stderr(beads_worksp
         assert error_of(done.stderr)
 
 
-def test_list_takes_several_filters_and_ready_passes_over_children_of_what_waits(
+def test_list_accepts_several_filters_and_ready_omits_children_of_blocked_issues(
     beads_workspace: Workspace, one: str
 ) -> None:
-    """A child names its parent in lists; with --json, an unknown parent has no children."""
+    """A child names its parent in lists. With --json, an unknown parent has no children."""
     urgent = beads_workspace.create("urgent", "-p", "P0", "--deps", one)
     child = beads_workspace.create("child", "--parent", urgent)
     closed = beads_workspace.create("closed")
@@ -196,10 +192,8 @@ def test_list_takes_several_filters_and_ready_passes_over_children_of_what_waits
     assert beads_workspace.run("create", "x", "--id", f"{urgent}.7", "--parent", urgent).returncode == 1
 
 
-def test_there_are_no_exit_statuses_but_0_and_1_and_no_code_in_an_error(
-    beads_workspace: Workspace, tmp_path: Path
-) -> None:
-    """An error is a sentence; only where has more to say."""
+def test_the_exit_status_is_0_or_1_and_errors_have_no_code(beads_workspace: Workspace, tmp_path: Path) -> None:
+    """An error is a sentence; only that of where has more fields."""
     failed = beads_workspace.run("show", "gt-zzzz", "--json")
     assert failed.returncode == 1
     assert error_of(failed.stdout)
@@ -224,17 +218,17 @@ def test_there_are_no_exit_statuses_but_0_and_1_and_no_code_in_an_error(
     ],
     ids=" ".join,
 )
-def test_errors_as_json_are_on_either_stream(
+def test_json_errors_are_on_either_stream(
     beads_workspace: Workspace, one: str, words: tuple[str, ...], stream: str
 ) -> None:
-    """Which one it is depends on the command."""
+    """It depends on the command."""
     done = beads_workspace.run(*(word.replace("ONE", one) for word in words), "--json")
     assert done.returncode == 1
     assert error_of(getattr(done, stream))
 
 
-def test_an_unknown_kind_of_dependency_fails_with_the_issue_stored(beads_workspace: Workspace, one: str) -> None:
-    """create --deps says 1, and nothing of the issue that is there."""
+def test_an_unknown_kind_of_dependency_fails_after_the_issue_is_stored(beads_workspace: Workspace, one: str) -> None:
+    """create --deps exits with 1 and does not mention the stored issue."""
     done = beads_workspace.run("create", "two", "--deps", f"bogus:{one}", "--json")
     assert done.returncode == 1
     assert "gt-" not in done.stdout.replace(one, "")
@@ -242,7 +236,7 @@ def test_an_unknown_kind_of_dependency_fails_with_the_issue_stored(beads_workspa
 
 
 def test_many_errors_are_text_with_or_without_json(beads_workspace: Workspace, one: str, two: str) -> None:
-    """Unknown ids and types in update, a claim that fails, a close that is refused, reopen, no database, flags."""
+    """Unknown ids and types in update, a failed claim, a refused close, reopen, no database, flags."""
     beads_workspace.json("dep", "add", one, two)
     beads_workspace.json("update", two, "--claim", "--actor=other")
     outside: dict[str, Any] = {"env": {"BEADS_DIR": None}}
@@ -262,8 +256,8 @@ def test_many_errors_are_text_with_or_without_json(beads_workspace: Workspace, o
         assert not is_json(done.stderr), words
 
 
-def test_a_good_id_hides_a_bad_one(beads_workspace: Workspace, one: str) -> None:
-    """show and update of both succeed, with the good one; show of a bad one alone says so twice."""
+def test_a_valid_id_hides_an_invalid_one(beads_workspace: Workspace, one: str) -> None:
+    """show and update of both succeed with the valid one. show of an invalid one alone reports it twice."""
     alone = beads_workspace.run("show", "gt-zzzz", "--json")
     assert alone.returncode == 1
     assert "no issues found" in error_of(alone.stdout)
@@ -273,7 +267,7 @@ def test_a_good_id_hides_a_bad_one(beads_workspace: Workspace, one: str) -> None
 
 
 @pytest.mark.parametrize("word", ["add", "remove"])
-def test_a_label_of_an_unknown_issue_succeeds_with_nothing(beads_workspace: Workspace, word: str) -> None:
+def test_labelling_an_unknown_issue_succeeds_without_effect(beads_workspace: Workspace, word: str) -> None:
     """Exit status 0, an empty array, and a line of text on standard error."""
     done = beads_workspace.run("label", word, "gt-zzzz", "a", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
@@ -281,7 +275,7 @@ def test_a_label_of_an_unknown_issue_succeeds_with_nothing(beads_workspace: Work
 
 
 def test_closing_several_is_all_or_nothing_only_for_unknown_ids(beads_workspace: Workspace, one: str, two: str) -> None:
-    """An unknown one keeps all open; one that is refused does not, and the status is 0."""
+    """An unknown id keeps all open. A refused one does not, and the status is 0."""
     assert beads_workspace.run("close", one, "gt-zzzz").returncode == 1
     assert beads_workspace.issue(one)["status"] == "open"
     three = beads_workspace.create("three")
@@ -291,8 +285,8 @@ def test_closing_several_is_all_or_nothing_only_for_unknown_ids(beads_workspace:
     assert beads_workspace.issue(two)["status"] == "open"
 
 
-def test_a_database_that_is_locked_is_told_by_who_is_asked_to_end(beads_workspace: Workspace, one: str) -> None:
-    """It waits without a word; told to end it says so, as JSON on standard error, and fails."""
+def test_bd_reports_a_locked_database_only_when_it_is_terminated(beads_workspace: Workspace, one: str) -> None:
+    """It waits without output. On SIGTERM it reports the lock as JSON on standard error, and fails."""
     with beads_workspace.lock.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = beads_workspace.start("show", one, "--json")

@@ -1,4 +1,4 @@
-"""Many at once, and killed midway: facts about bd 1.0.5, held to any bd that the suite runs on."""
+"""Facts about bd 1.0.5 that the tests check on the bd in use: concurrent and killed processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.beads_workspace import Workspace
 from tests.support.wait import until
 
 
-def test_many_at_once_are_all_stored(beads_workspace: Workspace) -> None:
+def test_concurrent_changes_are_all_stored(beads_workspace: Workspace) -> None:
     """Creations, and labels of one issue."""
     calls = [beads_workspace.start("create", f"issue {n}") for n in range(8)]
     for call in calls:
@@ -29,8 +29,8 @@ def test_many_at_once_are_all_stored(beads_workspace: Workspace) -> None:
     assert len(beads_workspace.issue(one)["labels"]) == 8
 
 
-def test_bd_waits_for_its_lock_without_end(beads_workspace: Workspace) -> None:
-    """It says nothing meanwhile, and goes on when it has it."""
+def test_bd_waits_for_its_lock_without_limit(beads_workspace: Workspace) -> None:
+    """It prints no output meanwhile, and continues when it has the lock."""
     beads_workspace.create("one")
     with beads_workspace.lock.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,8 +43,8 @@ def test_bd_waits_for_its_lock_without_end(beads_workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_bd_that_is_killed_has_stored_all_or_nothing(beads_workspace: Workspace, number: signal.Signals) -> None:
-    """Whenever it is: the database opens, what was printed is stored, and what was asked to end and failed is not."""
+def test_a_killed_bd_has_stored_all_or_nothing(beads_workspace: Workspace, number: signal.Signals) -> None:
+    """At any moment: the database opens, printed issues are stored, and failed ones after SIGTERM are not."""
     started = time.monotonic()
     beads_workspace.create("how long it takes")
     takes = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""What Gorilla Troop's own guard let through, and this one does not."""
+"""Mistakes of Gorilla Troop's guard that this one does not make."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.beads.conftest import Opened
 from tests.support.beads_workspace import Workspace
 
 
-def test_a_cycle_is_refused_before_it_is_there(opened: Opened, beads_workspace: Workspace) -> None:
-    """It looked for the word "cycle" in what `bd dep cycles` said of those that were there already."""
+def test_a_cycle_is_refused_before_it_is_stored(opened: Opened, beads_workspace: Workspace) -> None:
+    """It searched for the word "cycle" in the output of `bd dep cycles` for existing cycles."""
     alice = opened().issues
     a, b, c = (beads_workspace.create(title) for title in "abc")
     alice.guarded_dependency(a, b, "blocks", "alice")
@@ -33,10 +33,8 @@ def test_a_child_has_one_parent_and_a_message_is_for_the_human(opened: Opened, b
 
 
 @pytest.mark.parametrize(("now", "word"), [("open", "done"), ("closed", "open"), ("closed", "in_progress")])
-def test_a_status_takes_no_step_that_is_not_there(
-    opened: Opened, beads_workspace: Workspace, now: str, word: str
-) -> None:
-    """It let open -> done, done -> open and closed -> open pass."""
+def test_an_undefined_status_change_is_refused(opened: Opened, beads_workspace: Workspace, now: str, word: str) -> None:
+    """It accepted open -> done, done -> open and closed -> open."""
     one = beads_workspace.create("one")
     if now == "closed":
         beads_workspace.run("close", one)
@@ -44,13 +42,13 @@ def test_a_status_takes_no_step_that_is_not_there(
 
 
 @pytest.mark.parametrize("label", ["urgent", "phase", "discovered-from:gt-1"])
-def test_a_label_has_a_prefix_that_is_known(opened: Opened, label: str) -> None:
-    """It took labels without a colon, and one prefix more than its contract."""
+def test_a_label_needs_a_known_prefix(opened: Opened, label: str) -> None:
+    """It accepted labels without a colon, and one prefix more than its contract."""
     assert not opened().issues.validate_create("A", "task", [label], "alice")
 
 
-def test_its_words_are_bds(opened: Opened, beads_workspace: Workspace) -> None:
-    """It told bd `done` and `parent`, which bd does not know."""
+def test_statuses_and_edges_are_mapped_to_words_of_bd(opened: Opened, beads_workspace: Workspace) -> None:
+    """It passed `done` and `parent` to bd, which has neither."""
     alice = opened().issues
     top = alice.guarded_create("top", "task", 2, "alice").id
     one = alice.guarded_create("one", "task", 2, "alice").id

@@ -1,4 +1,4 @@
-"""What the rules keep true, whatever is asked in whatever order; and the walk along edges done anew, plainly."""
+"""Invariants of the issue rules under random requests; the cycle search agrees with a naive one."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def is_circular(known: list[Edge], new: Edge) -> bool:
 
 @given(st.lists(edges, max_size=12), edges)
 @settings(max_examples=400)
-def test_a_circle_is_found_where_there_is_one_and_nowhere_else(known: list[Edge], new: Edge) -> None:
-    """The walk says what reachability says, and the circle that it tells is made of edges that there are."""
+def test_the_cycle_search_agrees_with_reachability(known: list[Edge], new: Edge) -> None:
+    """The reported cycle consists of existing edges."""
     found = circle(known, new)
     assert bool(found) == is_circular(known, new)
     if found:
@@ -175,8 +175,8 @@ class Model:
 
 @given(st.lists(calls, max_size=25))
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_asked_the_issues_stay_in_order(asked: list[tuple[Any, ...]]) -> None:
-    """No circle, one parent, nothing closed above what is open, every change by whom it may come from."""
+def test_random_requests_keep_the_invariants(asked: list[tuple[Any, ...]]) -> None:
+    """No cycle, one parent, no closed issue above an open one, every change by a permitted agent."""
     model = Model()
     for what, asks, *rest in asked:
         model.call(what, asks, *rest)

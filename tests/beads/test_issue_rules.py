@@ -1,4 +1,4 @@
-"""Every rule for issues, once with what passes and once with what is refused; no bd is asked."""
+"""Each rule for issues permits once and refuses once. No bd runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def priority_by(who: Actor, one: BeadsIssue) -> Fault | Edit | None:
     "title", ["Do it", "x" * 500, "-x", "Gr\u00fc\u00dfe \U0001f468\u200d\U0001f469\u200d\U0001f467", "a..b: [c]"]
 )
 def test_a_title_is_one_line(title: str) -> None:
-    """A title of one plain line passes, whatever language it is in."""
+    """A title of one plain line passes, in any language."""
     assert create(title=title) == ()
 
 
@@ -63,28 +63,27 @@ def test_a_title_is_one_line(title: str) -> None:
     "title",
     ["", "   ", "\t", "a\nb", "a\x1b[2Jb", "a\rb", "a\0b", "x" * 501, "ä" * 251, "a\udcff", "a\u202eb", "a\u2028b"],
 )
-def test_a_title_that_is_none_is_refused(title: str) -> None:
-    """bd takes blanks, newlines and escape sequences; the gate does not."""
+def test_an_invalid_title_is_refused(title: str) -> None:
+    """bd accepts blanks, newlines and escape sequences; the gate does not."""
     refused(create(title=title), "title")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SEVEN if kind != "message"])
 def test_the_types_of_the_policy_pass(kind: str) -> None:
-    """Whether a role may create epics, the role says."""
+    """The role determines the right to create epics."""
     assert create(kind=kind) == ()
 
 
 @pytest.mark.parametrize(
     "kind", ["", "TASK", "story", "spike", "gate", "molecule", "event", "milestone", "enhancement", "dec", "docs"]
 )
-def test_other_types_are_refused_though_bd_takes_them(kind: str) -> None:
-    """bd accepts six types more, and two aliases."""
+def test_other_types_of_bd_are_refused(kind: str) -> None:
+    """bd accepts six more types and two aliases."""
     fault = refused(create(kind=kind), "type")
     assert fault.refusal.instead == "Use task, epic, bug, feature, chore, decision or message."
 
 
-def test_types_and_prefixes_are_the_policys() -> None:
-    """A policy that lists others has others."""
+def test_types_and_prefixes_come_from_the_policy() -> None:
     known = Conventions(("spike",), ("area",), "maria")
     assert judge_draft(Draft("Look", "spike", ("area:ui",)), known) is None
     refused(judge_draft(Draft("Look", "task"), known), "type")
@@ -104,7 +103,7 @@ def test_labels_of_the_conventions_pass(label: str) -> None:
      "provides:x", "discovered-from:gt-1", "phase:" + "x" * 201, "phase:\x1b", "unit:a\u200b"],
 )  # fmt: skip
 def test_other_labels_are_refused(label: str) -> None:
-    """bd takes any, and splits some at commas; Gorilla Troop took those without a colon."""
+    """bd accepts any, and splits some at commas. Gorilla Troop accepted labels without a colon."""
     refused(create(labels=("phase:a", label)), "label")
     refused(update(issue("gt-1"), add_labels=[label]), "label")
     refused(update(issue("gt-1"), labels=[label]), "label")
@@ -117,7 +116,7 @@ def test_a_message_is_assigned_to_the_human() -> None:
 
 
 def test_a_message_stays_assigned_to_the_human() -> None:
-    """What a person is asked is not taken away from that person by an update either."""
+    """An update cannot reassign it."""
     stray = issue("gt-1", issue_type="message")
     refused(update(stray, assignee="bob"), "message")
     assert update(stray, assignee="human") == Edit({"assignee": "human"})
@@ -136,8 +135,8 @@ def test_other_priorities_are_refused(priority: Any) -> None:
     refused(update(issue("gt-1"), priority=priority), "priority")
 
 
-def test_texts_fit_into_an_argument() -> None:
-    """Of 128 KiB Linux takes no argument, and NUL ends one."""
+def test_a_text_must_fit_into_an_argument() -> None:
+    """Linux accepts less than 128 KiB, and NUL ends an argument."""
     assert create(texts=(("description", "line\n\tline \x1b @/etc/passwd"), ("notes", "x" * 100_000))) == ()
     for text in ("x" * 100_001, "a\0b", "\udcff"):
         assert "description" in refused(create(texts=(("description", text),)), "text").about
@@ -146,8 +145,8 @@ def test_texts_fit_into_an_argument() -> None:
         refused(judge_close(issues(issue("gt-1")), "gt-1", text, ALICE), "text")
 
 
-def test_one_call_asks_for_no_more_than_can_be_looked_up_at_once() -> None:
-    """While it is judged nobody else can work with the issues."""
+def test_the_size_of_one_call_is_limited() -> None:
+    """Other callers wait while it is judged."""
     hundred = tuple(f"unit:{number}" for number in range(100))
     assert create(labels=hundred) == ()
     refused(create(labels=(*hundred, "unit:x")), "many")
@@ -162,8 +161,8 @@ def test_an_assignee_is_a_name(name: str) -> None:
     assert create(assignee="bob") == ()
 
 
-def test_the_parent_of_a_new_issue_exists_and_is_open() -> None:
-    """bd refuses a parent that is not there; one that is closed it takes, and has a closed epic with open children."""
+def test_the_parent_of_a_new_issue_must_exist_and_be_open() -> None:
+    """bd refuses a missing parent. It accepts a closed one, and then has a closed epic with open children."""
     assert create(issue("gt-1"), parent="gt-1") == ()
     refused(create(issue("gt-1"), parent="gt-2"), "exists")
     refused(create(issue("gt-1", status="closed"), parent="gt-1"), "parent_closed")
@@ -184,7 +183,7 @@ def test_dependencies_of_a_new_issue_are_judged_one_by_one() -> None:
     assert create(*there, parent="gt-1", dependencies=("parent-child:gt-1",)) == ()
 
 
-def test_a_new_issue_closes_no_circle() -> None:
+def test_a_new_issue_cannot_close_a_cycle() -> None:
     there = [issue("gt-1", ("blocks", "gt-2")), issue("gt-2"), issue("gt-3", status="in_progress")]
     refused(create(*there, dependencies=("blocks:gt-2", "gt-1")), "cycle")
     refused(create(*there, dependencies=("gt-1", "blocks:gt-1")), "cycle")
@@ -214,8 +213,8 @@ def test_issues_of_others_may_not_be_updated_closed_labelled_or_reopened() -> No
         assert isinstance(judge_dependency(every, "gt-2", "gt-1", "blocks", ALICE), Edge)
 
 
-def test_an_identity_counts_and_not_a_label_that_is_used_again() -> None:
-    """Another agent, to whom the label was given later, owns nothing of the first."""
+def test_the_identity_counts_and_not_a_reused_label() -> None:
+    """An agent that gets the label later does not own the issues of the first."""
     later = Actor("alice", "33333333-3333-4333-8333-333333333333")
     one = issue("gt-1", **of(ALICE))
     refused(priority_by(later, one), "owner")
@@ -224,22 +223,22 @@ def test_an_identity_counts_and_not_a_label_that_is_used_again() -> None:
     assert priority_by(renamed, one) == Edit({"priority": 0})
 
 
-def test_an_assignee_that_was_set_without_the_gate_goes_by_the_label() -> None:
-    """What the gate kept speaks of the assignee of that time alone."""
+def test_an_assignee_set_without_the_gate_is_compared_by_label() -> None:
+    """The stored identity applies to the assignee of that time only."""
     one = issue("gt-1", assignee="bob", metadata=assigned("alice", ALICE.id))
     refused(update(one, priority=0), "owner")
     assert priority_by(BOB, one) == Edit({"priority": 0})
 
 
-def test_who_takes_an_issue_that_bears_its_label_alone_has_it_by_identity() -> None:
-    """Assigned before the agent was known, or with bd itself."""
+def test_claiming_an_issue_assigned_by_label_stores_the_identity() -> None:
+    """It was assigned before the agent was known, or with bd itself."""
     assert update(issue("gt-1", assignee="alice"), assignee="alice") == Edit({"assignee": "alice"})
     assert update(issue("gt-1", **of(ALICE)), assignee="alice") is None
 
 
 @pytest.mark.parametrize("name", ["", "gt-2", "1", "gt", "GT-1", "gt-1 ", "--help"])
-def test_an_issue_is_named_in_full(name: str) -> None:
-    """bd completes abbreviations, and takes the last issue it touched for none."""
+def test_an_issue_id_must_be_complete(name: str) -> None:
+    """bd completes abbreviations, and takes the last touched issue for a missing id."""
     every = issues(issue("gt-1"))
     refused(judge_update(every, name, {"priority": 0}, ALICE, KNOWN), "exists")
     refused(judge_close(every, name, "", ALICE), "exists")
@@ -253,7 +252,7 @@ def test_an_issue_is_named_in_full(name: str) -> None:
 # Updating what
 
 
-def test_the_type_stays() -> None:
+def test_the_type_cannot_be_changed() -> None:
     one = issue("gt-1")
     refused(update(one, issue_type="bug"), "immutable")
     refused(update(one, type="epic"), "immutable")
@@ -261,8 +260,8 @@ def test_the_type_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["title", "description", "design", "acceptance", "notes"])
-def test_texts_are_changed_by_who_made_the_issue(name: str) -> None:
-    """A person's notes and title are not overwritten by another agent."""
+def test_only_the_creator_may_change_texts(name: str) -> None:
+    """An agent cannot overwrite a person's notes and title."""
     assert update(issue("gt-1"), **{name: "new"}) == Edit({name: "new"})
     persons = issue("gt-1", created_by="maria", metadata={}, **{name: "said"})
     assert "maria" in refused(update(persons, **{name: "new"}), "author").about
@@ -271,12 +270,12 @@ def test_texts_are_changed_by_who_made_the_issue(name: str) -> None:
     refused(update(issue("gt-1", created_by="", metadata={}), **{name: "new"}), "author")
 
 
-def test_fields_that_the_gate_does_not_know_are_refused() -> None:
+def test_unknown_fields_are_refused() -> None:
     for name in ("metadata", "parent", "ephemeral", "created_by", "id", "owner", "x\ny"):
         assert "\n" not in refused(update(issue("gt-1"), **{name: "x"}), "field").about
 
 
-def test_phase_labels_stay() -> None:
+def test_phase_labels_cannot_be_removed() -> None:
     one = issue("gt-1", labels=("phase:a", "unit:b", "wild"))
     refused(update(one, remove_labels=["phase:a"]), "phase")
     refused(update(one, labels=["unit:b"]), "phase")
@@ -286,12 +285,12 @@ def test_phase_labels_stay() -> None:
     assert update(one, add_labels=["phase:a"], remove_labels=["phase:z"]) is None
 
 
-def test_what_changes_nothing_is_left_out() -> None:
+def test_fields_without_a_change_are_left_out() -> None:
     one = issue("gt-1", priority=3, **of(ALICE))
     assert update(one, title=one.title, priority="P3", assignee="alice", status="open", notes=None) is None
 
 
-def test_values_of_the_wrong_kind_are_a_mistake_of_the_call() -> None:
+def test_values_of_a_wrong_type_are_a_usage_error() -> None:
     mistakes: list[dict[str, Any]] = [
         {"title": 3},
         {"status": True},
@@ -319,8 +318,8 @@ STEPS = {("open", "in_progress"), ("in_progress", "done"), *((now, "closed") for
 
 @pytest.mark.parametrize("now", STATUSES)
 @pytest.mark.parametrize("word", [*STATUSES, "Closed", "", "cancelled"])
-def test_a_status_goes_from_open_to_in_progress_to_done_or_from_any_to_closed(now: str, word: str) -> None:
-    """Gorilla Troop let open -> done, done -> open and closed -> open pass."""
+def test_a_status_changes_from_open_to_in_progress_to_done_or_to_closed(now: str, word: str) -> None:
+    """Gorilla Troop accepted open -> done, done -> open and closed -> open."""
     found = update(issue("gt-1", status=now), status=word)
     if word == now:
         assert found is None
@@ -333,7 +332,7 @@ def test_a_status_goes_from_open_to_in_progress_to_done_or_from_any_to_closed(no
 
 
 @pytest.mark.parametrize("kind", ["blocks", "conditional-blocks", "waits-for"])
-def test_an_issue_with_open_blockers_is_closed_by_no_route(kind: str) -> None:
+def test_an_issue_with_open_blockers_cannot_be_closed_by_any_operation(kind: str) -> None:
     """bd closes it when its status is updated."""
     one = issue("gt-1", (kind, "gt-2"), status="in_progress")
     for other in (issue("gt-2"), issue("gt-2", status="in_progress"), issue("gt-2", status="review")):
@@ -347,8 +346,8 @@ def test_an_issue_with_open_blockers_is_closed_by_no_route(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["epic", "task"])
-def test_an_issue_with_open_children_is_closed_by_no_route(kind: str) -> None:
-    """bd minds the children of epics alone."""
+def test_an_issue_with_open_children_cannot_be_closed_by_any_operation(kind: str) -> None:
+    """bd checks only the children of epics."""
     one = issue("gt-1", issue_type=kind)
     child = issue("gt-1.1", ("parent-child", "gt-1"))
     assert "gt-1.1" in refused(judge_close(issues(one, child), "gt-1", "", ALICE), "children").about
@@ -357,19 +356,19 @@ def test_an_issue_with_open_children_is_closed_by_no_route(kind: str) -> None:
     assert judge_close(issues(one, child), "gt-1.1", "", ALICE) == child
 
 
-def test_free_edges_keep_nothing_open() -> None:
+def test_non_blocking_edges_do_not_prevent_closing() -> None:
     one = issue("gt-1", ("related", "gt-2"), ("discovered-from", "gt-2"))
     assert judge_close(issues(one, issue("gt-2")), "gt-1", "", ALICE) == one
 
 
-def test_closing_what_is_closed_changes_nothing() -> None:
-    """bd would give it a new reason and a new time."""
+def test_closing_a_closed_issue_changes_nothing() -> None:
+    """bd would store a new reason and a new time."""
     one = issue("gt-1", status="closed")
     assert judge_close(issues(one), "gt-1", "again", ALICE) is None
     assert update(one, status="closed") is None
 
 
-def test_what_is_closed_is_reopened_below_what_is_open() -> None:
+def test_a_closed_issue_can_be_reopened_only_below_an_open_parent() -> None:
     one = issue("gt-1", ("parent-child", "gt-2"), status="closed")
     assert judge_reopen(issues(one, issue("gt-2")), "gt-1", "", ALICE) == one
     refused(judge_reopen(issues(one, issue("gt-2", status="closed")), "gt-1", "", ALICE), "parent_closed")
@@ -380,7 +379,7 @@ def test_what_is_closed_is_reopened_below_what_is_open() -> None:
 # Comments
 
 
-def test_anybody_comments_on_whatever_exists() -> None:
+def test_every_agent_may_comment_on_every_issue() -> None:
     every = issues(issue("gt-1", status="closed", **of(BOB)))
     assert judge_comment(every, "gt-1", "Seen.") == every["gt-1"]
     refused(judge_comment(every, "gt-1", " \n"), "text")
@@ -395,7 +394,7 @@ def test_anybody_comments_on_whatever_exists() -> None:
      ("parent", "parent-child"), ("parent-child", "parent-child"), ("related", "related"),
      ("discovered-from", "discovered-from")],
 )  # fmt: skip
-def test_words_for_dependencies_are_mapped_to_those_of_bd(word: str, kind: str) -> None:
+def test_dependency_words_are_mapped_to_those_of_bd(word: str, kind: str) -> None:
     every = issues(issue("gt-1"), issue("gt-2"))
     assert judge_dependency(every, "gt-1", "gt-2", word, ALICE) == Edge("gt-1", "gt-2", kind)
     assert judge_dependency(issues(issue("gt-1", (kind, "gt-2")), issue("gt-2")), "gt-1", "gt-2", word, ALICE) is None
@@ -404,7 +403,7 @@ def test_words_for_dependencies_are_mapped_to_those_of_bd(word: str, kind: str) 
 
 
 @pytest.mark.parametrize("word", ["", "tracks", "Blocks", "depends-on", "until", "x" * 50])
-def test_other_words_for_dependencies_are_refused(word: str) -> None:
+def test_other_dependency_words_are_refused(word: str) -> None:
     """bd stores any."""
     refused(judge_dependency(issues(issue("gt-1"), issue("gt-2")), "gt-1", "gt-2", word, ALICE), "dependency")
 
@@ -416,7 +415,7 @@ def test_two_issues_have_one_dependency() -> None:
 
 
 def test_a_child_has_one_parent() -> None:
-    """bd takes a second one, and shows just one of them."""
+    """bd accepts a second one, and shows one of them."""
     every = issues(issue("gt-1", ("parent-child", "gt-2")), issue("gt-2"), issue("gt-3"), issue("gt-4"))
     assert "gt-2" in refused(judge_dependency(every, "gt-1", "gt-3", "parent", ALICE), "parent").about
     assert judge_dependency(every, "gt-1", "gt-2", "parent", ALICE) is None
@@ -431,8 +430,8 @@ ORDERED = ("blocks", "conditional-blocks", "waits-for", "parent")
 
 @pytest.mark.parametrize("first", ORDERED)
 @pytest.mark.parametrize("second", ORDERED)
-def test_no_circle_of_two_whatever_it_is_made_of(first: str, second: str) -> None:
-    """bd finds those of blocks alone."""
+def test_no_cycle_of_two_issues_is_accepted_for_any_kinds(first: str, second: str) -> None:
+    """bd finds only cycles of blocks."""
     kind = {"parent": "parent-child"}.get(first, first)
     every = issues(issue("gt-1", (kind, "gt-2")), issue("gt-2"))
     assert "gt-2 -> gt-1 -> gt-2" in refused(judge_dependency(every, "gt-2", "gt-1", second, ALICE), "cycle").about
@@ -444,7 +443,7 @@ def test_no_issue_depends_on_itself(word: str) -> None:
     refused(fault, "cycle")
 
 
-def test_a_long_circle_is_found_and_told() -> None:
+def test_a_long_cycle_is_found_and_reported() -> None:
     every = issues(
         issue("a", ("blocks", "b")),
         issue("b", ("parent-child", "c")),
@@ -455,21 +454,21 @@ def test_a_long_circle_is_found_and_told() -> None:
     assert isinstance(judge_dependency(every, "d", "b", "discovered-from", ALICE), Edge)
 
 
-def test_a_child_never_waits_for_its_own_parent() -> None:
-    """The parent is not closed before the child, so that neither would ever be."""
+def test_a_child_cannot_depend_on_its_own_parent() -> None:
+    """The parent cannot be closed before the child, so neither could ever be closed."""
     every = issues(issue("child", ("parent-child", "top")), issue("top"), issue("x", ("blocks", "top")))
     refused(judge_dependency(every, "child", "x", "blocks", ALICE), "cycle")
     assert isinstance(judge_dependency(every, "x", "child", "blocks", ALICE), Edge)
 
 
-def test_a_circle_that_was_there_before_does_not_stand_in_the_way_of_others() -> None:
+def test_an_existing_cycle_does_not_block_other_edges() -> None:
     every = issues(issue("a", ("waits-for", "b")), issue("b", ("waits-for", "a")), issue("c"))
     assert isinstance(judge_dependency(every, "c", "a", "blocks", ALICE), Edge)
 
 
 @pytest.mark.parametrize("word", ["blocks", "conditional-blocks", "waits-for"])
-def test_once_work_may_have_begun_nothing_new_is_put_before_it(word: str) -> None:
-    """Seed 004: an issue that is in progress or ended, has had a worktree, or has seen all end that it waited for."""
+def test_an_issue_whose_work_may_have_begun_gets_no_new_blocker(word: str) -> None:
+    """Seed 004: an issue in progress or ended, with a worktree, or whose blockers have all ended."""
     blocker, ended = issue("gt-2"), issue("gt-3", status="closed")
     begun = [
         issue("gt-1", status="in_progress"),
@@ -494,8 +493,8 @@ def test_removing_a_dependency_is_always_allowed() -> None:
     assert judge_removal(issues(issue("gt-1", ("blocks", "gone"))), "gt-1", "gone", ALICE) is not None
 
 
-def test_what_others_did_meanwhile_is_found_afterwards() -> None:
-    """bd lets in what the gate would not have."""
+def test_a_concurrent_change_is_found_after_the_operation() -> None:
+    """bd accepts changes that the gate would refuse."""
     edge = Edge("a", "b", "waits-for")
     assert what_came_in_between(issues(issue("a", ("waits-for", "b")), issue("b")), edge) is None
     both = issues(issue("a", ("waits-for", "b")), issue("b", ("waits-for", "a")))
@@ -511,7 +510,7 @@ def test_what_others_did_meanwhile_is_found_afterwards() -> None:
 # Worktrees
 
 
-def test_a_worktree_waits_for_the_ordering_edges_of_its_issue_and_not_for_its_parent() -> None:
+def test_a_worktree_needs_the_ordering_edges_of_its_issue_and_not_its_parent() -> None:
     one = issue("gt-1", ("blocks", "gt-2"), ("waits-for", "gt-3"), ("parent-child", "gt-4"), ("related", "gt-5"))
     rest = [issue("gt-4"), issue("gt-5")]
     waiting = judge_begin(issues(one, issue("gt-2"), issue("gt-3"), *rest), "gt-1")

@@ -1,4 +1,4 @@
-"""A worktree for an issue waits for what the issue waits for."""
+"""A worktree of an issue needs the end of the issues that it depends on."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def add(
     return bonobofs("worktree", "add", *words, cwd=where or repository.directory)
 
 
-def test_an_issue_that_waits_has_no_worktree_until_all_that_it_waits_for_has_ended(
-    repository: Workspace, tmp_path: Path
-) -> None:
+def test_an_issue_has_no_worktree_before_its_dependencies_have_ended(repository: Workspace, tmp_path: Path) -> None:
     one, first, second, top = (repository.create(title) for title in ("one", "first", "second", "top"))
     repository.run("dep", "add", one, first)
     repository.run("dep", "add", one, second, "--type=waits-for")
@@ -69,14 +67,14 @@ def test_an_issue_that_waits_has_no_worktree_until_all_that_it_waits_for_has_end
     assert (late.returncode, "may have begun" in late.stderr) == (77, True)
 
 
-def test_an_issue_that_there_is_not_has_no_worktree(repository: Workspace, tmp_path: Path, home: Path) -> None:
+def test_an_unknown_issue_has_no_worktree(repository: Workspace, tmp_path: Path, home: Path) -> None:
     refused = add(repository, "gt-none", tmp_path)
     assert (refused.returncode, "no issue of this id" in refused.stderr) == (77, True)
     assert list(load_all(home)) == []
 
 
-def test_a_linked_worktree_asks_the_issues_of_the_main_one(repository: Workspace, tmp_path: Path) -> None:
-    """`.beads` is ignored, so that only the main work tree has it. The issue waits all the same, also afterwards."""
+def test_a_linked_worktree_uses_the_issues_of_the_main_one(repository: Workspace, tmp_path: Path) -> None:
+    """`.beads` is ignored by git, so only the main work tree has it. The dependency applies in both."""
     one, first, other = (repository.create(title) for title in ("one", "first", "other"))
     repository.run("dep", "add", one, first)
     (repository.directory / ".gitignore").write_text(".beads/\n")
