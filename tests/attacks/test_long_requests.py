@@ -185,15 +185,17 @@ def test_others_are_served_while_a_wide_directory_is_moved_and_listed(mounted: M
     served_beside(world.path, lambda: move(world.path))
 
 
-def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, source: Path) -> None:
+@pytest.mark.root
+def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, file_system: MakeFileSystem) -> None:
     """The watcher loses events while the kernel knows 100,000 files: each of them is invalidated and compared."""
+    source = file_system("tmpfs")
     for number in range(CHILDREN):
         if number % 1000 == 0:
             (source / f"old/{number // 1000}").mkdir(parents=True)
         os.close(os.open(source / f"old/{number // 1000}/{number}", os.O_CREAT | os.O_WRONLY))
     last = source / f"old/{CHILDREN // 1000 - 1}/{CHILDREN - 1}"
     (source / "beside").mkdir()
-    world = mounted(policy=ALLOW_ALL)
+    world = mounted(policy=ALLOW_ALL, source=source)
 
     def lose_events() -> None:
         with stopped(companion_of(world.pid)):
@@ -203,6 +205,7 @@ def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, source
 
     tell(lambda: [os.stat(os.path.join(top, name)) for top, _, names in os.walk(world.path / "old") for name in names])
     served_beside(world.path, lose_events)
+    world.umount()
 
 
 def test_a_walk_takes_one_step_per_subdirectory(tmp_path: Path) -> None:
