@@ -22,7 +22,7 @@ from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.presets import PRESETS, preset_file
-from bonobofs.policy.request import Operation
+from bonobofs.policy.request import Operation, PlannedChange
 from bonobofs.session.project_policy import write_policy
 
 app = typer.Typer(help="Check, test and describe a policy.", rich_markup_mode=None)
@@ -197,7 +197,7 @@ def why(
     home = session.home()
     if role is not None:
         check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
-    answer = session.explain(home, path, operation=op, to=to, size=_bytes(size), role=role, workspace=workspace)
+    answer = session.explain(home, PlannedChange(path, op, _bytes(size), to, role), workspace)
     if json:
         document(answer)
     else:

@@ -27,7 +27,7 @@ from bonobofs.files.workspace import MAKER
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
-from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.policy.request import Operation, PlannedChange, WorkspacePath
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
 
@@ -100,14 +100,14 @@ def _whoami(session: SessionContext, arguments: Arguments) -> Any:
 def _why(session: SessionContext, arguments: Arguments) -> Any:
     path = _path(session, arguments)
     word, size = optional(arguments, "operation", str), optional(arguments, "size", int)
-    new_path = optional(arguments, "to", str)
+    new_path, role = optional(arguments, "to", str), optional(arguments, "role", str)
     to = None if new_path is None else _path(session, {"path": new_path})
     check_empty(arguments)
-    root = Path(session.who.mountpoint or session.who.source)
-    operation = None if word is None else operation_of(word)
-    from bonobofs.session import explanation  # noqa: PLC0415 - most sessions need no explanation
+    change = PlannedChange(path, None if word is None else operation_of(word), size, to, role)
+    from bonobofs.session.explanation import explain_in  # noqa: PLC0415 - most sessions need no explanation
 
-    return explanation.explain_in_mount(root, path, operation, to, size, session.guard.decide_in_mount)
+    root = Path(session.who.mountpoint or session.who.source)
+    return explain_in(root, root, change, session.guard.explain)
 
 
 def _show(session: SessionContext, arguments: Arguments) -> Any:

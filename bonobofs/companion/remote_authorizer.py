@@ -23,7 +23,7 @@ from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, en
 from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
+from bonobofs.policy.request import NO_FACTS, Context, Operation, PlannedChange, Principal, Request
 
 _BATCH: Final = 128
 """Questions in one message: the server answers them before it serves another request."""
@@ -64,10 +64,10 @@ class RemoteAuthorizer:
         """As `Authorizer.decide`."""
         return decode_decision(self._ask(MessageKind.DECIDE, {"question": encode_request(request, context)})[1])
 
-    def decide_in_mount(self, request: Request, context: Context) -> Permit | Denied:
-        """As the mount decides, which also has layers other than the source."""
-        document = {"question": encode_request(request, context), "in_mount": True}
-        return decode_decision(self._ask(MessageKind.DECIDE, document)[1])
+    def explain(self, change: PlannedChange) -> tuple[Operation, Permit | Denied]:
+        """The decision of the mount, and the operation that it is about. OSError: the path cannot be looked up."""
+        reply = self._ask(MessageKind.EXPLAIN, change._asdict())[1]
+        return Operation(reply["operation"]), decode_decision(reply)
 
     def decide_each(self, questions: list[tuple[Request, Context]]) -> dict[int, Denied]:
         """The denials of the mount, by the index of the question."""

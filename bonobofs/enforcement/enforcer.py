@@ -130,9 +130,14 @@ class Enforcer:
             self.expire_leases()
         return self._decide(self.policy, self.agent, request, context)
 
-    def explain(self, request: Request, context: Context) -> Permit | Denied:
-        """Return the verdict that `why` shows: that of `decide`, or the denial of a change in scratch without room."""
-        verdict = self.decide(request, context)
+    def explain(self, request: Request, context: Context, role: str | None = None) -> Permit | Denied:
+        """Return the verdict that `why` shows: that of `decide`, or the denial of a change in scratch without room.
+
+        `role` replaces the role of the session.
+        """
+        self.expire_leases()
+        agent = self.agent if role is None else self.agent._replace(role=role)
+        verdict = self._decide(self.policy, agent, request, context)
         if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
             return self.room(request) or verdict
         return verdict

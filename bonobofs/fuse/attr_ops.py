@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Admission, RelatedChange
@@ -19,8 +21,10 @@ from bonobofs.fuse.lookup_ops import LookupOps
 from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.slices import Steps, finished
-from bonobofs.policy.decision import Layer, Permit, as_document
-from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.ipc.codec import decode_planned_change, encode_decision
+from bonobofs.policy.decision import Decision, Layer, Permit, as_document
+from bonobofs.policy.engine import decide_move
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, PlannedChange, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 
 _ACL: Final = b"system.posix_acl_access"
@@ -51,8 +55,9 @@ WHY: Final = b"user.bonobofs.why"
 """The extended attribute that explains whether the path may be written."""
 _WHY_NAME: Final = WHY + b"."
 """Prefix of the attribute of a directory that explains it for a name in it. The name need not exist."""
-_NEW_FILE: Final = Context(size=0, mode=0o644)
-_DOTS: Final = (b".", b"..")
+
+
+_NO_NAMES: Final = ("", ".", "..")
 
 
 class AttrOps(LookupOps):
@@ -248,22 +253,71 @@ class AttrOps(LookupOps):
             return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
         if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel requests it before the first write to each file
-        value = self._why(node) if name == WHY else node.store.get_xattr(node, name)
+        value = self._why(node, self._inodes.path(node)) if name == WHY else node.store.get_xattr(node, name)
         return _sized_reply(value, size)
 
-    def _why(self, node: Node) -> bytes:
-        """Return the decision about a write to the node's path, as JSON. Programs can read it before they write."""
-        path = self._inodes.path(node)
-        st = node.store.stat(node)
-        kind = kind_of(st.st_mode)
-        operation = Operation.MKDIR if kind is Kind.DIRECTORY else Operation.WRITE_FILE
-        context = self._layer_context(node)
-        if kind is Kind.FILE:
-            context = self._with_foreign_names(
-                node, st, operation, context._replace(size=st.st_size, size_before=st.st_size)
-            )
-        decision = self._enforcer.explain(Request(operation, path, kind), context)
-        return json.dumps(as_document(decision, path, operation)).encode()
+    def explain(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Answer EXPLAIN: the decision, and the operation that it is about. OSError: the path cannot be looked up."""
+        change = decode_planned_change(document)
+        user = os.geteuid() if self.repository is None else self.repository.person.uid
+        with self._looked_up(Header(p.ROOT_ID, user, 0, 0, 0), change.path.rstrip("/")) as node:
+            request, decision = self._explain(node, change)
+        return {"operation": request.operation, **encode_decision(decision)}
+
+    @contextmanager
+    def _looked_up(self, header: Header, path: str) -> Iterator[Node | None]:
+        """Look up a path below the header's directory, without following symlinks; None: the path has no file."""
+        node, references = self._node(header.node_id), list[int]()
+        try:
+            for name in path.split("/") if path else ():
+                number = 0
+                if name not in _NO_NAMES and "\0" not in name and node.is_dir:
+                    number = self._look_up(header._replace(node_id=node.id), os.fsencode(name))
+                if not number:
+                    yield None
+                    return
+                references.append(number)
+                node = self._node(number)
+            yield node
+        finally:
+            for number in references:
+                self._forget_node(number, 1)
+
+    def _look_up(self, header: Header, name: bytes) -> int:
+        """Return the node id of a name with one more reference; 0: there is no file, or it is in `.bonobofs`."""
+        try:
+            entry = self._lookup(header, memoryview(name + b"\0"))
+        except FileNotFoundError:
+            return 0
+        assert isinstance(entry, bytes)
+        number: int = p.ENTRY_OUT.unpack_from(entry)[0]
+        return number if number < virtual_dir.FIRST_ID else 0
+
+    def _explain(self, node: Node | None, change: PlannedChange) -> tuple[Request, Decision]:
+        st = None if node is None else node.store.stat(node)
+        kind = None if st is None else kind_of(st.st_mode)
+        existing = NO_FACTS if node is None else self._layer_context(node)
+        size = 0 if st is None else st.st_size
+        request, context = change.request(kind, size, existing, privileged=self._source.privileged)
+        if node is not None and st is not None and kind is Kind.FILE:
+            context = self._with_foreign_names(node, st, request.operation, context)
+        decision = self._enforcer.explain(request, context, change.role)
+        if change.to is None:
+            return request, decision
+        arriving = Request(request.operation, WorkspacePath(change.to), request.kind)
+        context = NO_FACTS if node is None or st is None else self._arriving_context(node, st, arriving)
+        decisions = [decision, self._enforcer.explain(arriving, context, change.role)]
+        return request, decide_move(request.path, request.operation, decisions)
+
+    def _arriving_context(self, node: Node, st: os.stat_result, request: Request) -> Context:
+        if node.kind in (Kind.FILE, Kind.SYMLINK):
+            return self._new_context(node, st, request, in_source=node.layer is not Layer.STAGED)
+        return self._layer_context(node)
+
+    def _why(self, node: Node | None, path: WorkspacePath) -> bytes:
+        """Return the decision about a write to the path, as JSON. Programs can read it before they write."""
+        request, decision = self._explain(node, PlannedChange(path))
+        return json.dumps(as_document(decision, path, request.operation)).encode()
 
     def _why_name(self, header: Header, name: bytes) -> bytes:
         """Return the decision about writing or creating `name` in the directory of the request, as JSON.
@@ -273,19 +327,11 @@ class AttrOps(LookupOps):
         parent = self._node(header.node_id)
         if not parent.is_dir:
             raise os_error(errno.ENOTDIR)
-        if name in (b"", *_DOTS) or b"/" in name:
+        text = os.fsdecode(name)
+        if text in _NO_NAMES or b"/" in name:
             raise os_error(errno.EINVAL)
-        entry = self._lookup(header, memoryview(name + b"\0"))
-        assert isinstance(entry, bytes)
-        found = p.ENTRY_OUT.unpack_from(entry)[0]
-        if 0 < found < virtual_dir.FIRST_ID:
-            try:
-                return self._why(self._node(found))
-            finally:
-                self._forget_node(found, 1)
-        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
-        decision = self._enforcer.explain(request, _NEW_FILE)
-        return json.dumps(as_document(decision, request.path, request.operation)).encode()
+        with self._looked_up(header, text) as node:
+            return self._why(node, self._inodes.join(parent, name))
 
     def _listxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)

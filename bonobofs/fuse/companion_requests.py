@@ -85,10 +85,12 @@ class RemoteAuthorization:
         external: ExternalChanges,
         notifications: Notifications,
         grants: GitGrants,
+        explain: Callable[[Document], Document],
         root: int,
         session: str,
     ) -> None:
-        """`root` is a descriptor of the source, `session` the UUID."""
+        """`explain` answers EXPLAIN, `root` is a descriptor of the source, `session` the UUID."""
+        self._explain_change: Final = explain
         self._enforcer: Final = enforcer
         self._grants: Final = grants
         self.fds: list[int] = []
@@ -106,6 +108,7 @@ class RemoteAuthorization:
         self._handlers: Final[dict[MessageKind, Callable[[Document], Document]]] = {
             MessageKind.DECIDE: self._decide,
             MessageKind.DECIDE_EACH: self._decide_each,
+            MessageKind.EXPLAIN: self._explain,
             MessageKind.GRANT: self._grant,
             MessageKind.REVOKE: self._revoke,
             MessageKind.AUTHORIZE: self._authorize,
@@ -197,10 +200,13 @@ class RemoteAuthorization:
             leases = self._enforcer.policy.leases
             known = "none" if leases is None else "known" if leases.known else "unknown"
             return {"generation": self._enforcer.state[0], "leases": known}
-        change = _change(request["question"])
-        if request.get("in_mount", False):
-            return encode_decision(self._enforcer.explain(change.request, change.context))
-        return encode_decision(self._decide_in_source(change))
+        return encode_decision(self._decide_in_source(_change(request["question"])))
+
+    def _explain(self, request: Document) -> Document:
+        try:
+            return self._explain_change(request)
+        except OSError as error:
+            return {"error": error.strerror}
 
     def _decide_each(self, request: Document) -> Document:
         denied = []

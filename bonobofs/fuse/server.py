@@ -150,6 +150,7 @@ class Server:
             operations.external_changes,
             self._transport.notices,
             operations.grants,
+            operations.explain,
             self._root,
             config.session,
         )

@@ -275,7 +275,7 @@ class TempFileOps(MountContext):
             raise os_error(errno.ENOENT)
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
         taken = self._staged_at(parent, name) is not None
-        context = self._staged_context(node, st, request, in_source=False)._replace(held=taken)
+        context = self._new_context(node, st, request, in_source=False)._replace(held=taken)
         verdict = self._enforcer.decide(request, context)
         layer = Layer.STAGED if _is_staged(verdict) else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
@@ -331,7 +331,7 @@ class TempFileOps(MountContext):
         self._close_batch(moving)
         st = self._source.stat(moving)
         request = Request(Operation.RENAME, target.path, moving.kind)
-        context = self._staged_context(moving, st, request, in_source=replaced is None and target.st is not None)
+        context = self._new_context(moving, st, request, in_source=replaced is None and target.st is not None)
         context = context._replace(held=replaced is not None)
         if _is_staged(self._enforcer.decide(request, context)):
             exchange = bool(flags & syscalls.RENAME_EXCHANGE)
@@ -440,7 +440,7 @@ class TempFileOps(MountContext):
         """
         for old, node in list(self._temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            context = self._staged_context(node, self._source.stat(node), request, in_source=False)._replace(held=True)
+            context = self._new_context(node, self._source.stat(node), request, in_source=False)._replace(held=True)
             yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
             yield RelatedChange(request, context, Layer.STAGED)
 
@@ -449,16 +449,16 @@ class TempFileOps(MountContext):
         if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
             raise os_error(errno.ENOTEMPTY)
 
-    def _staged_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
-        """Return the context of a staged file that gets the name of `request`.
+    def _new_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
+        """Return the context of a file or symlink that gets the name of `request`: it is judged as a new one.
 
         `in_source`: the source has that name already.
         """
         if node.kind is Kind.SYMLINK:
-            return Context(target=os.fsdecode(self._source.readlink(node)), in_source=in_source)
+            return Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
         if st.st_size and self._needs_head(request, context, st):
-            context = context._replace(head=os.pread(self._source.file(node, R), HEAD_BYTES, 0))
+            context = context._replace(head=os.pread(node.store.file(node, R), HEAD_BYTES, 0))
         return context
 
 

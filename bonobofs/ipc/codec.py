@@ -7,7 +7,7 @@ from typing import Any, Final
 from bonobofs import errors
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.policy.decision import Code, Decision, Denied, Holding, Layer, Permit, as_document
-from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, PlannedChange, Request, WorkspacePath
 
 _DEFAULTS: Final = NO_FACTS._asdict()
 
@@ -26,6 +26,12 @@ def decode_request(encoded: list[Any]) -> tuple[Request, Context]:
     if "head" in fields:
         fields["head"] = fields["head"].encode("latin-1")
     return Request(Operation(operation), WorkspacePath(path), Kind(kind)), Context(**fields)
+
+
+def decode_planned_change(document: dict[str, Any]) -> PlannedChange:
+    """Parse the fields of a `PlannedChange`; other fields are ignored."""
+    change = PlannedChange(*(document[name] for name in PlannedChange._fields))
+    return change._replace(operation=change.operation and Operation(change.operation))
 
 
 def encode_denied(denied: Denied) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class MessageKind(enum.IntEnum):
 
     # requests of the companion, each with an "id" that REPLY repeats; a question is what `codec.encode_request` makes
     DECIDE = 20
-    """{"question"}; with "in_mount", as the mount itself is answered, which also has layers other than the source.
-    Without a question, the reply is {"generation", "leases"}: the policy and leases by which the server judges now."""
+    """{"question"}: the decision on a change of the source. Without a question, the reply is {"generation", "leases"}:
+    the policy and leases by which the server judges now."""
     AUTHORIZE = 21
     """{"question", "related", "caller", "details", "size", "action", "guard"}; a permitted change is in flight until
     ENDED. With "generation", by which the companion judged the related changes: "stale" if that is over."""
@@ -75,6 +75,8 @@ class MessageKind(enum.IntEnum):
     """The reply comes when the mount shows every earlier change, whatever process made it."""
     DECIDE_EACH = 30
     """{"questions"}: the reply's "denied" has the number and the denial of each question that the mount refuses."""
+    EXPLAIN = 29
+    """The fields of `PlannedChange`: the reply is the decision of the mount, and the "operation"."""
     GRANT = 31
     """{"grant", "stage", "at", "size"} and a descriptor: published files that a git command may take in (`git_grants`).
 

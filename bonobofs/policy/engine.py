@@ -12,6 +12,7 @@ changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from bonobofs.policy import denials
@@ -21,7 +22,7 @@ from bonobofs.policy.denials import Refusal
 from bonobofs.policy.description import allowed_directories, callable_words, describe
 from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.pattern import NO_CHARACTER
-from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request
+from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
 
 __all__ = [
     "Policy",
@@ -30,6 +31,7 @@ __all__ = [
     "compile_policy",
     "decide",
     "decide_in_source",
+    "decide_move",
     "decide_published",
     "describe",
     "digest",
@@ -319,3 +321,19 @@ def _order(scratch: Scratch) -> int:
 
 def _runs(context: Context) -> bool:
     return (context.mode != -1 and context.mode & _X_BITS != 0) or context.head.startswith(EXECUTABLE_HEADS)
+
+
+def decide_move(path: str, operation: Operation, decisions: Iterable[Decision]) -> Decision:
+    """Return the first denial, else a denial of a move across layers, else the first decision.
+
+    `decisions` has those on all names that a rename or link of `path` changes, the old name of `path` first.
+    """
+    permits = []
+    for decision in decisions:
+        if isinstance(decision, Denied):
+            return decision
+        permits.append(decision)
+    layers = {permit.layer for permit in permits}
+    if _SCRATCH in layers and len(layers) > 1:
+        return Denied(Code.ELSEWHERE, *denials.ELSEWHERE, WorkspacePath(path), operation)
+    return permits[0]

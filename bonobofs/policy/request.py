@@ -165,3 +165,47 @@ EXISTS: Final = Context(in_source=True)
 """Context of an existing source file when only its existence matters."""
 HELD: Final = Context(held=True)
 """Context of a staged file when only its existence matters."""
+
+OF_CONTENT: Final = frozenset(
+    {Operation.WRITE_FILE, Operation.TRUNCATE, Operation.ALLOCATE, Operation.COPY_RANGE, Operation.CREATE_FILE}
+)
+"""Operations that write the content of a regular file."""
+_KIND_MADE: Final = {
+    Operation.MKDIR: Kind.DIRECTORY,
+    Operation.RMDIR: Kind.DIRECTORY,
+    Operation.SYMLINK: Kind.SYMLINK,
+    Operation.MKNOD: Kind.DEVICE,
+}
+
+
+class PlannedChange(NamedTuple):
+    """A change of one name. The guard socket's `why` has these fields as arguments."""
+
+    path: str
+    """A slash at its end means a directory."""
+    operation: Operation | None = None
+    """None: the one that writing at `path` needs."""
+    size: int | None = None
+    """Bytes of the file after the change; None: as before."""
+    to: str | None = None
+    """The new path of a rename or link; None: only the old one is judged."""
+    role: str | None = None
+    """None: the role of the session."""
+
+    def request(self, kind: Kind | None, size: int, context: Context, *, privileged: bool) -> tuple[Request, Context]:
+        """Return the request and its context. `kind`, `size`, `context`: the file at `path`; `kind` None: no file."""
+        is_directory = kind is Kind.DIRECTORY or self.path.endswith("/")
+        operation = self.operation or (
+            Operation.MKDIR if is_directory else Operation.CREATE_FILE if kind is None else Operation.WRITE_FILE
+        )
+        before = size if kind is Kind.FILE else 0
+        context = (NO_FACTS if kind is None else context)._replace(
+            size_before=before,
+            mode=0o644 if operation is Operation.CREATE_FILE and kind is None else -1,
+            leaves=operation is Operation.RENAME and kind is not None,
+            privileged=privileged,
+        )
+        if operation in OF_CONTENT:
+            context = context._replace(size=before if self.size is None else self.size)
+        kind = _KIND_MADE.get(operation) or kind or (Kind.DIRECTORY if is_directory else Kind.FILE)
+        return Request(operation, WorkspacePath(self.path.rstrip("/")), kind), context

@@ -99,6 +99,7 @@ def test_in_a_mount_the_policy_and_role_of_the_session_apply(mounted: Mounted) -
     assert _why(world.source / "src" / "x", code=77, cwd=Path("/"))["path"] == "src/x"
     assert _why("src/x", "--workspace", world.path, code=77, cwd=Path("/"))["code"] == "ROLE"
     assert _why("src/x", "--role", "agent", code=0, cwd=world.path)["rule"] == "default"
+    assert _why("src/x", "--role", "agent", code=0, cwd=world.source)["rule"] == "default"
 
 
 def test_why_agrees_with_the_mount(mounted: Mounted) -> None:
@@ -147,7 +148,7 @@ def test_an_invalid_size_is_a_usage_error(source: Path) -> None:
 
 
 def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted, tmp_path: Path) -> None:
-    """Through its socket. If the socket refuses this user, through the extended attribute, for existing files."""
+    """Through its socket. If the socket refuses this user, through the extended attribute, without options."""
     world = mounted()
     (world.path / "aidlc-docs").mkdir()
     (world.path / "aidlc-docs" / "plan.md").touch()
@@ -156,7 +157,8 @@ def test_a_mount_of_another_state_directory_answers_for_itself(mounted: Mounted,
     (inside_directory(world.home, world.session.session) / "guard.sock").unlink()
     asked = bonobofs("why", world.path / "aidlc-docs" / "plan.md", env=agents)
     assert (asked.returncode, asked.stdout) == (0, "allowed: write_file aidlc-docs/plan.md (rule artifacts)\n")
-    asked = bonobofs("why", world.path / "aidlc-docs" / "new.md", env=agents)
+    assert bonobofs("why", world.path / "aidlc-docs" / "new.txt", env=agents).returncode == 77
+    asked = bonobofs("why", world.path / "aidlc-docs" / "new.md", "--size", "1", env=agents)
     assert asked.returncode == 2
     assert f"{world.path}/.bonobofs/policy.md" in asked.stderr
 
