@@ -1,4 +1,4 @@
-"""Every failure of bonobofs as one tree. Each class has an errno and an exit code; both are an interface."""
+"""Every failure of bonobofs as one tree. Each class has an errno and an exit status; both are an interface."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[
         if number <= MOST:
             trail.event(OUT_OF_BAND, details, path=path)
         if protected(path):
-            reason = "A protected path was changed behind the mount."
+            reason = "A protected path was changed externally."
             trail.alert(reason, operation=OUT_OF_BAND, path=path, details=details)
         elif number > MOST:
             left += 1

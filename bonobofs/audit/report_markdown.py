@@ -36,7 +36,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         f"{totals['failed']} failed, {_many(totals['alerts'], 'alert')}."
     )
     if totals["out_of_band"]:
-        yield f"{_many(totals['out_of_band'], 'path')} changed behind the mount."
+        yield f"{_many(totals['out_of_band'], 'path')} changed externally."
     if totals["unreadable"]:
         yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run `bonobofs audit verify`.**"
     behind = totals["out_of_band"] - len(document["out_of_band"])
@@ -143,7 +143,7 @@ _SECTIONS: Final = {
     ),
     "alerts": _Section("Alerts", 4_000, _noticed_line, "Review each one before the merge."),
     "out_of_band": _Section(
-        "Changed behind the mount",
+        "External changes",
         4_000,
         _behind_line,
         "No rule was applied to these, and their author is unknown: review each one.",

@@ -1,4 +1,4 @@
-"""The command line. `main` turns every failure into one line and an exit code."""
+"""The command line. `main` turns every failure into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy, 130 interrupted."""
+    """Run one command. Exit status: 0 done, 1 failed, 2 usage, 77 refused by policy, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Imported here so that an interrupt during the import prints no traceback.

@@ -45,7 +45,7 @@ Examples:
   bonobofs audit tail --denied                     what was refused recently
   bonobofs umount ~/work                           unmount
 
-Exit codes: 0 done, 1 failed, 2 usage, 77 refused by policy."""
+Exit status: 0 done, 1 failed, 2 usage, 77 refused by policy."""
 
 
 class WholeSummaries(TyperGroup):
@@ -111,7 +111,7 @@ def _at(place: str) -> Any:
 
 
 def invoke(arguments: list[str]) -> int:
-    """Run the command that the arguments name, and return its exit code. UsageError: they name none."""
+    """Run the command that the arguments name, and return its exit status. UsageError: they name none."""
     try:
         result = tree(arguments[0])(args=arguments, prog_name="bonobofs", standalone_mode=False)
     except typer.TyperException as error:

@@ -180,7 +180,7 @@ def _watching() -> Iterator[Check]:
     for name, few in (("max_user_watches", 65_536), ("max_user_instances", 16)):
         limit = _number(Path("/proc/sys/fs/inotify", name))
         if limit is None:
-            remedy = "changes behind a mount are then looked for once a second; a kernel with inotify sees them at once"
+            remedy = "external changes are then looked for once a second; a kernel with inotify sees them at once"
             yield Check("inotify", Verdict.NOTE, "not in this kernel", remedy)
             return
         if limit < few:
@@ -199,11 +199,11 @@ def _mounts() -> Iterator[Check]:
     for one in found:
         if one.unwatched:
             where = one.session.mountpoint or one.session.source
-            remedy = f"an unwatched change behind the mount may show a second late and is not recorded: {one.watch}"
+            remedy = f"an unwatched external change may show a second late and is not recorded: {one.watch}"
             yield Check("watching", Verdict.NOTE, f"{where}: {one.unwatched}", remedy)
         if one.leases is not None:
             where = one.session.mountpoint or one.session.source
-            remedy = f"every change is refused until they are known: {one.leases}"
+            remedy = f"every change of the source is refused until they are known: {one.leases}"
             yield Check("leases", Verdict.FAIL, f"{where}: the leases are unknown", remedy)
 
 

@@ -188,7 +188,7 @@ def merge(
     role: RoleOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Merge a branch into another. If there are conflicts, nothing changes; they are listed and the exit code is 1.
+    """Merge a branch into another. If there are conflicts, nothing changes; they are listed and the exit status is 1.
 
     \b
     Example:

@@ -224,7 +224,7 @@ def _notes(one: session.Status) -> list[str]:
     notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
     if one.unwatched:
         notes.append(
-            f"{where}: {one.unwatched}; an unwatched change behind the mount may show a second late and is "
+            f"{where}: {one.unwatched}; an unwatched external change may show a second late and is "
             f"not recorded: {one.watch}"
         )
     if one.policy_error is not None:
@@ -234,7 +234,7 @@ def _notes(one: session.Status) -> list[str]:
     if one.unreadable is not None:
         notes.append(f"{where}: {one.unreadable}")
     if one.leases is not None:
-        notes.append(f"{where}: the leases are unknown, so every change is refused: {one.leases}")
+        notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {one.leases}")
     if one.caches is not None:
         notes.append(f"{where}: {one.caches}")
     return notes

@@ -17,7 +17,7 @@ from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
 from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.decision import Holding, Refused
-from bonobofs.policy.document import load, located, parse
+from bonobofs.policy.document import Audit, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.grants import OF_A_GATE
@@ -40,25 +40,29 @@ def _file_of(named: str) -> Path:
 def check(file: FileOrPreset, json: JsonOption = False) -> int:
     """Check a policy: print every mistake with its line, and warnings about what it leaves open.
 
-    Exit 1 if there is a mistake. Warnings do not change the exit code.
+    Exit 1 if there is a mistake. Warnings do not change the exit status.
 
     \b
     Examples:
       bonobofs policy check ./policy.toml
       bonobofs policy check project         a preset
     """
-    path, mistakes, told, rules = _file_of(file), list[str](), list[str](), 0
+    path, mistakes, remarks, rules = _file_of(file), list[str](), list[str](), 0
     try:
-        plain = load(path).model_dump(mode="json")
+        policy = load(path)
+        plain = policy.model_dump(mode="json")
         rules = len(plain["rule"])
+        found = warnings(plain)
+        if policy.audit != Audit() and (ignored := session.note_on_audit(session.home(), path, policy)):
+            found.append((("audit",), ignored))
         text = path.read_text(encoding="utf-8")
-        told = [f"{path}:{line}: warning: {problem}" for line, problem in located(text, warnings(plain))]
+        remarks = [f"{path}:{line}: warning: {problem}" for line, problem in located(text, found)]
     except PolicyError as error:
         mistakes = list(error.problems or (str(error),))
     if json:
-        document({"file": str(path), "rules": None if mistakes else rules, "errors": mistakes, "warnings": told})
+        document({"file": str(path), "rules": None if mistakes else rules, "errors": mistakes, "warnings": remarks})
         return 1 if mistakes else 0
-    for line in mistakes or told:
+    for line in mistakes or remarks:
         note(line)
     if not mistakes:
         say(f"{path}: in order, {rules} rule{'' if rules == 1 else 's'}")

@@ -184,7 +184,7 @@ def _differences(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
         else:
             yield {
                 "path": top,
-                "what": f"was changed behind the mount in {len(paths)} places",
+                "what": f"was changed externally in {len(paths)} places",
                 "places": len(paths),
                 "names": sorted(paths)[:_MAX_NAMES],
                 "protected": protected,
@@ -198,12 +198,12 @@ def _enclosing_git(path: str) -> str:
 
 
 def _description(suspect: _Suspect) -> str:
-    size = f", and holds {suspect.size} bytes" if suspect.size >= 0 else ""
+    size = f", and has {suspect.size} bytes" if suspect.size >= 0 else ""
     if suspect.size == _ABSENT:
-        return "was removed behind the mount"
+        return "was removed externally"
     if suspect.kinds & (MADE | GONE) == MADE:
-        return f"was made behind the mount{size}"
-    return f"was {'replaced' if suspect.kinds & GONE else 'changed'} behind the mount{size}"
+        return f"was created externally{size}"
+    return f"was {'replaced' if suspect.kinds & GONE else 'changed'} externally{size}"
 
 
 def _shared_git_dir(source: str) -> Path | None:

@@ -247,7 +247,7 @@ def _leave_mount(config: CompanionConfig) -> CompanionStatus:
     except OSError as error:
         return CompanionStatus(
             "",
-            f"mounting over the source itself needs a mount namespace for the process beside the mount, and the kernel "
+            f"mounting over the source itself needs a mount namespace for the companion, and the kernel "
             f"refuses one ({error.strerror}); mount on another directory, or as root",
         )
     return CompanionStatus("", has_namespace=True)
@@ -330,7 +330,7 @@ def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
 
 
 def main(fd: int) -> int:
-    """Serve beside the server at the other end of the socket `fd` until the server ends; the exit code.
+    """Serve beside the server at the other end of the socket `fd` until the server ends; the exit status.
 
     The server has forked this process, so the kernel has never allowed another process of the user to trace it.
     """

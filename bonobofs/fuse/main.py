@@ -14,7 +14,7 @@ from bonobofs.system import syscalls
 
 
 def main() -> int:
-    """Serve the mount that standard input describes; the exit code."""
+    """Serve the mount that standard input describes; the exit status."""
     config = SessionConfig.from_json(sys.stdin.read())
     os.chdir("/")
     os.umask(0o077)

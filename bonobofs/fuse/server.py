@@ -226,7 +226,7 @@ class Server:
         return b"".join(lines)
 
     def run(self) -> int:
-        """Serve until the mount ends, then settle and close the trail; the exit code."""
+        """Serve until the mount ends, then settle and close the trail; the exit status."""
         self._install_signals()
         self._transport.handshake(watched=self._watched)
         self._supervisor.listen()
@@ -436,7 +436,7 @@ def _load_transport(config: SessionConfig) -> Callable[[int], Transport]:
 
 
 def serve(config: SessionConfig, start: ServerStart) -> int:
-    """Serve the mount until it ends; the exit code."""
+    """Serve the mount until it ends; the exit status."""
     ready = ReadyPipe(config.ready_fd)
     try:
         return Server(config, start, ready).run()

@@ -132,7 +132,7 @@ class Checkout:
         """Run git at the top of the work tree and return its standard output.
 
         `data` is the standard input, `more` is added to the environment. `operator` lets git use the operator's
-        configuration and keys. Raises GitError if the exit code is not in `codes`, and after 120 s.
+        configuration and keys. Raises GitError if the exit status is not in `codes`, and after 120 s.
         """
         environment = {**self._environment, **more}
         if operator:

@@ -14,7 +14,7 @@ class CompanionProgram(NamedTuple):
     """The code that a companion runs."""
 
     module: str
-    """Dotted name of a module; its `main` takes the number of the channel's descriptor and returns the exit code."""
+    """Dotted name of a module; its `main` takes the number of the channel's descriptor and returns the exit status."""
     packages: Sequence[str]
     """Directories to append to sys.path."""
 

@@ -347,7 +347,7 @@ def _temporary(texts: Sequence[str]) -> Temporary | None:
     return Temporary(
         names=Names(one.components[1] for one, is_name in zip(patterns, anywhere, strict=True) if is_name),
         paths=Matcher((one, True) for one, is_name in zip(patterns, anywhere, strict=True) if not is_name),
-        permit=Permit(Layer.STAGED.value, layer=Layer.STAGED),
+        permit=Permit("temporary", layer=Layer.STAGED),
     )
 
 

@@ -41,7 +41,7 @@ class Layer(enum.StrEnum):
     SOURCE = ""
     SCRATCH = "scratch"
     """The session's scratch layer; the path matches a `[[scratch]]`."""
-    STAGED = "temporary"
+    STAGED = "staged"
     """A staged file. It enters the source when it is renamed or linked to a name that the rules permit."""
 
 

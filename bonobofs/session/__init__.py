@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bonobofs.session.mail_settings import WitnessReport, ask_witnesses
     from bonobofs.session.mount_setup import MountedSession, MountRequest, prepare_foreground, start
     from bonobofs.session.python_session import OpenSession, open_session
-    from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of
+    from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of, note_on_audit
     from bonobofs.session.retention import (
         Pruning,
         about_sessions,
@@ -72,6 +72,7 @@ __all__ = [
     "in_force",
     "live_at",
     "mount_around",
+    "note_on_audit",
     "open_index",
     "open_session",
     "prepare_foreground",
@@ -93,7 +94,7 @@ _PARTS: Final = {
     "bonobofs.session.mail_settings": "WitnessReport ask_witnesses",
     "bonobofs.session.mount_setup": "MountedSession MountRequest prepare_foreground start",
     "bonobofs.session.python_session": "OpenSession open_session",
-    "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of",
+    "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of note_on_audit",
     "bonobofs.session.retention": (
         "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
     ),

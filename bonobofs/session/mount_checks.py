@@ -41,7 +41,7 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
             f"the mountpoint {mountpoint} lies inside its source; use one outside {source}, or the source itself"
         )
     if mountpoint != source and is_within(source, mountpoint):
-        raise MountError(f"the source {source} lies inside the mountpoint {mountpoint}; use a mountpoint beside it")
+        raise MountError(f"the source {source} lies inside the mountpoint {mountpoint}; use a mountpoint outside of it")
     _check_state(home, mountpoint)
     _check_program(mountpoint)
     _check_unguarded(mountpoint.parent, "mountpoint")

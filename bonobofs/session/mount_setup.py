@@ -30,7 +30,13 @@ from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
 from bonobofs.session import agent_shell, launcher, mount_checks
-from bonobofs.session.registration import RegisteredSession, SessionRequest, choose_policy, register_session
+from bonobofs.session.registration import (
+    RegisteredSession,
+    SessionRequest,
+    choose_policy,
+    note_on_audit,
+    register_session,
+)
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import unreadable, was_closed
 from bonobofs.session.unmount import detach_all
@@ -151,6 +157,8 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
     agent_shell.make_programs(inside, home)
     if guest is not None:
         let_inside(home, inside, guest)
+    if ignored := note_on_audit(home, policy.file, policy.document):
+        notes += (f"{ignored}.",)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
     notes += _cannot_hold(source, policy.compiled) + drawn.tracked.notes
     repository, more = _repository(home, drawn, guest)

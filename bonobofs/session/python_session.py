@@ -165,7 +165,7 @@ def _following_leases(home: Path, session: Session, enforcer: Enforcer) -> Itera
     enforcer.set_leases(0.0)
     follower = LeaseFollower(home, session.session, holder, session.source, lock.apply, ended)
     follower.read_first()
-    # Errors need no report: once the snapshot has expired, every change is refused with the reason.
+    # Errors need no report: once the snapshot has expired, every change of the source is refused with the reason.
     thread = threading.Thread(target=follower.run, args=(lambda _: None,), name="bonobofs-leases", daemon=True)
     thread.start()
     try:

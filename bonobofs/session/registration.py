@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import GitError, PolicyError, UsageError
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.document import PolicyDocument, load
+from bonobofs.policy.document import Audit, PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
 from bonobofs.state import agent_registry, heartbeats, project_policies
@@ -39,6 +39,13 @@ class ChosenPolicy(NamedTuple):
     def plain(self) -> dict[str, Any]:
         """The document as JSON data, the input of `compile_policy` in every process."""
         return self.document.model_dump(mode="json")
+
+
+def note_on_audit(home: Path, file: Path, document: PolicyDocument) -> str:
+    """Return a sentence if the policy sets limits of the audit log that have no effect, else ""."""
+    if document.audit == Audit() or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
+        return ""
+    return f"[audit] has no effect in {file}; only {home / 'policy.toml'} limits the audit log"
 
 
 class SessionRequest(NamedTuple):
@@ -189,7 +196,7 @@ def register_session(
 
 
 MOST: Final = 10_000
-"""Maximum number of tracked paths that a session stores. Above it, whole directories count as tracked."""
+"""Number of tracked paths that a session stores. Above it, whole directories count as tracked."""
 _FILE: Final = "tracked.json"
 
 
@@ -246,7 +253,10 @@ def _standing(source: Path, policy: Policy) -> list[str]:
 
 
 def compact(paths: Iterable[str], most: int = MOST) -> list[str]:
-    """Return at most `most` paths that cover `paths`: the deepest become their parents. Paths at the root stay."""
+    """Return paths that cover `paths`: while there are more than `most`, the deepest become their parents.
+
+    Paths at the root stay, however many there are.
+    """
     kept = set(paths)
     depth = max((path.rstrip("/").count("/") for path in kept), default=0)
     while len(kept) > most and depth:

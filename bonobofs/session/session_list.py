@@ -58,7 +58,7 @@ class Status(NamedTuple):
     policy_error: str | None = None
     """Why the current policy file is not in force."""
     leases: str | None = None
-    """Why the leases are unknown, so that every change is refused."""
+    """Why the leases are unknown, so that every change of the source is refused."""
     caches: str | None = None
     """Why kernel caching is off and cached data may be stale."""
     unreadable: str | None = None

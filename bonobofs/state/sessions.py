@@ -65,7 +65,7 @@ class Live:
     policy_error: str | None
     """Why the current policy file is not in force; None if it is."""
     leases: str | None = None
-    """Why the leases are unknown, so that every change is refused; None if they are known."""
+    """Why the leases are unknown, so that every change of the source is refused; None if they are known."""
     caches: str | None = None
     """Why the kernel cache is off and may hold stale data; None if it is on."""
 

@@ -137,7 +137,7 @@ def test_a_report_lists_external_changes_separately() -> None:
 def test_a_protected_external_change_is_counted_only_as_an_alert() -> None:
     """Its event is not counted again. An event of another path is counted."""
     given: dict[str, Any] = {"session": "s", "path": "p"}
-    what = {"what": "was removed behind the mount"}
+    what = {"what": "was removed externally"}
     event = AuditEntry(NOW, "file", "out_of_band", "alice", what, "allowed", None, kind="event", seq=3, **given)
     alert = replace(event, kind="alert", result="error", reason="It is protected.", seq=4)
     report = Report({})
@@ -145,8 +145,8 @@ def test_a_protected_external_change_is_counted_only_as_an_alert() -> None:
     document = report.document()
     assert (document["totals"]["alerts"], document["totals"]["out_of_band"]) == (1, 2)
     assert [one["path"] for one in document["out_of_band"]] == ["p", "b"]
-    assert [one["what"] for one in document["alerts"]] == ["was removed behind the mount"]
-    assert "`p`: It is protected. It was removed behind the mount." in report.markdown()
+    assert [one["what"] for one in document["alerts"]] == ["was removed externally"]
+    assert "`p`: It is protected. It was removed externally." in report.markdown()
 
 
 def test_long_lists_are_truncated_with_a_count() -> None:

@@ -30,6 +30,21 @@ def test_check_names_file_line_and_key(tmp_path: Path) -> None:
     assert checked.stderr.count("\n") == 1
 
 
+def test_check_and_mount_warn_of_limits_that_have_no_effect(tmp_path: Path, home: Path, source: Path) -> None:
+    """[audit] counts in policy.toml of the state directory only."""
+    limits = 'default = "deny"\n[audit]\nkeep = "1d"\n'
+    other, mountpoint = tmp_path / "other.toml", tmp_path / "work"
+    for file in (other, home / "policy.toml"):
+        file.write_text(limits)
+    mountpoint.mkdir()
+    ignored = f"[audit] has no effect in {other}; only {home / 'policy.toml'} limits the audit log"
+    assert f"{other}:2: warning: {ignored}" in bonobofs("policy", "check", other).stderr
+    assert bonobofs("policy", "check", home / "policy.toml").stderr == ""
+    made = bonobofs("mount", source, mountpoint, "--new", "--policy", other)
+    assert bonobofs("umount", mountpoint).returncode == 0
+    assert ignored in made.stderr
+
+
 def test_test_names_each_failed_example(tmp_path: Path) -> None:
     """The exit code is 1, and the summary has the count."""
     file = tmp_path / "policy.toml"

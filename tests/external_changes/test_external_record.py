@@ -41,9 +41,9 @@ def test_each_kind_of_change_is_recorded_with_the_present_state(world: World) ->
     (world.source / "file").write_text("four and more")
     (world.source / "docs/plan.md").unlink()
     assert _settled(world) == {
-        "new": "was made behind the mount, and holds 4 bytes",
-        "file": "was changed behind the mount, and holds 13 bytes",
-        "docs/plan.md": "was removed behind the mount",
+        "new": "was created externally, and has 4 bytes",
+        "file": "was changed externally, and has 13 bytes",
+        "docs/plan.md": "was removed externally",
     }
     assert recorded(world, "out_of_band", "alert") == []
 
@@ -54,14 +54,14 @@ def test_a_change_of_a_protected_path_is_an_alert(world: World) -> None:
     (world.source / "sealed/a").unlink()
     until(lambda: len(recorded(world, "out_of_band", "alert")) == 2, "both are alerts")
     alerts = {entry.path: entry.reason for entry in recorded(world, "out_of_band", "alert")}
-    assert alerts == dict.fromkeys(("locked.md", "sealed/a"), "A protected path was changed behind the mount.")
+    assert alerts == dict.fromkeys(("locked.md", "sealed/a"), "A protected path was changed externally.")
     assert set(_settled(world)) == {"locked.md", "sealed/a"}
 
 
 def test_a_change_of_an_uncached_file_is_recorded(world: World) -> None:
     """No process has looked up the file or its directory through the mount."""
     (world.source / "docs/plan.md").write_text("changed")
-    assert _settled(world) == {"docs/plan.md": "was changed behind the mount, and holds 7 bytes"}
+    assert _settled(world) == {"docs/plan.md": "was changed externally, and has 7 bytes"}
 
 
 def test_a_change_that_a_reader_finds_first_is_recorded(world: World) -> None:
@@ -79,7 +79,7 @@ def test_a_change_of_a_file_that_the_agent_has_just_written_is_recorded(world: W
     """The agent's intent for the path explains the agent's change alone."""
     (world.path / "file").write_text("by the agent")
     (world.source / "file").write_text("by somebody")
-    assert _settled(world) == {"file": "was changed behind the mount, and holds 11 bytes"}
+    assert _settled(world) == {"file": "was changed externally, and has 11 bytes"}
 
 
 def test_a_file_created_and_removed_in_a_burst_is_not_recorded(world: World) -> None:
@@ -105,7 +105,7 @@ def test_a_git_command_is_one_entry(world: World) -> None:
     details = max((entry.details for entry in entries), key=lambda details: int(details.get("places", 0)))
     assert details["places"] > 10
     assert len(details["names"]) == 10
-    assert details["what"] == f"was changed behind the mount in {details['places']} places"
+    assert details["what"] == f"was changed externally in {details['places']} places"
     assert len(recorded(world, "out_of_band", "alert")) == len(entries)
 
 

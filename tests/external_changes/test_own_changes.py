@@ -123,7 +123,7 @@ def test_own_changes_cause_no_notification(traffic: Traffic, what: str) -> None:
         path.lstat()
     # Notices are given in the order of the changes: once this one has come, all others would have.
     (traffic.source / "behind").touch()
-    until(lambda: any(note.get("name") == "behind" for note in traffic.notes()), "the change behind the mount is told")
+    until(lambda: any(note.get("name") == "behind" for note in traffic.notes()), "the external change is reported")
     until((traffic.path / "behind").exists, "it shows")
     told = [note for note in traffic.notes() if "notice" in note]
     assert [note for note in told if note.get("name") != "behind" and note["node"] != 1] == []
@@ -139,7 +139,7 @@ def test_own_changes_are_not_out_of_band(mounted: Mounted) -> None:
         (below / "file").write_text("content")
         story(below)
     (world.source / "behind").touch()
-    until(lambda: out_of_band(world), "the change behind the mount is entered")
+    until(lambda: out_of_band(world), "the external change is recorded")
     assert set(out_of_band(world)) == {"behind"}
 
 

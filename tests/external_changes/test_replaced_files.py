@@ -1,4 +1,4 @@
-"""A file that is replaced behind the mount is read as the old or the new one, and no read fails."""
+"""An externally replaced file is read as the old or the new one, and no read fails."""
 
 from __future__ import annotations
 

@@ -111,6 +111,6 @@ def test_without_mount_namespaces_a_source_cannot_be_covered(source: Path) -> No
         check=False,
     )
     assert made.returncode == 1
-    assert "needs a mount namespace for the process beside the mount, and the kernel refuses one" in made.stderr
+    assert "needs a mount namespace for the companion, and the kernel refuses one" in made.stderr
     assert made.stderr.count("\n") == 1
     assert mounts.at(source) == []

@@ -36,7 +36,7 @@ def kill_companion(called: Called) -> None:
 def test_a_new_companion_restores_watch_leases_and_calls(
     mounted_called: CalledMount, source: Path, home: Path, tmp_path: Path, over: bool
 ) -> None:
-    """Changes behind the mount, leases, the policy, the socket; the log has an alert and an event."""
+    """External changes, leases, the policy, the socket; the log has an alert and an event."""
     if over and os.geteuid() != 0:
         return  # an ordinary user's is in test_calls
     policy = tmp_path / "policy.toml"
@@ -108,7 +108,7 @@ def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) ->
     (alice.source / "file").write_text("as it was")
     before = ""
     for _ in range(6):
-        until(lambda last=before: _children(alice) not in ("", last), "there is another", 30)  # type: ignore[misc]
+        until(lambda last=before: _children(alice) not in ("", last), "there is another", seconds=30)  # type: ignore[misc]
         before = _children(alice)
         os.kill(int(before), signal.SIGKILL)
     until(lambda: "ended 6 times in a row" in (status(alice.world).watch or ""), "status names the deaths")
@@ -123,7 +123,7 @@ def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) ->
     assert "keeps ending; it is started again" in reasons[-1]
     (one,) = json.loads(bonobofs("status", "--json").stdout)
     assert "has ended" in one["leases"]
-    assert "every change is refused" in one["note"]
+    assert "every change of the source is refused" in one["note"]
     said = bonobofs("status").stdout
     assert "not watched" in said
     assert "the leases are unknown" in said

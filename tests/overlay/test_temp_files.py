@@ -522,14 +522,14 @@ def test_every_step_is_on_record(world: Place) -> None:
         return entry.operation, entry.path, entry.result, details.get("layer", ""), details.get("from", "")
 
     assert [told(entry) for entry in intents] == [
-        ("create_file", "notes/x.tmp", "allowed", "temporary", ""),
-        ("set_mode", "notes/x.tmp", "allowed", "temporary", ""),
-        ("rename", "notes/x.tmp", "allowed", "temporary", ""),
+        ("create_file", "notes/x.tmp", "allowed", "staged", ""),
+        ("set_mode", "notes/x.tmp", "allowed", "staged", ""),
+        ("rename", "notes/x.tmp", "allowed", "staged", ""),
         ("rename", "notes/a.md", "allowed", "", "notes/y.tmp"),
-        ("create_file", "notes/x.tmp", "allowed", "temporary", ""),
+        ("create_file", "notes/x.tmp", "allowed", "staged", ""),
         ("rename", "notes/x.txt", "denied", "", ""),
         ("link", "notes/l.md", "allowed", "", "notes/x.tmp"),
-        ("delete_file", "notes/x.tmp", "allowed", "temporary", ""),
+        ("delete_file", "notes/x.tmp", "allowed", "staged", ""),
     ]
     entered = intents[3]
     assert entered.details["by"].startswith(".bonobofs-")

@@ -117,7 +117,7 @@ def test_the_record_says_which_changes_leave_the_source_as_it_is(trail: Trail) -
     guard.open_batch(1, create("build/a"), Context(size=10**6), 0.0, layer=Layer.SCRATCH)
     guard.open_batch(2, create("notes/a.md"), Context(size=5), 0.0)
     told = [entry["details"].get("layer") for entry in entries(trail) if entry["kind"] == "intent"]
-    assert told == ["scratch", "temporary", None, None, None]  # both of build/ are counted under one intent
+    assert told == ["scratch", "staged", None, None, None]  # both of build/ are counted under one intent
 
 
 def test_scratch_changes_are_counted_by_program_and_scratch_path(trail: Trail) -> None:
