@@ -21,7 +21,7 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import entries_of
 from bonobofs.audit.trail_file import open_trail, size_of
 from bonobofs.errors import MailError
-from bonobofs.state.courier_cursors import Carried
+from bonobofs.state.sqlite_file import Queries
 
 _AT_ONCE: Final = 20
 """Letters of one session in one round."""
@@ -38,6 +38,43 @@ class Cursors(Protocol):
 
     def note(self, courier: str, session: str, carried: Carried, /) -> None:
         """Store a cursor. StateError."""
+
+
+class Carried(NamedTuple):
+    """The part of one trail that a courier has sent."""
+
+    place: int = 0
+    """Offset in the trail, in bytes."""
+    seq: int = 0
+    """Number of the last entry; 0: none."""
+    hash: str = ""
+    """Hash of the last entry."""
+    noted: str = ""
+    """The server's time of the last letter, in the server's format."""
+
+
+class CourierCursors:
+    """The cursors of all couriers of one database."""
+
+    def __init__(self, database: Queries) -> None:
+        """Use the database; nothing is read yet."""
+        self._database = database
+
+    def load(self, courier: str) -> dict[str, Carried]:
+        """Return the cursors of a courier by session. StateError."""
+        statement = "SELECT session, place, seq, hash, noted FROM cursors WHERE courier = :courier"
+        with self._database.queries() as execute:
+            return {session: Carried(*rest) for session, *rest in execute(statement, {"courier": courier})}
+
+    def note(self, courier: str, session: str, carried: Carried) -> None:
+        """Store the cursor of one trail. StateError."""
+        with self._database.queries(write=True) as execute:
+            execute(
+                "INSERT INTO cursors (courier, session, place, seq, hash, noted) "
+                "VALUES (:courier, :session, :place, :seq, :hash, :noted) ON CONFLICT (courier, session) "
+                "DO UPDATE SET place = :place, seq = :seq, hash = :hash, noted = :noted",
+                {"courier": courier, "session": session, **carried._asdict()},
+            )
 
 
 class Pace(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from bonobofs.errors import MailError, error_text
+from bonobofs.system.terminal import printable
 
 SECONDS: Final = 15.0
 """Time limit for connecting, and again for the whole answer."""
@@ -370,18 +371,13 @@ def _reservation(one: dict[str, Any]) -> Reservation:
         raise ValueError("its expiry is out of range")
     return Reservation(
         int(one["id"]),
-        _text(one["agent"]),
+        printable(str(one["agent"])),
         str(one["path_pattern"]),
         bool(one["exclusive"]),
-        _text(one.get("reason") or ""),
+        printable(str(one.get("reason") or "")),
         expires if expires.tzinfo is not None else expires.replace(tzinfo=UTC),
         str(one.get("created_ts") or ""),
     )
-
-
-def _text(value: Any) -> str:
-    """Replace characters that are not printable, which JSON can have and a database or terminal cannot."""
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(value))
 
 
 def _object(answer: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sqlalchemy.sql.selectable import ScalarSelect
 from bonobofs.audit.index import Count, Cursor, GroupBy, IndexedChange, IndexQuery, decode_text, encode_text
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
+from bonobofs.state.sqlite_file import driver_text
 
 VERSION: Final = 1
 """Incremented with every change of the tables. An index of another version is rebuilt."""
@@ -335,11 +336,10 @@ def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
         with engine.execution_options(**{BEGIN: begin}).begin() as connection:
             yield connection
     except sqlalchemy.exc.SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         where = engine.url.render_as_string(hide_password=True)
         raise StateError(
-            f"the index in {where} cannot be used: {reason}; the trails can still be read with `bonobofs audit tail`; "
-            "if the index is damaged, run `bonobofs audit index --rebuild`"
+            f"the index in {where} cannot be used: {driver_text(error)}; the trails can still be read with "
+            "`bonobofs audit tail`; if the index is damaged, run `bonobofs audit index --rebuild`"
         ) from error
 
 

@@ -11,15 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
-from bonobofs.agent_mail.courier import Courier, Pace
+from bonobofs.agent_mail.courier import Courier, CourierCursors, Pace
 from bonobofs.audit.index import Index
 from bonobofs.audit.reader import trails_in
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.session.retention import open_index, prune
-from bonobofs.state.courier_cursors import CourierCursors
-from bonobofs.state.database import Database, home_id
-from bonobofs.state.home import session_directory
+from bonobofs.state.database import Database
+from bonobofs.state.home import home_id, session_directory
 from bonobofs.state.sessions import load
 
 _MOST: Final = 16

@@ -23,7 +23,8 @@ from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import is_wild, parse
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.state import leases
-from bonobofs.state.database import Database, home_id
+from bonobofs.state.database import Database
+from bonobofs.state.home import home_id
 from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.terminal import escape
 

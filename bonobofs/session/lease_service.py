@@ -16,7 +16,7 @@ from bonobofs.state import agent_registry, leases
 from bonobofs.state.agent_registry import check_label
 from bonobofs.state.database import Database
 from bonobofs.state.heartbeats import LiveSession
-from bonobofs.state.lease_follower import plain
+from bonobofs.state.lease_follower import leases_in_effect
 from bonobofs.state.leases import DAY, Holder, Lease, LeaseChange, LeaseRequest
 from bonobofs.state.sessions import Session, lives, load_all
 
@@ -160,11 +160,10 @@ def leases_of(home: Path, session: Session) -> Leases:
     """Return the leases as a session enforces them; UNKNOWN if they cannot be read."""
     key = Holder(session.agent, session.agent_id, session.chain).key
     try:
-        with Database.open(home) as database:
-            found = leases.list_leases(database)
+        with Database.open(home) as database, database.queries() as execute:
+            return compile_leases(leases_in_effect(execute, key, session.source)[0])
     except StateError:
         return UNKNOWN
-    return compile_leases(plain(one, key) for one in found if one.workspace in (None, session.source))
 
 
 def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple[list[Lease], list[str]]:

@@ -7,14 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bonobofs.agent_mail.courier import Carried, CourierCursors
 from bonobofs.agent_mail.letter import compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding
 from bonobofs.errors import MailError, StateError, UsageError
 from bonobofs.session.registration import choose_policy
-from bonobofs.state.courier_cursors import Carried
-from bonobofs.state.home import read_document, session_directory, write_document
+from bonobofs.state.home import home_id, read_document, session_directory, write_document
 from bonobofs.state.sessions import Session, load_all
 from bonobofs.system.locks import locked
 
@@ -64,8 +64,7 @@ def settings_in(policy: dict[str, Any], home_id: str, source: str) -> Settings |
 
 def is_carried(home: Path, session: Session, seq: int) -> bool:
     """Return True if Agent Mail has the trail up to entry `seq`, or if the session has no settings. StateError."""
-    from bonobofs.state.courier_cursors import CourierCursors  # noqa: PLC0415 - most commands need no database
-    from bonobofs.state.database import Database, home_id  # noqa: PLC0415 - as above
+    from bonobofs.state.database import Database  # noqa: PLC0415 - most commands need no database
 
     settings = settings_of(home, home_id(home), session)
     if settings is None:
@@ -92,8 +91,6 @@ def ask_witnesses(home: Path) -> WitnessReport:
     an attacker may have changed the stored policies together with the trails. UsageError: no policy names a mailbox.
     MailError: a server cannot be queried. PolicyError, StateError, TrailError.
     """
-    from bonobofs.state.database import home_id  # noqa: PLC0415 - most commands need no database
-
     mine = home_id(home)
     sessions = load_all(home)
     named = {session.session: settings_of(home, mine, session) for session in sessions}

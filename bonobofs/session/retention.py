@@ -20,7 +20,7 @@ from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record
 from bonobofs.audit.trail_file import compress, remove, stat_trail
 from bonobofs.audit.verify import Report, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError
-from bonobofs.state.home import head_path, read_document, session_directory, trail_path
+from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
 from bonobofs.system.locks import locked, never
 
@@ -215,7 +215,6 @@ def open_index(home: Path) -> Iterator[Index]:
     """Open the index of a state directory without updating it; call `catch_up` for that. StateError."""
     # Most commands use no database, and importing SQLAlchemy would take longer than they run.
     from bonobofs.audit.index_store import open_tables  # noqa: PLC0415
-    from bonobofs.state.database import home_id  # noqa: PLC0415
 
     tables = open_tables(home)
     try:

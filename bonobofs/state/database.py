@@ -15,20 +15,42 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import stat
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exists, func, inspect, make_url, select, table
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    exists,
+    func,
+    inspect,
+    make_url,
+    select,
+    table,
+    text,
+)
 from sqlalchemy import column as named_column
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bonobofs.errors import StateError
-from bonobofs.state.schema import REVISION, VERSION_TABLE, counters
-from bonobofs.system.locks import locked
+from bonobofs.state.schema import POSTGRESQL_CLOCK, counters
+from bonobofs.state.sqlite_file import (
+    CLOCK,
+    MARK,
+    VERSION_TABLE,
+    Execute,
+    check_sqlite_file,
+    check_version,
+    connect,
+    migration_lock,
+    sqlite_path,
+    unusable,
+    waiting_turn,
+)
 
 _IDLE_SECONDS: Final = 10
 """Seconds after which PostgreSQL aborts an idle transaction, because its client host may be down."""
@@ -37,37 +59,7 @@ _GATE: Final = 0x626F6E6F626F
 _TURN: Final = _GATE + 1
 """PostgreSQL advisory lock that serializes writers, as on SQLite."""
 _VERSION: Final = table(VERSION_TABLE, named_column("version_num"))
-MARK: Final = "migrating"
-"""Name of the counter row that exists during a migration. If a transaction sees it, the migration was interrupted."""
-_CUT_OFF: Final = exists().where(counters.c.name == MARK)
-
-
-def home_id(home: Path) -> str:
-    """Return the UUID of this state directory; create it at the first call. StateError: the file holds no UUID."""
-    path = home / "home.id"
-    try:
-        found = path.read_text(encoding="ascii", errors="replace").strip()
-    except FileNotFoundError:
-        found = _name(path)
-    try:
-        return str(uuid.UUID(found))
-    except ValueError as error:
-        raise StateError(f"{path} does not hold the UUID that bonobofs wrote there; move it away") from error
-
-
-def _name(path: Path) -> str:
-    mine = path.with_name(f".{path.name}.{uuid.uuid4()}")
-    with open(mine, "x", encoding="ascii", opener=_private) as file:
-        file.write(f"{uuid.uuid4()}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # link(2) is atomic: the first process decides, and every reader gets a complete UUID.
-        with contextlib.suppress(FileExistsError):
-            os.link(mine, path)
-    finally:
-        mine.unlink()
-    return path.read_text(encoding="ascii").strip()
+_IS_MARKED: Final = exists().where(counters.c.name == MARK)
 
 
 class Database:
@@ -147,6 +139,18 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
+    def queries(self, *, write: bool = False) -> Iterator[Execute]:
+        """Run a transaction for SQL text: `note` with `write`, else `read`."""
+        now = CLOCK if self.is_sqlite else POSTGRESQL_CLOCK
+        with self.note() if write else self.read() as connection:
+
+            def execute(statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+                result = connection.execute(text(statement.replace("{clock}", now)), values)
+                return result.all() if result.returns_rows else ()
+
+            yield execute
+
+    @contextlib.contextmanager
     def alone(self) -> Iterator[Connection]:
         """Give a connection outside a transaction while the exclusive migration lock is held."""
         with self.failures(), self._gate(shared=False), self._connect() as connection:
@@ -169,9 +173,8 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, UnicodeError) as error:
-            said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            remedy = f"backups are in {self.home / 'backups'}" if self.is_sqlite else "is the server there?"
-            raise StateError(f"the database {self.name} cannot be used: {said}; {remedy}") from error
+            remedy = f"backups are in {self.home / 'backups'}" if self.is_sqlite else "is the server running?"
+            raise unusable(self.name, error, remedy) from error
 
     def _prepare(self) -> None:
         # Import Alembic only to create tables: it loads slowly.
@@ -191,45 +194,27 @@ class Database:
                     connection.execute(select(idle, func.pg_advisory_xact_lock_shared(_GATE)))
                     if in_turn:
                         connection.execute(select(func.pg_advisory_xact_lock(_TURN)))
-                found = connection.execute(select(_VERSION.c.version_num, _CUT_OFF)).one_or_none()
-                self.check_revision(None if found is None else found[0])
-                if found is not None and found[1]:
-                    raise StateError(f"a migration of {self.name} was cut off midway; run bonobofs db upgrade")
+                version = connection.execute(select(_VERSION.c.version_num, _IS_MARKED)).one_or_none()
+                check_version(self.name, *(version or (None, False)))
                 yield connection
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
         if self.is_sqlite:
-            found = check_sqlite_file(self.url.database or "")
-            if self._file != found:
+            file = check_sqlite_file(self.url.database or "")
+            if self._file != file:
                 self.engine.dispose()
-                self._file = found
+                self._file = file
         with self.engine.connect() as connection:
             yield connection
 
     def _gate(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
-        return _lock_file(f"{self.url.database}.lock", shared=shared) if self.is_sqlite else contextlib.nullcontext()
+        return migration_lock(self.url.database or "", shared=shared) if self.is_sqlite else contextlib.nullcontext()
 
     def _turn(self, begin: str) -> contextlib.AbstractContextManager[None]:
-        """Queue SQLite writers on a lock file. SQLite's own busy handler polls, so many writers would starve."""
         if self.is_sqlite and begin != "BEGIN":
-            return _lock_file(f"{self.url.database}.turn", shared=False)
+            return waiting_turn(self.url.database or "")
         return contextlib.nullcontext()
-
-    def check_revision(self, revision: str | None) -> None:
-        """Raise StateError unless `revision` is the one that this version reads."""
-        if revision == REVISION:
-            return
-        if revision is None:
-            raise StateError(f"the database {self.name} holds no tables of bonobofs; make them: bonobofs db upgrade")
-        if revision < REVISION:
-            raise StateError(
-                f"the database {self.name} is at {revision} and this version reads {REVISION}; run bonobofs db upgrade"
-            )
-        raise StateError(
-            f"the database {self.name} is at {revision}, from a newer bonobofs than this one, which reads {REVISION}; "
-            "use the newer one"
-        )
 
 
 def revision_of(connection: Connection) -> str | None:
@@ -239,21 +224,6 @@ def revision_of(connection: Connection) -> str | None:
     return connection.scalar(select(_VERSION.c.version_num))
 
 
-@contextlib.contextmanager
-def _lock_file(path: str, *, shared: bool) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(path, shared=shared))
-        except OSError as error:
-            raise StateError(f"the lock {path} cannot be opened: {error.strerror}; make it writable") from error
-        yield
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-_BUSY_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5
 SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 """Parameters of a URL's query that are masked in messages and kept out of program arguments."""
@@ -266,12 +236,12 @@ OUTLASTS_POWER: Final = "bonobofs_outlasts_power"
 
 def url(home: Path) -> URL:
     """Return the URL from BONOBOFS_DATABASE, else of `bonobofs.db` in the state directory. StateError: invalid URL."""
-    named = os.environ.get("BONOBOFS_DATABASE")
-    if not named:
-        return URL.create("sqlite", database=os.path.realpath(home / "bonobofs.db"))
+    path = sqlite_path(home)
+    if path is not None:
+        return URL.create("sqlite", database=path)
     remedy = "set BONOBOFS_DATABASE to postgresql://USER@HOST/NAME or sqlite:////PATH, or not at all"
     try:
-        found = make_url(named)
+        found = make_url(os.environ["BONOBOFS_DATABASE"])
     except (ArgumentError, ValueError) as error:
         raise StateError(f"BONOBOFS_DATABASE is no URL of a database; {remedy}") from error
     if found.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
@@ -296,32 +266,11 @@ def without_secrets(where: URL) -> str:
     return where.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def check_sqlite_file(path: str) -> tuple[int, int]:
-    """Return device and inode. StateError: absent, not a regular file, another user's, or writable by others."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError as error:
-        raise StateError(f"the database {path} is not there; make a new one: bonobofs db upgrade") from error
-    except OSError as error:
-        raise StateError(f"the database {path} cannot be used: {error.strerror}") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise StateError(f"the database {path} is no file; set BONOBOFS_DATABASE to sqlite:////PATH of one")
-    if found.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-        raise StateError(f"the database {path} belongs to another user; use one of your own")
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise StateError(f"others can write in the database {path}; chmod go-w {path}")
-    return found.st_dev, found.st_ino
-
-
 def sqlite_engine(where: URL) -> Engine:
-    # mode=rw does not create an absent file: an empty database would hold no leases.
-    name = f"file:{quote(where.database or '')}?mode=rw"
+    def creator() -> sqlite3.Connection:
+        return connect(where.database or "")
 
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(name, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False)
-
-    engine = create_engine(where, creator=connect)
-    event.listen(engine, "connect", _prepare_sqlite)
+    engine = create_engine(where, creator=creator)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -338,11 +287,6 @@ def postgresql_engine(where: URL) -> Engine:
         isolation_level="READ COMMITTED",
         connect_args={**patience, "client_encoding": "utf8"},
     )
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA foreign_keys = ON")
 
 
 def _begin(connection: Connection) -> None:

@@ -1,8 +1,8 @@
 """Heartbeats: which sessions are live, and which generation of leases each has acknowledged.
 
-A session sends a heartbeat every BEAT seconds. Its lease snapshot expires LAPSE seconds, by its own clock, after it
-began to send the last one; then it refuses every change. So a session without a heartbeat for LAPSE seconds, by the
-database's clock, needs no waiting for. On a live session, a lease takes effect when the session has acknowledged it.
+A session sends a heartbeat every BEAT seconds (`lease_follower`). If it sends none for LAPSE seconds, its lease
+snapshot expires and it refuses every change. A lease takes effect when every session with a later heartbeat has
+acknowledged it. The session measures LAPSE by its own clock, the others measure it by the database's clock.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, select, update
 
 from bonobofs.errors import StateError
-from bonobofs.state.database import Database, home_id
+from bonobofs.state.database import Database
+from bonobofs.state.home import home_id
+from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.schema import agents, clock, counters, sessions
 from bonobofs.state.sessions import Session
 
-BEAT: Final = 0.5
-LAPSE: Final = 2.0
 _LAPSE_MS: Final = round(1000 * LAPSE)
 _IS_HEARD: Final = sessions.c.heartbeat > clock() - _LAPSE_MS
 
@@ -76,22 +76,6 @@ def insert_session(database: Database, session: Session) -> int:
         return known
 
 
-def write_heartbeat(database: Database, session: str, acknowledged: int) -> None:
-    """Send a heartbeat: the session authorizes every change from now on under this generation.
-
-    It is committed when this returns. Only leases read after that may extend the session's lease snapshot.
-    StateError: the database has no such session, for instance after a backup was restored.
-    """
-    with database.note() as connection:
-        said = connection.execute(
-            update(sessions)
-            .where(sessions.c.id == session, sessions.c.ended.is_(None))
-            .values(heartbeat=clock(), acknowledged=acknowledged)
-        )
-        if said.rowcount != 1:
-            raise StateError(f"the database {database.name} has no session {session}; mount again")
-
-
 def chains(connection: Connection, agent: str, source: str) -> list[str | None]:
     """Return the chains of an agent's live sessions in a source; None for a session without a chain."""
     wanted = select(sessions.c.chain).where(
@@ -105,14 +89,6 @@ def list_sessions(database: Database) -> list[tuple[str, str, str]]:
     with database.read() as connection:
         rows = connection.execute(select(sessions.c.id, sessions.c.role, sessions.c.source))
         return [(row.id, row.role, row.source) for row in rows]
-
-
-def detach(database: Database, session: str) -> None:
-    """Record that the session has ended and has no change in flight."""
-    with database.note() as connection:
-        connection.execute(
-            update(sessions).where(sessions.c.id == session, sessions.c.ended.is_(None)).values(ended=clock())
-        )
 
 
 def agent_lives(connection: Connection, agent: str) -> bool:

@@ -17,10 +17,12 @@ bonobofs.log            tracebacks of failed commands
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +59,17 @@ def home() -> Path:
     return path
 
 
+def home_id(home: Path) -> str:
+    """Return the UUID of this state directory; create it at the first call. StateError: the file holds no UUID."""
+    path = home / "home.id"
+    if not path.exists():
+        _write(path, f"{uuid.uuid4()}\n", replace=False)
+    try:
+        return str(uuid.UUID(path.read_text(encoding="ascii", errors="replace").strip()))
+    except ValueError as error:
+        raise StateError(f"{path} does not hold the UUID that bonobofs wrote there; move it away") from error
+
+
 def session_directory(home: Path, session: str) -> Path:
     return home / "sessions" / session
 
@@ -78,19 +91,27 @@ def denials_path(home: Path, agent_id: str) -> Path:
     return home / "denials" / agent_id
 
 
-def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Replace a JSON document atomically, also across power loss. Mode 0600."""
+def write_document(path: Path, document: dict[str, Any], *, replace: bool = True) -> None:
+    """Write a JSON document atomically, also across power loss. Mode 0600. Without `replace`, an old file stays."""
+    _write(path, json.dumps(document, indent=1) + "\n", replace=replace)
+
+
+def _write(path: Path, text: str, *, replace: bool) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        if replace:
+            os.rename(temporary, path)
+        else:
+            # link(2) is atomic: of several processes the first decides, and each reads a complete file.
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
 from bonobofs.state.schema import agents, clock, lease_patterns, leases, milliseconds_of, moment
+from bonobofs.system.terminal import printable
 
 DAY: Final = 86_400
 """Default length of a lease in seconds."""
@@ -155,7 +156,7 @@ def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder |
     """
     _check_seconds(seconds)
     with database.change() as connection:
-        found = _theirs(connection, lease, by)
+        found = _changeable(connection, lease, by)
         connection.execute(update(leases).where(leases.c.id == found.id).values(until=clock() + round(1000 * seconds)))
         return LeaseChange(_stored(connection, found.id), heartbeats.next_generation(connection))
 
@@ -163,7 +164,7 @@ def extend(database: Database, lease: str, seconds: float = DAY, *, by: Holder |
 def release(database: Database, lease: str, *, by: Holder | None = None) -> LeaseChange:
     """End a lease. `by` as for `extend`."""
     with database.change() as connection:
-        found = _theirs(connection, lease, by)
+        found = _changeable(connection, lease, by)
         connection.execute(delete(leases).where(leases.c.id == found.id))
         return LeaseChange(found, heartbeats.next_generation(connection))
 
@@ -227,8 +228,7 @@ def _check_seconds(seconds: float) -> None:
 
 def one_line(text: str) -> str:
     """Return untrusted text as one printable line of limited length."""
-    printable = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
-    return printable[:_LONGEST_REASON]
+    return printable(" ".join(text.split()))[:_LONGEST_REASON]
 
 
 class _LateError(Exception):
@@ -321,18 +321,15 @@ def _stored(connection: Connection, lease: str) -> Lease:
     return _select(connection, leases.c.id == lease)[0]
 
 
-def _living_one(connection: Connection, lease: str) -> Lease:
-    found = living(connection, leases.c.id == lease)
-    if not found:
+def _changeable(connection: Connection, lease: str, by: Holder | None) -> Lease:
+    """Return a lease that the caller may change."""
+    living_leases = living(connection, leases.c.id == lease)
+    if not living_leases:
         raise UsageError(f"there is no lease {lease}, or it has ended; see bonobofs lease list")
-    return found[0]
-
-
-def _theirs(connection: Connection, lease: str, by: Holder | None) -> Lease:
-    found = _living_one(connection, lease)
-    if by is not None and found.holder.key != by.key:
-        raise ForbiddenError(f"the lease {lease} is held by {found.holder}; ask the holder or the operator")
-    return found
+    holder = living_leases[0].holder
+    if by is not None and holder.key != by.key:
+        raise ForbiddenError(f"the lease {lease} is held by {holder}; ask the holder or the operator")
+    return living_leases[0]
 
 
 def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until: datetime) -> Conflict | None:

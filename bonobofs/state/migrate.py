@@ -25,8 +25,10 @@ from bonobofs.errors import StateError
 from bonobofs.state import heartbeats
 from bonobofs.state import schema as tables
 from bonobofs.state.backup import INDEX, create_backup, list_backups, restore, tables_in
-from bonobofs.state.database import BEGIN, MARK, Database, home_id, revision_of
+from bonobofs.state.database import BEGIN, Database, revision_of
+from bonobofs.state.home import home_id
 from bonobofs.state.sessions import lives, load_all
+from bonobofs.state.sqlite_file import MARK, REVISION, check_version, driver_text
 
 MIGRATIONS: Final = (Path(__file__).parent / "migrations" / "versions",)
 _NAMED: Final = 5
@@ -119,13 +121,13 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
     """
     if database.revision() is None:
         create(database)
-        if newest(scripts) == tables.REVISION:
-            return UpgradeResult(None, tables.REVISION, None)
+        if newest(scripts) == REVISION:
+            return UpgradeResult(None, REVISION, None)
     with database.alone() as connection:
         before, after = revision_of(connection) or "", newest(scripts)
         connection.rollback()
         if before > after:
-            database.check_revision(before)
+            check_version(database.name, before, is_interrupted=False)
         _mend(connection, database, before)
         if before == after:
             return UpgradeResult(before, after, None)
@@ -136,12 +138,13 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
         except Exception as error:
             how = "put back from" if _put_back(connection, database, made) else "and there is also a backup,"
             raise StateError(
-                f"the migration to {after} failed: {_said(error)}; the database is as it was at {before}, {how} {made}"
+                f"the migration to {after} failed: {driver_text(error)}; "
+                f"the database is as it was at {before}, {how} {made}"
             ) from error
     return UpgradeResult(before, after, made)
 
 
-def faults(connection: Connection, revision: str = tables.REVISION, metadata: MetaData = tables.metadata) -> list[str]:
+def faults(connection: Connection, revision: str = REVISION, metadata: MetaData = tables.metadata) -> list[str]:
     """Check the schema and the data; return one sentence per fault, and an empty list for a healthy database."""
     found = []
     at = revision_of(connection)
@@ -233,8 +236,8 @@ def _mend(connection: Connection, database: Database, revision: str) -> None:
     made = [path for path in list_backups(database.home) if path.stem.endswith(f"-{revision}")]
     if not made:
         raise StateError(
-            f"a migration of {database.name} was cut off midway, and its backup is not in {database.home / 'backups'}; "
-            "run bonobofs db upgrade where it was begun"
+            f"a migration of {database.name} was interrupted, and its backup is not in {database.home / 'backups'}; "
+            "run bonobofs db upgrade on the host that started it"
         )
     _put_back(connection, database, made[-1])
 
@@ -242,7 +245,3 @@ def _mend(connection: Connection, database: Database, revision: str) -> None:
 def _is_marked(connection: Connection) -> bool:
     with connection.begin():
         return connection.scalar(select(tables.counters.c.name).where(tables.counters.c.name == MARK)) is not None
-
-
-def _said(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]

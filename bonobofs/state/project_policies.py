@@ -6,7 +6,6 @@ HASH is the start of the SHA-256 of the source's path without symlinks, because 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -60,14 +59,8 @@ def store_preset(home: Path, source: Path, preset: str) -> str:
     """Store the preset of a source unless one is stored; return the stored preset. PolicyError, StateError, OSError."""
     file = _choice(home, source)
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    write_document(draft, {"source": str(source), "preset": preset, "chosen": datetime.now(UTC).isoformat()})
-    try:
-        # If two first sessions start at the same time, the first link decides.
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        draft.unlink()
+    document = {"source": str(source), "preset": preset, "chosen": datetime.now(UTC).isoformat()}
+    write_document(file, document, replace=False)
     stored = stored_preset(home, source)
     return stored.preset if stored is not None else preset
 

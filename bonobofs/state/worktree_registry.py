@@ -84,10 +84,6 @@ def load_all(home: Path) -> Iterator[Worktree]:
 
 def repository_of(home: Path, tree: Path) -> Path | None:
     """Return the top of the repository of `tree`; None if `tree` is not a work tree of this state directory."""
-    if not _is_ours(home, tree):
+    if tree.name != "tree" or tree.parent.parent != home / "worktrees":
         return None
     return Path(Worktree(**read_document(tree.parent / "worktree.json")).repository)
-
-
-def _is_ours(home: Path, tree: Path) -> bool:
-    return tree.name == "tree" and tree.parent.parent == home / "worktrees"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.system.paths import is_within
+from bonobofs.system.terminal import printable
 
 _PROGRAMS: Final = ("BONOBOFS_BD",)
 
@@ -159,10 +160,9 @@ def _pids() -> list[int]:
 
 def _name(pid: int) -> str:
     try:
-        name = os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes()).strip()
+        return printable(os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes()).strip(), "?")
     except OSError:
         return "?"
-    return "".join(character if character.isprintable() else "?" for character in name)
 
 
 def _link(path: str) -> str:

@@ -15,6 +15,11 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(_escaped, text)
 
 
+def printable(text: str, replacement: str = "\N{REPLACEMENT CHARACTER}") -> str:
+    """Replace each character that is not printable."""
+    return "".join(character if character.isprintable() else replacement for character in text)
+
+
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     number = ord(character)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.agent_mail import letter as letters
-from bonobofs.agent_mail.courier import Courier, Pace
+from bonobofs.agent_mail.courier import Carried, Courier, Pace
 from bonobofs.agent_mail.letter import Letter, Posted, compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.entry import AuditEntry
@@ -26,7 +26,6 @@ from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import MailError, StateError
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import Operation, WorkspacePath
-from bonobofs.state.courier_cursors import Carried
 from tests.agent_mail.servers import TOKEN, Fork, Original, answering, running
 
 HOME = str(uuid.uuid4())

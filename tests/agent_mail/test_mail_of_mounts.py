@@ -18,8 +18,7 @@ from bonobofs.agent_mail.letter import Posted, posted
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.daemon.main import Daemon
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
-from bonobofs.state.database import home_id
-from bonobofs.state.home import read_document, session_directory
+from bonobofs.state.home import home_id, read_document, session_directory
 from bonobofs.system.processes import send, wait_for_end
 from tests.agent_mail.servers import TOKEN, Fork, Original, running
 from tests.support.wait import until

@@ -16,7 +16,8 @@ from bonobofs.daemon.reservation_mirror import ReservationJob
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session.mail_settings import open_mailbox, settings_of
 from bonobofs.state import agent_registry, heartbeats, leases
-from bonobofs.state.database import Database, home_id
+from bonobofs.state.database import Database
+from bonobofs.state.home import home_id
 from tests.agent_mail.servers import TOKEN, Fork, Original
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World

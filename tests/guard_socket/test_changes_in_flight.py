@@ -20,7 +20,7 @@ from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import launcher, lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms
-from bonobofs.state.heartbeats import BEAT, LAPSE
+from bonobofs.state.lease_follower import BEAT, LAPSE
 from tests.guard_socket.conftest import Called, CalledMount, answer
 from tests.support.observe import companion_of, out_of_band, recorded
 from tests.support.wait import until

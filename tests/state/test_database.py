@@ -20,8 +20,9 @@ from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import launcher
-from bonobofs.state import agent_registry, backup, leases, schema
-from bonobofs.state.database import Database, home_id
+from bonobofs.state import agent_registry, backup, leases, sqlite_file
+from bonobofs.state.database import Database
+from bonobofs.state.home import home_id
 from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.leases import Holder, LeaseRequest
 from tests.state.test_mount_leases import acquire, writes
@@ -67,13 +68,13 @@ def damaged(database: Database) -> Iterator[None]:
 def newer(database: Database) -> Iterator[None]:
     def become(revision: str) -> None:
         with database.engine.begin() as connection:
-            connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
+            connection.execute(text(f"UPDATE {sqlite_file.VERSION_TABLE} SET version_num = '{revision}'"))
 
     become("9999")
     try:
         yield
     finally:
-        become(schema.REVISION)
+        become(sqlite_file.REVISION)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from sqlalchemy import inspect, text
 
 from bonobofs import session
 from bonobofs.errors import StateError
-from bonobofs.state import agent_registry, heartbeats, migrate, schema
+from bonobofs.state import agent_registry, heartbeats, migrate, schema, sqlite_file
 from bonobofs.state import backup as backups
 from bonobofs.state.database import Database
 from tests.support.world import bonobofs, environment
@@ -83,12 +83,12 @@ def backups_in(home: Path) -> list[Path]:
 
 def test_the_migrations_create_the_tables_of_the_schema(database: Database) -> None:
     with database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": sqlite_file.VERSION_TABLE})
         # The comments are for who reads the code; they are not kept in the database.
         found = [one for one in compare_metadata(context, schema.with_partial_indexes()) if "comment" not in str(one)]
         assert found == []
         assert migrate.faults(connection) == []
-    assert migrate.newest() == schema.REVISION
+    assert migrate.newest() == sqlite_file.REVISION
 
 
 def test_every_column_has_a_comment() -> None:
@@ -166,10 +166,10 @@ def test_a_half_committed_migration_is_restored(
     ran = subprocess.run([sys.executable, "-c", UPGRADE, home, *directories], env=environment(), check=False)
     assert ran.returncode == -9
     assert agents_in(database) == ["nobody"]
-    with pytest.raises(StateError, match="cut off midway; run bonobofs db upgrade"):
+    with pytest.raises(StateError, match="was interrupted; run bonobofs db upgrade"):
         Database.open(home)
     status = bonobofs("db", "status")
-    assert (status.returncode, status.stdout.count("cut off midway")) == (1, 1)
+    assert (status.returncode, status.stdout.count("was interrupted")) == (1, 1)
     (backup,) = backups_in(home)
     away = backup.rename(home / "away")
     with pytest.raises(StateError, match="its backup is not in"):

@@ -1,1 +1,1 @@
-"""Migrations of the database, run by Alembic. The number names each one; `schema.REVISION` is the newest."""
+"""Migrations of the database, run by Alembic. The number names each one; `sqlite_file.REVISION` is the newest."""

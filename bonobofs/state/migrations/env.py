@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from bonobofs.state.schema import VERSION_TABLE, with_partial_indexes
+from bonobofs.state.schema import with_partial_indexes
+from bonobofs.state.sqlite_file import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
