@@ -30,6 +30,13 @@ def test_the_server_loads_neither_pydantic_nor_a_database() -> None:
     assert not [name for name in ours if name.split(".")[1] in ("cli", "session", "guards")]
 
 
+def test_the_companion_and_its_lease_follower_load_no_other_library() -> None:
+    """They load pydantic, SQLAlchemy or pygit2 when a call or PostgreSQL needs them."""
+    program = "import sys, bonobofs.companion.main, bonobofs.state.lease_follower; print('\\n'.join(sys.modules))"
+    output = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
+    assert {"sqlalchemy", "pydantic", "pygit2", "psycopg"} & set(output.split()) == set()
+
+
 @pytest.fixture
 def world(own_place: MakePlace) -> Place:
     return own_place()
