@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +15,8 @@ from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.cli.suggestions import check_agent
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call
-from bonobofs.policy.choragen import read_locks, text_of
 from bonobofs.policy.lease_limits import seconds_of
+from bonobofs.policy.presets import choragen_import
 from bonobofs.session import lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms, as_document
 from bonobofs.system import mounts
@@ -154,9 +155,12 @@ def import_(
     """
     if session.callable_session(session.home(), Path.cwd()) is not None:
         raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
-    locks, lost = read_locks(text_of(file), datetime.now(UTC))
+    script = choragen_import()
+    locks, lost = script.read_locks(script.text_of(file), datetime.now(UTC))
     made, refused = lease_service.import_locks(
-        session.home(), locks, _workspace(workspace, all_workspaces=all_workspaces)
+        session.home(),
+        list(starmap(lease_service.ImportedLock, locks)),
+        _workspace(workspace, all_workspaces=all_workspaces),
     )
     for one in made:
         say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until.isoformat())}")

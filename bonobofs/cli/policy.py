@@ -15,13 +15,12 @@ from bonobofs.cli.output import document, note, say
 from bonobofs.cli.suggestions import check_role
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
-from bonobofs.policy.choragen import read_governance, text_of
 from bonobofs.policy.decision import Holding, Refused
 from bonobofs.policy.document import Audit, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.grants import OF_A_GATE
-from bonobofs.policy.presets import PRESETS, preset_file
+from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
 from bonobofs.policy.request import Operation, PlannedChange
 from bonobofs.session.project_policy import write_policy
 
@@ -107,7 +106,8 @@ def import_(
     Example:
       bonobofs policy import choragen.governance.yaml > policy.toml
     """
-    text, lost = read_governance(text_of(file))
+    script = choragen_import()
+    text, lost = script.read_governance(script.text_of(file))
     parse(text, str(file))
     print(text, end="")
     for line in lost:

@@ -1,9 +1,11 @@
-"""Find the files of the presets, the policies that bonobofs ships."""
+"""Find the files that bonobofs ships: the presets, and the script that imports files of Choragen."""
 
 from __future__ import annotations
 
 import os
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from bonobofs.errors import PolicyError
@@ -15,14 +17,29 @@ PRESET: Final = "preset:"
 
 def packaged_default() -> Path:
     """Return the file of the preset `aidlc`: in the package of a wheel, or at the top of a checkout. PolicyError."""
+    return _shipped("policy.toml", "policy.toml")
+
+
+def choragen_import() -> ModuleType:
+    """Load the script that converts the files of Choragen. PolicyError: the installation lacks it."""
+    spec = spec_from_file_location("choragen_import", _shipped("choragen_import.py", "scripts/choragen_import.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def _shipped(in_package: str, in_checkout: str) -> Path:
+    """Return a file that a wheel has in the package and a checkout has elsewhere."""
     package = Path(__file__).resolve().parent.parent
-    inside, top = package / "policy.toml", package.parent / "policy.toml"
+    inside, outside = package / in_package, package.parent / in_checkout
     if inside.is_file():
         return inside
-    # The parent of an installed package is site-packages. A policy.toml there belongs to another package.
-    if top.is_file() and (package.parent / "pyproject.toml").is_file():
-        return top
-    raise PolicyError(f"{inside}: the default policy is missing; install bonobofs again")
+    # The parent of an installed package is site-packages. A file there belongs to another package.
+    if outside.is_file() and (package.parent / "pyproject.toml").is_file():
+        return outside
+    raise PolicyError(f"{inside} is missing; install bonobofs again")
 
 
 def preset_file(name: str) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
-from bonobofs.policy.choragen import Lock
 from bonobofs.policy.lease_set import UNKNOWN, Leases, compile_leases
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
@@ -166,7 +165,18 @@ def leases_of(home: Path, session: Session) -> Leases:
         return UNKNOWN
 
 
-def import_locks(home: Path, locks: list[Lock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
+class ImportedLock(NamedTuple):
+    """The locks of one chain in a file of Choragen. `seconds` is the time until they expire."""
+
+    line: int
+    chain: str
+    agent: str | None
+    patterns: list[str]
+    seconds: float
+    reason: str
+
+
+def import_locks(home: Path, locks: list[ImportedLock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
     """Acquire locks of Choragen, each by its chain. Return the leases, and why others failed."""
     made, lost = [], []
     before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy.choragen import read_governance, read_locks
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, callable_words, compile_policy, decide
 from bonobofs.policy.request import Operation, Principal, Request, WorkspacePath
+from scripts.choragen_import import read_governance, read_locks
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

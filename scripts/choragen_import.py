@@ -1,7 +1,8 @@
 """Read the files of Choragen (`choragen.governance.yaml`, `locks.json`) as a policy and as leases.
 
-The import reports, with its line, each entry that has another meaning in bonobofs, or none. It never widens an entry,
-and it reports each entry that it drops. Braces in patterns are expanded; `**` within a name is not supported.
+`bonobofs policy import` and `bonobofs lease import` load this script. It reports, with its line, each entry that has
+another meaning in bonobofs, or none. It never widens an entry, and it reports each entry that it drops. It expands
+braces in patterns. It does not support `**` within a name.
 """
 
 from __future__ import annotations
@@ -315,7 +316,7 @@ _YEAR: Final = 365 * 86_400
 
 
 class Lock(NamedTuple):
-    """The locks of one chain. `seconds` is the time until they expire."""
+    """The locks of one chain, as `session.lease_service.ImportedLock`. `seconds` is the time until they expire."""
 
     line: int
     chain: str
