@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -42,10 +42,7 @@ LARGEST: Final = 2**63 - 1
 
 _NOT_BUILT: Final = frozenset({"ask"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
-_MAIL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST_LEASE: Final = 366 * 86_400
-_BEADS_WORD: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_SUFFIX: Final = re.compile(r"\.[^./\x00-\x1f\x7f]{1,254}")
 _LONGEST_SENTENCE: Final = 200
 
 
@@ -54,34 +51,47 @@ def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
     return PydanticCustomError("policy", "{problem}", {"problem": problem, "place": place})
 
 
-def _pattern(text: str) -> str:
+def _check(accepts: Callable[[str], object], problem: str) -> AfterValidator:
+    """Refuse a text that `accepts` rejects. In the problem, `{}` is the text."""
+
+    def check(text: str) -> str:
+        if not accepts(text):
+            raise _refuse(problem.replace("{}", ascii(text)))
+        return text
+
+    return AfterValidator(check)
+
+
+def _match(expression: str, problem: str) -> AfterValidator:
+    return _check(re.compile(expression).fullmatch, problem)
+
+
+def _parse(parser: Callable[[str], object]) -> AfterValidator:
+    """Refuse a text for which the parser raises an error."""
+
+    def check(text: str) -> str:
+        try:
+            parser(text)
+        except (PolicyError, re.error) as error:
+            raise _refuse(f"{text!a}: {error}") from None
+        return text
+
+    return AfterValidator(check)
+
+
+def _is_trimmed(text: str) -> bool:
+    """Return whether a text is printable, not empty, and has no space around it."""
+    return text != "" and text.isprintable() and text == text.strip()
+
+
+def _is_server(text: str) -> bool:
     try:
-        pattern.parse(text)
-    except PolicyError as error:
-        raise _refuse(f"{text!a}: {error}") from None
-    return text
-
-
-def _hidden(text: str) -> str:
-    try:
-        parse_hidden(text)
-    except PolicyError as error:
-        raise _refuse(f"{text!a}: {error}") from None
-    return text
-
-
-def _temporary(text: str) -> str:
-    try:
-        parse_temporary(text)
-    except PolicyError as error:
-        raise _refuse(f"{text!a}: {error}") from None
-    return text
-
-
-def _suffix(text: str) -> str:
-    if not _SUFFIX.fullmatch(text):
-        raise _refuse(f'{text!a} can be no suffix: it is the last extension with its dot, for instance ".md"')
-    return text
+        parts = urlsplit(text)
+        has_host = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        return False
+    is_plain = text.isascii() and text.isprintable() and " " not in text
+    return bool(has_host) and is_plain and "@" not in parts.netloc and not parts.fragment
 
 
 def _size(value: object) -> object:
@@ -97,95 +107,6 @@ def _size_that_exists(size: ByteSize) -> ByteSize:
     return size
 
 
-def _name(text: str) -> str:
-    if not text or not text.isprintable() or text != text.strip() or ":" in text or len(text) > 64:
-        raise _refuse("a name is 1 to 64 printable characters without a colon or space around it")
-    return text
-
-
-def _rule_name(text: str) -> str:
-    if text in BUILT_IN_RULES:
-        raise _refuse(f"records use the rule name {text} for a part of the policy itself; choose another")
-    return text
-
-
-def _example(path: str) -> str:
-    if not path:
-        raise _refuse("an example is a path from the workspace's root")
-    return path
-
-
-def _sentence(text: str) -> str:
-    if not text.isprintable() or text != text.strip() or not 0 < len(text) <= _LONGEST_SENTENCE:
-        raise _refuse(f"write the reason as one printable sentence of at most {_LONGEST_SENTENCE} characters")
-    return text
-
-
-def _word(family: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if text not in FAMILIES[family]:
-            raise _refuse(f"{text!a} is no word for {family}: {', '.join(FAMILIES[family])}")
-        return text
-
-    return AfterValidator(check)
-
-
-def _server_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        named = False
-    plain = text.isascii() and text.isprintable() and " " not in text
-    if not named or not plain or "@" in parts.netloc or parts.fragment:
-        raise _refuse(f"{text!a} is no server; write http://HOST:PORT/PATH or https://, without a user")
-    return text
-
-
-def _absolute(text: str) -> str:
-    if not text.startswith("/") or not text.isprintable():
-        raise _refuse(f"{text!a} is no absolute path")
-    return text
-
-
-def _branch_prefix(text: str) -> str:
-    if not re.fullmatch(r"([a-z0-9][a-z0-9-]*/)*", text):
-        raise _refuse(f'{text!a} can begin no branch: lower-case letters, digits, hyphens, ended by a slash, or ""')
-    return text
-
-
-def _branch_pattern(text: str) -> str:
-    if not text or re.search(r"[\x00-\x20\x7f~^:\\]|\.\.|@\{|//|^/|/$", text):
-        raise _refuse(f"{text!a} is no branch; write its name, such as main, or a pattern such as release/*")
-    return text
-
-
-def _message_pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise _refuse(f"{text!a} is no regular expression: {error}") from None
-    return text
-
-
-def _email(text: str) -> str:
-    if not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", text):
-        raise _refuse(f"{text!a} is no address; it may hold {{agent}} and {{id}}, as in {{agent}}@example.org")
-    return text
-
-
-def _sign(text: str) -> str:
-    if text != "off" and not re.fullmatch(r"(ssh|openpgp):[^\s-].*", text):
-        raise _refuse(f'{text!a} signs nothing: write "off", "ssh:/path/to/key" or "openpgp:KEY"')
-    return text
-
-
-def _mail_name(text: str) -> str:
-    if not _MAIL_NAME.fullmatch(text):
-        raise _refuse(f"{text!a} can be no name at Agent Mail: letters, digits, dots, dashes, at most 128")
-    return text
-
-
 def _duration(value: object) -> object:
     seconds = value if isinstance(value, int) and not isinstance(value, bool) else seconds_of(str(value))
     if seconds is None or not 0 < seconds <= _LONGEST_LEASE:
@@ -193,38 +114,88 @@ def _duration(value: object) -> object:
     return seconds
 
 
-def _beads_word(text: str) -> str:
-    if not _BEADS_WORD.fullmatch(text):
-        raise _refuse(f"{text!a} can be no such word: small letters, digits, - and _, at most 32, a letter first")
-    return text
+def _word(family: str) -> AfterValidator:
+    return _check(FAMILIES[family].__contains__, f"{{}} is no word for {family}: {', '.join(FAMILIES[family])}")
 
 
-def _age(text: str) -> str:
-    if not re.fullmatch(r"[1-9][0-9]{0,4}[hdw]", text):
-        raise _refuse(f'{text!a} is no age; write a number of hours, days or weeks, such as "12h", "90d" or "8w"')
-    return text
-
-
-PathPattern = Annotated[str, AfterValidator(_pattern)]
-HiddenPattern = Annotated[str, AfterValidator(_hidden)]
-TemporaryPattern = Annotated[str, AfterValidator(_temporary)]
-Suffix = Annotated[str, AfterValidator(_suffix)]
+PathPattern = Annotated[str, _parse(pattern.parse)]
+HiddenPattern = Annotated[str, _parse(parse_hidden)]
+TemporaryPattern = Annotated[str, _parse(parse_temporary)]
+MessagePattern = Annotated[str, _parse(re.compile)]
+Suffix = Annotated[
+    str,
+    _match(r"\.[^./\x00-\x1f\x7f]{1,254}", '{} is not a suffix; write the last extension with its dot, such as ".md"'),
+]
 Size = Annotated[ByteSize, BeforeValidator(_size), AfterValidator(_size_that_exists)]
-Name = Annotated[str, AfterValidator(_name)]
-RuleName = Annotated[Name, AfterValidator(_rule_name)]
-ServerUrl = Annotated[str, AfterValidator(_server_url)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-BranchPrefix = Annotated[str, AfterValidator(_branch_prefix)]
-BranchPattern = Annotated[str, AfterValidator(_branch_pattern)]
-MessagePattern = Annotated[str, AfterValidator(_message_pattern)]
-Email = Annotated[str, AfterValidator(_email)]
-Sign = Annotated[str, AfterValidator(_sign)]
-MailName = Annotated[str, AfterValidator(_mail_name)]
+Name = Annotated[
+    str,
+    _check(
+        lambda text: _is_trimmed(text) and ":" not in text and len(text) <= 64,
+        "a name is 1 to 64 printable characters without a colon or space around it",
+    ),
+]
+RuleName = Annotated[
+    Name,
+    _check(
+        lambda text: text not in BUILT_IN_RULES,
+        "the audit log uses the rule name {} for a part of the policy itself; choose another",
+    ),
+]
+ServerUrl = Annotated[
+    str, _check(_is_server, "{} is no server; write http://HOST:PORT/PATH or https://, without a user")
+]
+AbsolutePath = Annotated[
+    str, _check(lambda text: text.startswith("/") and text.isprintable(), "{} is not an absolute path")
+]
+BranchPrefix = Annotated[
+    str,
+    _match(
+        r"([a-z0-9][a-z0-9-]*/)*",
+        '{} cannot begin a branch name; write lower-case letters, digits and hyphens and a final slash, or ""',
+    ),
+]
+BranchPattern = Annotated[
+    str,
+    _check(
+        lambda text: text and not re.search(r"[\x00-\x20\x7f~^:\\]|\.\.|@\{|//|^/|/$", text),
+        "{} is not a branch; write its name, such as main, or a pattern such as release/*",
+    ),
+]
+Email = Annotated[
+    str,
+    _match(r"[^\s<>@]+@[^\s<>@]+", "{} is not an address; it may contain {agent} and {id}, as in {agent}@example.org"),
+]
+Sign = Annotated[
+    str,
+    _match(r"off|(ssh|openpgp):[^\s-].*", '{} is not a way to sign; write "off", "ssh:/path/to/key" or "openpgp:KEY"'),
+]
+MailName = Annotated[
+    str,
+    _match(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+        "{} is not a name of Agent Mail; write letters, digits, dots and dashes, at most 128",
+    ),
+]
 Duration = Annotated[int, BeforeValidator(_duration)]
-BeadsWord = Annotated[str, AfterValidator(_beads_word)]
-Age = Annotated[str, AfterValidator(_age)]
-ExamplePath = Annotated[str, AfterValidator(_example)]
-Sentence = Annotated[str, AfterValidator(_sentence)]
+BeadsWord = Annotated[
+    str,
+    _match(r"[a-z][a-z0-9_-]{0,31}", "{} is not such a word; write small letters, digits, - and _, a letter first"),
+]
+Age = Annotated[
+    str,
+    _match(
+        r"[1-9][0-9]{0,4}[hdw]",
+        '{} is not an age; write hours, days or weeks, such as "12h", "90d" or "8w"',
+    ),
+]
+ExamplePath = Annotated[str, _check(len, "an example is a path from the workspace's root")]
+Sentence = Annotated[
+    str,
+    _check(
+        lambda text: _is_trimmed(text) and len(text) <= _LONGEST_SENTENCE,
+        f"write the reason as one printable sentence of at most {_LONGEST_SENTENCE} characters",
+    ),
+]
 
 
 class _Table(BaseModel):
