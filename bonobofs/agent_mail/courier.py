@@ -19,7 +19,7 @@ from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
 from bonobofs.agent_mail.mail_client import Mailbox, Sent
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import entries_of
-from bonobofs.audit.trail_file import open_trail, size_of
+from bonobofs.audit.trail_storage import open_trail, size_of
 from bonobofs.errors import MailError
 from bonobofs.state.sqlite_file import Queries
 

@@ -11,18 +11,21 @@ import contextlib
 import enum
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from bonobofs.audit.entry import AuditEntry, other_paths
 from bonobofs.audit.reader import EPOCH, Change, entries_of, trails_in
-from bonobofs.audit.trail_file import open_trail, size_of, stat_trail
+from bonobofs.audit.trail_storage import open_trail, size_of, stat_trail
 from bonobofs.system.locks import locked
+
+if TYPE_CHECKING:
+    from bonobofs.audit.index_store import IndexTables
 
 
 class GroupBy(enum.StrEnum):
@@ -99,30 +102,6 @@ def decode_text(stored: str) -> str:
     return str(json.loads(f'"{stored}"')) if "\\" in stored else stored
 
 
-class Tables(Protocol):
-    """The storage of the index. Every call is one transaction and can raise StateError."""
-
-    def cursors(self, home: str, /) -> dict[str, Cursor]:
-        """Return the cursors of the trails of a state directory, by session."""
-
-    def enter_trail(self, home: str, session: str, /) -> Cursor:
-        """Insert a trail that is new, or that another state directory had."""
-
-    def forget_trail(self, session: str, /) -> None:
-        """Delete all rows of a trail."""
-
-    def advance(
-        self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]], /
-    ) -> None:
-        """Insert the rows that were read from `place` on, and move the cursor."""
-
-    def find(self, query: IndexQuery, /) -> Iterator[IndexedChange]:
-        """Return the matching changes by time."""
-
-    def count(self, query: IndexQuery, group_by: GroupBy, most: int | None, /) -> list[Count]:
-        """Count the matching changes by a field, the most frequent value first."""
-
-
 ENTRIES_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 """Maximum number of entries and bytes of one transaction. The last entry can exceed the number of bytes."""
@@ -146,7 +125,7 @@ class Progress(NamedTuple):
 class Index:
     """The index of one state directory. Several processes may use it; one at a time reads the trails."""
 
-    def __init__(self, home: Path, name: str, tables: Tables) -> None:
+    def __init__(self, home: Path, name: str, tables: IndexTables) -> None:
         """`name` identifies the state directory in the tables, which other state directories may share."""
         self._home: Final = home
         self._name: Final = name

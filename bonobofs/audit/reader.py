@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from bonobofs.audit.entry import FIELDS, AuditEntry, instant, other_paths
-from bonobofs.audit.trail_file import open_trail
+from bonobofs.audit.trail_storage import open_trail
 from bonobofs.audit.writer import CLOSE, Trail
 from bonobofs.errors import TrailError, UsageError
 from bonobofs.system.terminal import escape

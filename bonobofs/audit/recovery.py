@@ -19,7 +19,7 @@ from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, touche
 from bonobofs.audit.path_history import PathNode
 from bonobofs.audit.reader import is_closed, last, merged
 from bonobofs.audit.temp_cleanup import by_way_of
-from bonobofs.audit.trail_file import stat_trail
+from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.audit.verify import read_head
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError

@@ -27,7 +27,7 @@ from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO, other_paths
 from bonobofs.audit.reader import LONGEST_LINE, lines_of, trails_in
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.tombstones import Tombstone, Tombstones
-from bonobofs.audit.trail_file import open_trail
+from bonobofs.audit.trail_storage import open_trail
 from bonobofs.audit.writer import CLOSE, HEAD_SIZE
 from bonobofs.errors import TrailError
 from bonobofs.system.paths import open_directory_beneath

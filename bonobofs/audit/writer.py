@@ -22,7 +22,7 @@ from time import time_ns
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
-from bonobofs.audit.trail_file import sync_directory
+from bonobofs.audit.trail_storage import sync_directory
 from bonobofs.errors import TrailError, error_text, os_error
 from bonobofs.policy.decision import Denied
 

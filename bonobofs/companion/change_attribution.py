@@ -18,7 +18,7 @@ from bonobofs.audit.entry import AuditEntry, touched_paths
 from bonobofs.audit.path_history import with_renames
 from bonobofs.audit.reader import entries_of, paths_of
 from bonobofs.audit.temp_cleanup import by_way_of
-from bonobofs.audit.trail_file import open_trail, stat_trail
+from bonobofs.audit.trail_storage import open_trail, stat_trail
 from bonobofs.beads.bd_runner import is_held, lock_path
 from bonobofs.errors import GitError
 from bonobofs.git.session_repository import find

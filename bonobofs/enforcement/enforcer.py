@@ -29,7 +29,7 @@ from bonobofs.enforcement.authorizer import (
     WrongLayerError,
     unrecorded,
 )
-from bonobofs.enforcement.denial_log import DenialLog, lock_of
+from bonobofs.enforcement.denial_recorder import DenialRecorder, lock_of
 from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, WriteBatch, WriteBatches
 from bonobofs.errors import TrailError
 from bonobofs.policy.decision import Denied, Layer, Permit, Refused
@@ -66,7 +66,7 @@ class Enforcer:
         self.policy = policy
         self.agent: Final = agent
         self.trail: Final = trail
-        self.denial_log: Final = DenialLog(trail, denials)
+        self.denial_recorder: Final = DenialRecorder(trail, denials)
         self._decide: Final = decide if has_layers else decide_in_source
         self._counters: Final = ScratchCounters(trail)
         self._scratch_tops: Final[dict[str, WorkspacePath]] = {}
@@ -341,7 +341,7 @@ class Enforcer:
         for counter in self._counters.due(now):
             self._close_counter(counter)
         self.write_outcomes()
-        self.denial_log.flush_idle(now)
+        self.denial_recorder.flush_idle(now)
         return False
 
     def flush_all(self) -> None:
@@ -349,7 +349,7 @@ class Enforcer:
         self.close_batches()
         self.close_counters()
         self.write_outcomes()
-        self.denial_log.flush_all()
+        self.denial_recorder.flush_all()
         self.trail.flush()
 
     def sync(self) -> None:
@@ -358,7 +358,7 @@ class Enforcer:
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
         """Record a denial; return the exception to raise."""
-        return self.denial_log.deny(denied, caller, guard=guard)
+        return self.denial_recorder.deny(denied, caller, guard=guard)
 
     def _intend(
         self,

@@ -234,7 +234,7 @@ class OverlayOps(TempFileOps):
         """Record in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
             words = error.words if isinstance(error, CrossLayerError) else ELSEWHERE
-            self._enforcer.denial_log.show(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
+            self._enforcer.denial_recorder.show(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
 
     def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         super()._after_unlink(node, parent, name, st)

@@ -215,7 +215,7 @@ class Server:
         """The last denials that the viewer may see, as far as they fit: a path alone may have 150 KB."""
         lines: deque[bytes] = deque()
         room = LONGEST
-        for uid, denial in reversed(self._enforcer.denial_log.last):
+        for uid, denial in reversed(self._enforcer.denial_recorder.last):
             if viewer not in (ALL, uid):
                 continue
             line = json.dumps(denial).encode() + b"\n"

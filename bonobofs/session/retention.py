@@ -17,7 +17,7 @@ from bonobofs.audit.index import Index, Progress
 from bonobofs.audit.reader import is_closed, last, read, since, trails_in
 from bonobofs.audit.report import SessionFacts
 from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
-from bonobofs.audit.trail_file import compress, remove, stat_trail
+from bonobofs.audit.trail_storage import compress, remove, stat_trail
 from bonobofs.audit.verify import Report, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path

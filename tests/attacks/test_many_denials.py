@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from bonobofs.audit.reader import read
-from bonobofs.enforcement.denial_log import BURST
+from bonobofs.enforcement.denial_recorder import BURST
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import make

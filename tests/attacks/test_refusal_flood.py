@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import LONGEST_OF_REFUSAL
-from bonobofs.enforcement.denial_log import BURST, RATE, SHOWN_DENIALS
+from bonobofs.enforcement.denial_recorder import BURST, RATE, SHOWN_DENIALS
 from tests.support.users import outcome, tell
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 

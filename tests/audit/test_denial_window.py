@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import AuditLog, read, trails_in
-from bonobofs.enforcement.denial_log import ALERT_WINDOW, DenialWindow
+from bonobofs.enforcement.denial_recorder import ALERT_WINDOW, DenialWindow
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.audit.conftest import Create

@@ -25,7 +25,7 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.index import GroupBy, Index, IndexQuery, decode_text, encode_text, microseconds
 from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
 from bonobofs.audit.reader import UNREADABLE, Change, read, trails_in
-from bonobofs.audit.trail_file import compress
+from bonobofs.audit.trail_storage import compress
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Denied

@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs.audit.reader import read
 from bonobofs.audit.tombstones import tombstones
-from bonobofs.audit.trail_file import compressed, stat_trail
+from bonobofs.audit.trail_storage import compressed, stat_trail
 from bonobofs.session.retention import compress_ended, prune
 from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs
 

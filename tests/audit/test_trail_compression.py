@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.reader import is_closed, last, read, trails_in
-from bonobofs.audit.trail_file import BLOCK, compress, compressed, open_trail, size_of, stat_trail
+from bonobofs.audit.trail_storage import BLOCK, compress, compressed, open_trail, size_of, stat_trail
 from bonobofs.audit.verify import Report, Status, What, verify_trail
 from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create

@@ -64,7 +64,7 @@ class Direct:
         with pytest.raises(Refused) as refused:
             self.publish(ref, issue=issue, new=new)
         assert self.source.refs() == before
-        shown = self.session.guard.denial_log.last[-1][1]
+        shown = self.session.guard.denial_recorder.last[-1][1]
         assert (shown["rule"], shown["code"]) == (refused.value.decision.rule, refused.value.decision.code)
         return refused.value.decision
 

@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.audit.reader import read, trails_in
-from bonobofs.audit.trail_file import stat_trail
+from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
 from bonobofs.git import linked_worktree
 from bonobofs.git.published_branches import PublishedBranches

@@ -17,7 +17,7 @@ import typer
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
-from bonobofs.audit.trail_file import compressed
+from bonobofs.audit.trail_storage import compressed
 from bonobofs.session import Session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database

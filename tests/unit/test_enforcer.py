@@ -19,7 +19,7 @@ import pytest
 from bonobofs.audit.entry import LONGEST_TEXT
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.enforcement.authorizer import Caller, RelatedChange
-from bonobofs.enforcement.denial_log import ALERT_DENIALS
+from bonobofs.enforcement.denial_recorder import ALERT_DENIALS
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.enforcement.write_batches import LONGEST, MOST, QUIET
 from bonobofs.policy.decision import Code, Denied, Layer, Refused, as_document
@@ -223,7 +223,7 @@ def test_a_repeated_refusal_is_counted_and_not_repeated_in_the_trail(guard: Enfo
     first, alert, settled = entries(trail)
     assert (first["kind"], alert["kind"], settled["kind"]) == ("intent", "alert", "outcome")
     assert (settled["details"]["intent"], settled["details"]["count"]) == (first["seq"], 999)
-    assert guard.denial_log.number == 1000
+    assert guard.denial_recorder.number == 1000
 
 
 def test_the_third_denial_within_five_minutes_is_an_alert_once(guard: Enforcer, trail: Trail) -> None:

@@ -7,7 +7,6 @@ code and rule.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from collections import deque
@@ -25,6 +24,7 @@ from bonobofs.errors import TrailError
 from bonobofs.policy.compiled import is_never_held
 from bonobofs.policy.decision import Code, Denied, Holding, Refused, as_document
 from bonobofs.policy.request import Operation
+from bonobofs.system.locks import locked
 
 ALERT_DENIALS: Final = 3
 ALERT_WINDOW: Final = 300.0
@@ -45,8 +45,9 @@ SHOWN_DENIALS: Final = 100
 _FORM: Final = struct.Struct(f"={ALERT_DENIALS + 1}d")
 """The shared file: time of the last alert, then of the last denials, oldest first; CLOCK_BOOTTIME, 0 for none."""
 _NONE: Final = (0.0,) * (ALERT_DENIALS + 1)
-_TRIES: Final = 100
-"""Attempts to lock the shared file. A holder needs the lock for microseconds. A stopped one must not block a mount."""
+_RETRIES: Final = (True, True, True, False)
+"""Answers to `locked`: it tries four times. A holder needs the lock for microseconds. A stopped one must not block a
+mount."""
 _MOST_DIRECTORIES: Final = 64
 _OPTIONAL_LOCKS: Final = frozenset(
     ("index.lock", "gc.pid.lock", "maintenance.lock", "commit-graph.lock", "commit-graph-chain.lock")
@@ -70,7 +71,7 @@ class _Repeat:
         self.count = 0
 
 
-class DenialLog:
+class DenialRecorder:
     """The denials of one session, in its trail and in `denials.jsonl`."""
 
     def __init__(self, trail: Trail, shared: Path | None = None) -> None:
@@ -82,7 +83,7 @@ class DenialLog:
         """Denials since the session began, repetitions included."""
         self._repeats: dict[_Mark, _Repeat] = {}
         self._window: Final = DenialWindow(shared)
-        self._limit: Final = RefusalLimit(trail)
+        self._limit: Final = DenialLimit(trail)
 
     def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
         """Record a denial, or count it if it repeats or exceeds the limit. Return the exception to raise.
@@ -173,20 +174,14 @@ class DenialWindow:
         """Add a denial at the present time. True: the caller must record an alert, which the window already counts."""
         if self._path is None:
             return self._count()
-        try:
-            file = _open_shared(self._path)
-        except OSError:
-            return self._count()
-        try:
-            if not _is_locked(file):
-                return self._count()
-            self._read(file)
-            alert = self._count()
-            with suppress(OSError):
+        alert: bool | None = None
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            with locked(self._path, retry=iter(_RETRIES).__next__) as file:
+                self._read(file)
+                alert = self._count()
                 os.pwrite(file, _FORM.pack(*self._times), 0)
-            return alert
-        finally:
-            os.close(file)
+        return self._count() if alert is None else alert
 
     def _read(self, file: int) -> None:
         data = os.pread(file, _FORM.size, 0)
@@ -228,7 +223,7 @@ class _Group:
         return max(self.directories, key=self.directories.__getitem__)
 
 
-class RefusalLimit:
+class DenialLimit:
     """A token bucket, and the counts of the denials that found the bucket empty."""
 
     def __init__(self, trail: Trail) -> None:
@@ -279,26 +274,6 @@ class RefusalLimit:
 def lock_of(holding: Holding | None) -> str:
     """Return the holder of a lease as entries name it in `lock`."""
     return "none" if holding is None else holding.chain or holding.holder
-
-
-def _open_shared(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        return os.open(path, flags, 0o600)
-
-
-def _is_locked(file: int) -> bool:
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.sched_yield()
-        else:
-            return True
-    return False
 
 
 def _is_attempt(path: str) -> bool:
