@@ -23,8 +23,6 @@ from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseReader, detach
 from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
-from bonobofs.state.sqlite_file import sqlite_path
-from bonobofs.system.locks import locked
 from tests.support.postgres import Postgres
 from tests.support.wait import until
 
@@ -237,9 +235,9 @@ def test_leases_apply_across_hosts(
             until(lambda: write(ann, "docs/a.md") is None, "it is released")
 
 
-def test_a_change_makes_no_database_query(ann: OpenSession) -> None:
+def test_a_change_makes_no_database_query(ann: OpenSession, database: Database) -> None:
     """A thread reads the leases. While the database is locked, changes go on until the snapshot expires."""
-    with locked(f"{sqlite_path(session.home())}.lock"):
+    with database.alone():
         for number in range(20):
             assert write(ann, f"docs/{number}.md") is None
         until(lambda: write(ann, "docs/late.md") is not None, "the snapshot has expired", seconds=LAPSE + 5)
