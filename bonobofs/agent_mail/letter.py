@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from bonobofs.audit.entry import ZERO, AuditEntry
 from bonobofs.audit.reader import paths_of, read, trails_in
 from bonobofs.audit.tombstones import Tombstone, Tombstones
-from bonobofs.audit.verify import Finding, What
+from bonobofs.audit.verify import Damage, Finding
 from bonobofs.audit.writer import CLOSE
 from bonobofs.system.terminal import escape
 
@@ -167,16 +167,16 @@ def _compare(session: str, known: dict[int, str], trail: Path, pruned: Tombstone
         if tombstone is not None:
             return _compare_tombstone(known, tombstone)
         message = f"{trail} is missing: the witness has its entries up to {last}"
-        return Finding(session, What.WITNESS, None, None, message)
+        return Finding(session, Damage.WITNESS, None, None, message)
     waiting = dict(known)
     for entry in read(trail):
         stated = waiting.pop(entry.seq, None)
         if stated is not None and not entry.hash.startswith(stated):
             message = f"entry {entry.seq} does not have the hash that the witness has: the trail was rewritten"
-            return Finding(session, What.WITNESS, entry.seq, None, message)
+            return Finding(session, Damage.WITNESS, entry.seq, None, message)
     if waiting:
         message = f"entry {min(waiting)} is missing: the witness has the entries up to {last}"
-        return Finding(session, What.WITNESS, min(waiting), None, message)
+        return Finding(session, Damage.WITNESS, min(waiting), None, message)
     return None
 
 
@@ -185,4 +185,4 @@ def _compare_tombstone(known: dict[int, str], tombstone: Tombstone) -> Finding |
     if last < tombstone.seq or (last == tombstone.seq and tombstone.hash.startswith(known[last])):
         return None
     message = f"the tombstone ends the trail with entry {tombstone.seq}, and the witness has another end"
-    return Finding(tombstone.session, What.WITNESS, last, None, message)
+    return Finding(tombstone.session, Damage.WITNESS, last, None, message)

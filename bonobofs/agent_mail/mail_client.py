@@ -205,7 +205,7 @@ class Reservation(NamedTuple):
     exclusive: bool
     reason: str
     expires: datetime
-    made: str
+    created: str
     """The server's time of its creation, in the server's format."""
 
 
@@ -248,11 +248,11 @@ class Mailbox:
             "name": address.sender,
             "task_description": "Carries the record of bonobofs.",
         }
-        made = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
-        name = made.get("name")
+        created = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
+        name = created.get("name")
         if not isinstance(name, str):
             raise MailError(f"{server.url} registers {address.sender} without returning its name")
-        token = made.get("registration_token")
+        token = created.get("registration_token")
         if isinstance(token, str) and self._token() != token:
             self._tokens.keep(address, token)
         self._name = name

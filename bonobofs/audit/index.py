@@ -130,7 +130,7 @@ class Index:
         self._home: Final = home
         self._name: Final = name
         self._tables: Final = tables
-        self._looked: dict[str, tuple[_Look, Cursor]] = {}
+        self._indexed: dict[str, tuple[_FileState, Cursor]] = {}
         """State of each completely indexed trail, by session. `catch_up` does not open an unchanged trail."""
 
     def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
@@ -146,8 +146,8 @@ class Index:
             for path in trails_in(self._home / "trails"):
                 cursor = known.pop(path.stem, None)
                 try:
-                    look = _look(path)
-                    if cursor is not None and self._looked.get(path.stem) == (look, cursor):
+                    look = _file_state(path)
+                    if cursor is not None and self._indexed.get(path.stem) == (look, cursor):
                         continue
                     if cursor is not None and not _is_the_same(path, cursor):
                         redone.append(path.stem)
@@ -161,10 +161,10 @@ class Index:
                 else:
                     entries += count
                     if goes_on():
-                        self._looked[path.stem] = look, cursor
+                        self._indexed[path.stem] = look, cursor
             for session in (*known, *gone):
                 self._tables.forget_trail(session)
-                self._looked.pop(session, None)
+                self._indexed.pop(session, None)
         return Progress(entries, tuple(redone), tuple(unread))
 
     def rebuild(self) -> Progress:
@@ -283,7 +283,7 @@ def _number(value: object) -> int:
     return value if type(value) is int and 0 < value < 2**62 else 0
 
 
-class _Look(NamedTuple):
+class _FileState(NamedTuple):
     """Identity, size and ctime of a trail's file."""
 
     inode: int
@@ -291,9 +291,9 @@ class _Look(NamedTuple):
     changed: int
 
 
-def _look(path: Path) -> _Look:
+def _file_state(path: Path) -> _FileState:
     found = stat_trail(path)
-    return _Look(found.st_ino, found.st_size, found.st_ctime_ns)
+    return _FileState(found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def _is_the_same(path: Path, cursor: Cursor) -> bool:

@@ -54,8 +54,8 @@ class Difference(NamedTuple):
     """A path at which the source differs from the trails."""
 
     path: str
-    what: str
-    more: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
+    message: str
+    details: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
 
 
 class _Node(PathNode):
@@ -63,10 +63,10 @@ class _Node(PathNode):
 
     Recorded changes explain a ctime from `began` to `ended`, in seconds since 1970. The span joins those of separate
     changes, because ctime shows the last change only. `ended` is FOREVER after an intent without outcome.
-    `there` (the path exists) and `size` (in bytes) are None if the trails do not determine them.
+    `exists` (the path exists) and `size` (in bytes) are None if the trails do not determine them.
     """
 
-    __slots__ = ("began", "content_by", "ended", "size", "there")
+    __slots__ = ("began", "content_by", "ended", "exists", "size")
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Node(PathNode):
         self.ended = 0.0
         self.content_by: tuple[str, int] | None = None
         """Session and number of the last intent that changes the content."""
-        self.there: bool | None = None
+        self.exists: bool | None = None
         self.size: int | None = None
 
     def touch(self, began: float, ended: float) -> None:
@@ -126,7 +126,7 @@ class _Replay:
                     self._touch(touching, entry.timestamp.timestamp())
             elif entry.operation == OUT_OF_BAND:
                 node = self.root.reach(entry.path)
-                node.there = node.size = None
+                node.exists = node.size = None
                 node.touch(0.0, entry.timestamp.timestamp())
         for intent in self._open.values():
             self._leave_open(intent)
@@ -144,7 +144,7 @@ class _Replay:
                 self._trees.append((path, began, ended))
                 self.root.put(name, _Node())
             node = self.root.reach(name)
-            node.there = node.size = None
+            node.exists = node.size = None
             node.touch(began, ended)
             self.root.above(name).touch(began, ended)
 
@@ -157,7 +157,7 @@ class _Replay:
                     self._rename(intent.path, other, exchanged=bool(intent.details.get("exchange")))
                 else:
                     self._cut(intent.path)  # a staged file replaced the path
-                    self.root.reach(intent.path).there = True
+                    self.root.reach(intent.path).exists = True
             elif intent.action == "delete":
                 self._cut(intent.path)
             else:
@@ -176,7 +176,7 @@ class _Replay:
             if name is not None:
                 node = self.root.reach(name)
                 node.touch(began, FOREVER)
-                node.there = node.size = None
+                node.exists = node.size = None
                 if _changes_names(intent) or BY in intent.details:
                     self.root.above(name).touch(began, FOREVER)
                 if _changes_names(intent):
@@ -186,7 +186,7 @@ class _Replay:
             self.root.reach(stray).touch(began, FOREVER)
 
     def _note_content(self, node: _Node, intent: AuditEntry, outcome: AuditEntry) -> None:
-        node.there = True
+        node.exists = True
         if intent.operation not in KEEPS_CONTENT:
             size = outcome.details.get("size")
             # The outcome of a write batch comes late. If another change came in between, its size is obsolete.
@@ -195,17 +195,17 @@ class _Replay:
 
     def _rename(self, old: str, new: str, *, exchanged: bool) -> None:
         moved, replaced = self._cut(old), self._cut(new)
-        moved.there = True
+        moved.exists = True
         self.root.put(new, moved)
         if exchanged:
-            replaced.there = True
+            replaced.exists = True
             self.root.put(old, replaced)
 
     def _cut(self, path: str) -> _Node:
         """Replace the node of a path by one that marks the path as absent; return the old node."""
         node = self.root.reach(path)
         absent = _Node()
-        absent.there = False
+        absent.exists = False
         self.root.put(path, absent)
         return node
 
@@ -242,8 +242,8 @@ def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[
     After MOST events, one last entry counts the differences without an alert. TrailError: some are not recorded.
     """
     number = left = 0
-    for number, (path, what, more) in enumerate(differences, 1):
-        details = {"what": what, **more}
+    for number, (path, message, particulars) in enumerate(differences, 1):
+        details = {"what": message, **particulars}
         if number <= MOST:
             trail.event(OUT_OF_BAND, details, path=path)
         if protected(path):
@@ -315,7 +315,7 @@ class _Comparison:
         has_other_names = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
         # A change of a hard-linked file shows at all its names, and rename(2) between two of its names does nothing.
         if node is not None and not has_other_names:
-            if node.there is False:
+            if node.exists is False:
                 yield Difference(path, "is there, and the record says that it is gone")
                 return
             if node.size not in (None, status.st_size) and stat.S_ISREG(status.st_mode):
@@ -340,9 +340,9 @@ class _Comparison:
         waiting = [(path, node)]
         while waiting:
             below, node = waiting.pop()
-            if node.there:
+            if node.exists:
                 yield Difference(below, "is absent, and the record says that it is there")
-            elif node.there is None:
+            elif node.exists is None:
                 waiting += [(f"{below}/{name}", child) for name, child in node.children.items()]
 
 

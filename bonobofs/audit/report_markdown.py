@@ -58,7 +58,7 @@ class _Section(NamedTuple):
     of_each: str = ""
     """Key that groups the items, if they have more than one value of it."""
 
-    def lines(self, items: list[dict[str, Any]], more: int) -> Iterator[str]:
+    def lines(self, items: list[dict[str, Any]], omitted: int) -> Iterator[str]:
         yield from ("", f"## {self.title}", "")
         if self.what_to_do:
             yield from (self.what_to_do, "")
@@ -71,7 +71,7 @@ class _Section(NamedTuple):
             text = self.render(item)
             left -= len(text) + 1
             if left < 0 and number:
-                more += len(items) - number
+                omitted += len(items) - number
                 break
             if len(groups) > 1 and item[self.of_each] != under:
                 if under is not None:
@@ -79,8 +79,8 @@ class _Section(NamedTuple):
                 under = item[self.of_each]
                 yield from (f"In {_code(under)}:", "", *self.heading)
             yield text
-        if more:
-            yield from ("", f"And {more} more.")
+        if omitted:
+            yield from ("", f"And {omitted} more.")
 
 
 def _changed_line(item: dict[str, Any]) -> str:
@@ -193,8 +193,8 @@ def _listed(names: list[str], number: int) -> str:
     return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _times(number: int) -> str:

@@ -92,9 +92,9 @@ def remove(root: int, trail: Trail, strays: Iterable[Stray]) -> None:
                 os.close(directory)
 
 
-def _is_meant(found: os.stat_result, root: os.stat_result, stray: Stray) -> bool:
-    kind = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
-    return kind and found.st_dev == root.st_dev and stray.inode in (None, found.st_ino)
+def _is_meant(status: os.stat_result, root: os.stat_result, stray: Stray) -> bool:
+    kind = stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+    return kind and status.st_dev == root.st_dev and stray.inode in (None, status.st_ino)
 
 
 def _unfinished(trail: Path) -> Iterator[Stray]:

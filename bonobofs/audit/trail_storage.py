@@ -154,8 +154,8 @@ class _Blocks(io.RawIOBase):
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
-        self._at = 0
-        self._held: tuple[int, bytes] = (-1, b"")
+        self._position = 0
+        self._cached: tuple[int, bytes] = (-1, b"")
         """Cache of the last block read: its number and its bytes."""
         try:
             self._block, self._size, self._offsets = self._index() or self._scan()
@@ -174,22 +174,22 @@ class _Blocks(io.RawIOBase):
         super().close()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if self._at >= self._size:
+        if self._position >= self._size:
             return 0
-        number, start = divmod(self._at, self._block)
-        if self._held[0] != number:
-            self._held = (number, self._read_block(number))
-        data = self._held[1][start : start + len(buffer)]
+        number, start = divmod(self._position, self._block)
+        if self._cached[0] != number:
+            self._cached = (number, self._read_block(number))
+        data = self._cached[1][start : start + len(buffer)]
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
     def _read_block(self, number: int) -> bytes:

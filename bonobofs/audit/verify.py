@@ -35,7 +35,7 @@ from bonobofs.system.paths import open_directory_beneath
 OPEN_INTENTS: Final = 100_000
 """Maximum number of intents without outcome that a walk keeps. It only counts older ones."""
 
-Look = Callable[[str], str]
+Describe = Callable[[str], str]
 """Describes in a few words the file that the source has at a path now."""
 
 _CLAIMS = re.compile(rb'"seq":(\d{1,18}),"prev":"([0-9a-f]{64})"')
@@ -43,7 +43,7 @@ _ENDED = re.compile(rb',"hash":"[0-9a-f]{64}"\}.')
 _BEGINNING = b'{"timestamp":"'
 
 
-class What(enum.StrEnum):
+class Damage(enum.StrEnum):
     """The kind of damage to a trail, according to the evidence."""
 
     CHANGED = "changed"
@@ -83,7 +83,7 @@ class Finding(NamedTuple):
     """One damage of a trail."""
 
     session: str
-    what: What
+    what: Damage
     seq: int | None
     """Number of the entry concerned."""
     line: int | None
@@ -99,7 +99,7 @@ class Unfinished(NamedTuple):
     operation: str
     path: str
     shows: str
-    """Description of the file that the source has at the path now; "" if `verify` did not look."""
+    """Description of the file that the source has at the path now; "" if `verify` did not describe it."""
 
 
 @dataclass(slots=True)
@@ -130,29 +130,31 @@ def verify(
     directory: Path,
     *,
     live: Callable[[str], bool] = lambda _: False,
-    look: Callable[[str], Look | None] = lambda _: None,
+    describe: Callable[[str], Describe | None] = lambda _: None,
     expected: Collection[str] = (),
     pruned: Tombstones = dict,
 ) -> Iterator[Report]:
     """Verify every trail of a state directory; yield the reports sorted by session.
 
-    `live` returns whether the process of a session runs. `look` returns the Look of a session's source, or None.
-    `expected` are sessions that had a trail. `pruned` reads the tombstones.
+    `live` returns whether the process of a session runs. `describe` returns the function that describes the files of a
+    session's source, or None. `expected` are sessions that had a trail. `pruned` reads the tombstones.
     """
     found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
     for session in sorted(found.union(expected, pruned())):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
-            report = verify_trail(*paths, session=session, live=live(session), look=look(session))
+            report = verify_trail(*paths, session=session, live=live(session), describe=describe(session))
             # Another process may prune a trail during this call. It writes the tombstone before it removes the trail.
             if report.status is Status.GONE and (tombstone := pruned().get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
             yield report
         except TrailError as error:
-            yield Report(session, findings=[Finding(session, What.TRAIL, None, None, str(error))])
+            yield Report(session, findings=[Finding(session, Damage.TRAIL, None, None, str(error))])
 
 
-def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = False, look: Look | None = None) -> Report:
+def verify_trail(
+    trail: Path, head_path: Path, *, session: str, live: bool = False, describe: Describe | None = None
+) -> Report:
     """Verify one trail against its head. TrailError: it exists and cannot be read."""
     report = Report(session)
     walk = _Walk(report)
@@ -166,7 +168,7 @@ def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = Fal
     except FileNotFoundError:
         report.status = Status.GONE
         message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head cannot be read"
-        report.findings.insert(0, Finding(session, What.TRAIL, None, None, message))
+        report.findings.insert(0, Finding(session, Damage.TRAIL, None, None, message))
         return report
     except OSError as error:
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
@@ -174,7 +176,7 @@ def verify_trail(trail: Path, head_path: Path, *, session: str, live: bool = Fal
     if live and report.entries == 0 and head is None:
         report.findings.clear()  # The session is creating the trail. It creates the head after it.
     report.status = Status.CLOSED if walk.closed else Status.OPEN if live else Status.CRASHED
-    report.unfinished = [_unfinished(seq, intent, look) for seq, intent in walk.intents.items()]
+    report.unfinished = [_unfinished(seq, intent, describe) for seq, intent in walk.intents.items()]
     return report
 
 
@@ -187,7 +189,7 @@ def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
         return report
     if head.seq > tombstone.seq or (head.seq == tombstone.seq and head.hash != tombstone.hash):
         message = f"the tombstone ends the trail with entry {tombstone.seq}, and its head names another end"
-        report.findings.append(Finding(report.session, What.TRAIL, None, None, message))
+        report.findings.append(Finding(report.session, Damage.TRAIL, None, None, message))
     return report
 
 
@@ -212,10 +214,10 @@ def read_head(path: Path) -> Head:
     return Head(seq, link, settled)
 
 
-def look_below(source: Path) -> Look:
-    """Return a Look at a source directory. It follows no symlink in any component of a path."""
+def describe_below(source: Path) -> Describe:
+    """Return the function that describes the files of a source. It follows no symlink in any component of a path."""
 
-    def look(path: str) -> str:
+    def describe(path: str) -> str:
         above, _, name = path.rpartition("/")
         held = -1
         try:
@@ -225,12 +227,12 @@ def look_below(source: Path) -> Look:
         except (FileNotFoundError, NotADirectoryError):
             return "absent"
         except (OSError, ValueError) as error:
-            return f"cannot be looked at: {error.strerror if isinstance(error, OSError) else error}"
+            return f"cannot be read: {error.strerror if isinstance(error, OSError) else error}"
         finally:
             if held >= 0:
                 os.close(held)
 
-    return look
+    return describe
 
 
 class _Line(NamedTuple):
@@ -273,7 +275,7 @@ class _Break:
         what, seq, number, message = self._judge()
         return Finding(session, what, seq, number, message)
 
-    def _judge(self) -> tuple[What, int | None, int, str]:
+    def _judge(self) -> tuple[Damage, int | None, int, str]:
         line, expected = self.line, self.expected
         if not line.sound:
             return self._judge_unsound()
@@ -283,53 +285,53 @@ class _Break:
             return self._judge_unlinked()
         return self._judge_behind()
 
-    def _judge_unsound(self) -> tuple[What, int | None, int, str]:
+    def _judge_unsound(self) -> tuple[Damage, int | None, int, str]:
         line, expected = self.line, self.expected
         if self.expected_at:
-            return What.ADDED, None, line.number, f"line {line.number} is not an entry of this trail: it was added"
+            return Damage.ADDED, None, line.number, f"line {line.number} is not an entry of this trail: it was added"
         message = f"entry {expected} on line {line.number} does not match its own hash: it was changed"
-        return What.CHANGED, expected, line.number, message
+        return Damage.CHANGED, expected, line.number, message
 
-    def _judge_ahead(self) -> tuple[What, int | None, int, str]:
+    def _judge_ahead(self) -> tuple[Damage, int | None, int, str]:
         line, expected = self.line, self.expected
         if self.expected_at and self.again_at:
-            return What.ADDED, line.seq, line.number, f"entry {line.seq} was added on line {line.number} as a copy"
+            return Damage.ADDED, line.seq, line.number, f"entry {line.seq} was added on line {line.number} as a copy"
         if self.expected_at == line.number + 1:
             message = f"entry {line.seq} was moved: it is on line {line.number}, before entry {expected}"
-            return What.MOVED, line.seq, line.number, message
+            return Damage.MOVED, line.seq, line.number, message
         if self.expected_at:
             message = f"entry {expected} was moved: it is on line {self.expected_at}, not on line {line.number}"
-            return What.MOVED, expected, self.expected_at, message
+            return Damage.MOVED, expected, self.expected_at, message
         if self.next is not None and self.next.seq == expected + 1 and self.next.prev != line.hash:
             message = f"entry {expected} on line {line.number} was changed: its number is {line.seq}"
-            return What.CHANGED, expected, line.number, message
+            return Damage.CHANGED, expected, line.number, message
         gap = f"entry {expected} is" if line.seq == expected + 1 else f"entries {expected} to {line.seq - 1} are"
-        return What.MISSING, expected, line.number, f"{gap} missing before line {line.number}"
+        return Damage.MISSING, expected, line.number, f"{gap} missing before line {line.number}"
 
-    def _judge_unlinked(self) -> tuple[What, int | None, int, str]:
+    def _judge_unlinked(self) -> tuple[Damage, int | None, int, str]:
         line, expected = self.line, self.expected
         if self.expected_at:
             message = f"line {line.number} was added: entry {expected} is on line {self.expected_at}"
-            return What.ADDED, expected, line.number, message
+            return Damage.ADDED, expected, line.number, message
         goes_on = self.next is None or (self.next.seq, self.next.prev) == (expected + 1, line.hash)
         if self.before is not None and goes_on:
             before = self.before
             message = f"entry {before.seq} on line {before.number} was changed: the next entry has another hash of it"
-            return What.CHANGED, before.seq, before.number, message
+            return Damage.CHANGED, before.seq, before.number, message
         message = (
             f"entry {expected} on line {line.number} was changed: it does not have the hash of the entry before it"
         )
-        return What.CHANGED, expected, line.number, message
+        return Damage.CHANGED, expected, line.number, message
 
-    def _judge_behind(self) -> tuple[What, int | None, int, str]:
+    def _judge_behind(self) -> tuple[Damage, int | None, int, str]:
         line, before = self.line, self.before
         followed = self.next is not None and (self.next.seq, self.next.prev) == (line.seq + 1, line.hash)
         known = self.head is not None and (self.head.seq, self.head.hash) == (line.seq, line.hash)
         if before is not None and (followed or known) and line.hash != before.hash and line.prev == before.prev:
             message = f"line {before.number} was added: the trail continues from the other entry {line.seq}"
-            return What.ADDED, before.seq, before.number, message
+            return Damage.ADDED, before.seq, before.number, message
         message = f"line {line.number} was added: there is an entry {line.seq} before it"
-        return What.ADDED, line.seq, line.number, message
+        return Damage.ADDED, line.seq, line.number, message
 
 
 class _Walk:
@@ -363,7 +365,7 @@ class _Walk:
         if self._break is not None:
             self._break.take(line)
         elif self.closed and self._last is not None and (line.seq, line.prev) != (self._last.seq, self._last.prev):
-            self._find(What.ADDED, line.seq or None, line.number, f"line {line.number} is after the closing entry")
+            self._find(Damage.ADDED, line.seq or None, line.number, f"line {line.number} is after the closing entry")
             self._break = _Break(line, self._last, self.head)
         elif line.sound and (line.seq, line.prev) == self._due():
             self._last = line
@@ -388,10 +390,10 @@ class _Walk:
         if self._highest < head.seq:
             lost = self._highest + 1
             which = f"entry {lost} is" if lost == head.seq else f"entries {lost} to {head.seq} are"
-            self._find(What.TAIL, lost, None, f"{which} missing at the end: the head ends with entry {head.seq}")
+            self._find(Damage.TAIL, lost, None, f"{which} missing at the end: the head ends with entry {head.seq}")
         elif not report.findings:
             message = f"entry {head.seq} does not have the hash of the head: the trail or the head was changed"
-            self._find(What.CHANGED, head.seq, None, message)
+            self._find(Damage.CHANGED, head.seq, None, message)
 
     def _due(self) -> tuple[int, str]:
         return (self._last.seq + 1, self._last.hash) if self._last is not None else (1, ZERO)
@@ -402,7 +404,7 @@ class _Walk:
         if not self._pair(line) and not self._orphan:
             self._orphan = True
             message = f"entry {line.seq} on line {line.number} is an outcome without an open intent"
-            self._find(What.ORPHAN, line.seq, line.number, message)
+            self._find(Damage.ORPHAN, line.seq, line.number, message)
 
     def _pair(self, line: _Line) -> bool:
         """Store an intent, or remove the intent of an outcome. False: the outcome has no open intent."""
@@ -436,9 +438,11 @@ class _Walk:
         if torn and not self.closed:
             self._report.torn = True
         else:
-            self._find(What.ADDED, None, self._number, f"line {self._number} at the end is not an entry: it was added")
+            self._find(
+                Damage.ADDED, None, self._number, f"line {self._number} at the end is not an entry: it was added"
+            )
 
-    def _find(self, what: What, seq: int | None, line: int | None, message: str) -> None:
+    def _find(self, what: Damage, seq: int | None, line: int | None, message: str) -> None:
         self._report.findings.append(Finding(self._report.session, what, seq, line, message))
 
 
@@ -467,20 +471,20 @@ def _judged_head(path: Path, report: Report) -> Head | None:
         message = f"the head {path} is missing: a missing end of the trail cannot be detected"
     except TrailError as error:
         message = str(error)
-    report.findings.append(Finding(report.session, What.HEAD, None, None, message))
+    report.findings.append(Finding(report.session, Damage.HEAD, None, None, message))
     return None
 
 
-def _unfinished(seq: int, intent: dict[str, Any], look: Look | None) -> Unfinished:
+def _unfinished(seq: int, intent: dict[str, Any], describe: Describe | None) -> Unfinished:
     path, details = str(intent.get("path", "")), intent.get("details")
     details = details if isinstance(details, dict) else {}
     temporary = by_way_of(path, details)
     shows = ""
-    if look is not None and LAYER in details:
+    if describe is not None and LAYER in details:
         shows = "the change was not in the source, but in another layer"
-    elif look is not None:
+    elif describe is not None:
         names = [path, *other_paths(details), *([temporary] if temporary is not None else [])]
-        shows = look(path) if len(names) == 1 else "; ".join(f"{name}: {look(name)}" for name in names)
+        shows = describe(path) if len(names) == 1 else "; ".join(f"{name}: {describe(name)}" for name in names)
     return Unfinished(seq, str(intent.get("timestamp", "")), str(intent.get("operation", "")), path, shows)
 
 

@@ -24,7 +24,7 @@ from bonobofs.audit import report as reports
 from bonobofs.audit.entry import COUNTS, AuditEntry
 from bonobofs.audit.index import Count, GroupBy, Index, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
-from bonobofs.audit.verify import Finding, Report, Status, What, look_below, verify
+from bonobofs.audit.verify import Damage, Finding, Report, Status, describe_below, verify
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.cli.suggestions import nearest
 from bonobofs.errors import UsageError
@@ -205,14 +205,14 @@ def verify_(
         verify(
             home / "trails",
             live=lambda name: name in known and known[name].state in {*session.SERVED, session.State.ENDING},
-            look=lambda name: look_below(Path(known[name].session.source)) if name in known else None,
+            describe=lambda name: describe_below(Path(known[name].session.source)) if name in known else None,
             expected=[name for name, one in known.items() if one.session.pid is not None],
             pruned=partial(tombstones, home),
         )
     )
     reports += [record] if (record := session.verify_record(home)) is not None else []
     unreadable = session.unreadable(home).items()
-    _add([Finding(name, What.SESSION, None, None, str(error)) for name, error in unreadable], reports)
+    _add([Finding(name, Damage.SESSION, None, None, str(error)) for name, error in unreadable], reports)
     testimony = session.ask_witnesses(home) if witness else None
     if testimony is not None:
         _add(testimony.findings, reports)

@@ -118,7 +118,7 @@ class _Place:
         """Send an alert for each reservation, once. An earlier daemon, or an unconfirmed letter, can have sent it."""
         if not wrong:
             return []
-        known = {sent.subject for sent in mailbox.sent(min(one.made for one, _ in wrong.values()))}
+        known = {sent.subject for sent in mailbox.sent(min(one.created for one, _ in wrong.values()))}
         problems = []
         for origin, (reservation, problem) in wrong.items():
             subject = f"alert: {escape(reservation.agent)[:64]}'s reservation {reservation.id} is no lease"

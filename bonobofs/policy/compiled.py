@@ -451,9 +451,9 @@ def _calls(name: str, roles: Mapping[str, Mapping[str, Any]]) -> dict[Operation,
     return verdicts
 
 
-def meet(some: Sequence[Pattern], others: Sequence[Pattern]) -> bool:
+def meet(first: Sequence[Pattern], second: Sequence[Pattern]) -> bool:
     """True if a pattern of each side can match the same path."""
-    return any(meets(one, other) for one in some for other in others)
+    return any(meets(one, other) for one in first for other in second)
 
 
 def _hidden(entries: Sequence[str]) -> Hidden:

@@ -277,8 +277,8 @@ def _judge_ordinary(
     return _by_rules(matched, parts, kind, context, leaves) if matched else policy.default or role.default
 
 
-def _first_scratch(found: list[Refusal | Scratch]) -> Permit:
-    return min((one for one in found if isinstance(one, Scratch)), key=_order).permit
+def _first_scratch(matches: list[Refusal | Scratch]) -> Permit:
+    return min((match for match in matches if isinstance(match, Scratch)), key=_order).permit
 
 
 def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, context: Context, leaves: bool) -> Permit | Refusal:

@@ -55,14 +55,14 @@ class Agent(NamedTuple):
     removed: datetime | None
 
 
-def check_label(label: str, what: str = "an agent") -> str:
+def check_label(label: str, kind: str = "an agent") -> str:
     """Return the label if it is safe in log lines, terminals and file names and is not a UUID; else UsageError."""
     if not label or len(label) > _LONGEST_LABEL or not label.isprintable() or "/" in label or label != label.strip():
         raise UsageError(
-            f"{label!r} cannot name {what}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
+            f"{label!r} cannot name {kind}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
         )
     if _is_uuid(label):
-        raise UsageError(f"{label!r} cannot name {what}, as it has the form of an identity; use a name")
+        raise UsageError(f"{label!r} cannot name {kind}, as it has the form of an identity; use a name")
     return label
 
 

@@ -51,7 +51,7 @@ def _write(database: Database, path: Path) -> None:
         else:
             where, hidden = _of(database)
             options = ("--no-password", "--format=custom", "--no-owner", f"--exclude-table={INDEX}*")
-            _run("pg_dump", where, *options, f"--file={unfinished}", more=hidden)
+            _run("pg_dump", where, *options, f"--file={unfinished}", environment=hidden)
         os.fsync(handle)
         unfinished.rename(path)
     finally:
@@ -66,7 +66,7 @@ def restore(database: Database, backup: Path) -> None:
     else:
         where, hidden = _of(database)
         options = ("--no-password", "--clean", "--if-exists", "--single-transaction", "--no-owner")
-        _run("pg_restore", where, *options, str(backup), more=hidden)
+        _run("pg_restore", where, *options, str(backup), environment=hidden)
 
 
 def tables_in(backup: Path) -> set[str]:
@@ -101,8 +101,8 @@ def _of(database: Database) -> tuple[str, dict[str, str]]:
     return f"--dbname={info}", hidden
 
 
-def _run(program: str, *arguments: str, more: dict[str, str] | None = None) -> str:
-    """Run a PostgreSQL program with `more` added to its environment; return its output. StateError."""
+def _run(program: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    """Run a PostgreSQL program with `environment` added to that of this process; return its output. StateError."""
     try:
         ran = subprocess.run(
             [program, *arguments],
@@ -111,7 +111,7 @@ def _run(program: str, *arguments: str, more: dict[str, str] | None = None) -> s
             text=True,
             errors="surrogateescape",
             check=False,
-            env={**os.environ, **(more or {}), "LC_ALL": "C"},
+            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
         )
     except FileNotFoundError as error:
         raise StateError(f"{program} is missing, without which nothing is done; install postgresql-client") from error

@@ -113,20 +113,20 @@ class LeaseChange(NamedTuple):
     generation: int
 
 
-def acquire(database: Database, wanted: LeaseRequest, overlap: Overlap) -> LeaseChange:
+def acquire(database: Database, request: LeaseRequest, overlap: Overlap) -> LeaseChange:
     """Grant all patterns, in place of the holder's earlier lease of the same origin.
 
     Sessions may still change matching paths when this returns; `wait` for the generation.
 
     Raises ForbiddenError if another holder's lease overlaps (nothing is changed), UsageError for an invalid request.
     """
-    check_request(wanted)
+    check_request(request)
 
     def grant(connection: Connection) -> LeaseChange:
-        name = insert_lease(connection, wanted, clock() + round(1000 * wanted.seconds))
+        name = insert_lease(connection, request, clock() + round(1000 * request.seconds))
         return LeaseChange(_stored(connection, name), heartbeats.generation(connection))
 
-    granted = grant_without_conflict(database, wanted, overlap, grant)
+    granted = grant_without_conflict(database, request, overlap, grant)
     if isinstance(granted, Conflict):
         raise ForbiddenError(f"{granted}; wait for it, or ask them to release it")
     return granted
@@ -184,8 +184,8 @@ def _select(connection: Connection, *where: ColumnElement[bool]) -> list[Lease]:
     """Return leases, expired ones too, oldest first."""
     rows = connection.execute(select(leases).where(*where).order_by(leases.c.acquired, leases.c.id)).all()
     patterns: dict[str, list[str]] = {row.id: [] for row in rows}
-    wanted = select(lease_patterns.c.lease, lease_patterns.c.pattern).join_from(lease_patterns, leases).where(*where)
-    for lease, pattern in connection.execute(wanted.order_by(lease_patterns.c.pattern)):
+    request = select(lease_patterns.c.lease, lease_patterns.c.pattern).join_from(lease_patterns, leases).where(*where)
+    for lease, pattern in connection.execute(request.order_by(lease_patterns.c.pattern)):
         if lease in patterns:
             patterns[lease].append(pattern)
     return [
@@ -210,15 +210,15 @@ def expire(database: Database) -> int:
         return connection.execute(delete(leases).where(leases.c.until <= clock())).rowcount
 
 
-def check_request(wanted: LeaseRequest) -> None:
+def check_request(request: LeaseRequest) -> None:
     """Raise UsageError for an invalid request."""
-    if not wanted.patterns:
+    if not request.patterns:
         raise UsageError("a lease needs a pattern; give one, such as docs/**")
-    if len(wanted.patterns) > MOST_PATTERNS:
+    if len(request.patterns) > MOST_PATTERNS:
         raise UsageError(f"a lease has at most {MOST_PATTERNS} patterns; use wider ones")
-    if sum(len(pattern.encode(errors="surrogateescape")) for pattern in wanted.patterns) > _MOST_BYTES:
+    if sum(len(pattern.encode(errors="surrogateescape")) for pattern in request.patterns) > _MOST_BYTES:
         raise UsageError(f"the patterns of a lease have at most {_MOST_BYTES} bytes together; use wider ones")
-    _check_seconds(wanted.seconds)
+    _check_seconds(request.seconds)
 
 
 def _check_seconds(seconds: float) -> None:
@@ -238,19 +238,19 @@ class _LateError(Exception):
 class _Compared:
     """Compare a request with other leases, each once: the patterns of a lease never change."""
 
-    def __init__(self, wanted: LeaseRequest, overlap: Overlap) -> None:
-        self._wanted: Final = wanted
+    def __init__(self, request: LeaseRequest, overlap: Overlap) -> None:
+        self._request: Final = request
         self._overlap: Final = overlap
         self._compatible: Final[set[str]] = set()
         """Ids of leases without a conflict."""
 
-    def first_conflict(self, found: Iterable[Lease], deadline: float = math.inf) -> Conflict | None:
+    def first_conflict(self, candidates: Iterable[Lease], deadline: float = math.inf) -> Conflict | None:
         """Return the first conflict. _LateError: at the deadline; the comparisons so far are kept."""
-        for lease in found:
+        for lease in candidates:
             if lease.id in self._compatible:
                 continue
             if self._may_meet(lease):
-                for mine, theirs in itertools.product(self._wanted.patterns, lease.patterns):
+                for mine, theirs in itertools.product(self._request.patterns, lease.patterns):
                     if time.monotonic() > deadline:
                         raise _LateError
                     if self._overlap(mine, theirs):
@@ -259,19 +259,19 @@ class _Compared:
         return None
 
     def _may_meet(self, lease: Lease) -> bool:
-        wanted = self._wanted
-        if lease.holder.key == wanted.holder.key or (lease.shared and wanted.shared):
+        request = self._request
+        if lease.holder.key == request.holder.key or (lease.shared and request.shared):
             return False
-        if lease.origin and wanted.origin and lease.holder.agent_id == wanted.holder.agent_id is not None:
+        if lease.origin and request.origin and lease.holder.agent_id == request.holder.agent_id is not None:
             return False  # the same agent, possibly for another chain when it was mirrored
-        return lease.workspace is None or wanted.workspace in (None, lease.workspace)
+        return lease.workspace is None or request.workspace in (None, lease.workspace)
 
 
 def grant_without_conflict(
-    database: Database, wanted: LeaseRequest, overlap: Overlap, grant: Callable[[Connection], Grant]
+    database: Database, request: LeaseRequest, overlap: Overlap, grant: Callable[[Connection], Grant]
 ) -> Grant | Conflict:
     """Run `grant` in a transaction in which no other lease conflicts; else return the conflict."""
-    compared = _Compared(wanted, overlap)
+    compared = _Compared(request, overlap)
     while True:
         with database.read() as connection:
             found = living(connection)
@@ -286,14 +286,14 @@ def grant_without_conflict(
             return grant(connection) if conflict is None else conflict
 
 
-def insert_lease(connection: Connection, wanted: LeaseRequest, until: ColumnElement[int]) -> str:
+def insert_lease(connection: Connection, request: LeaseRequest, until: ColumnElement[int]) -> str:
     """Replace the holder's lease of this origin and return the UUID. UsageError: its agent was removed."""
-    holder = wanted.holder
+    holder = request.holder
     if holder.agent_id is not None and not heartbeats.agent_lives(connection, holder.agent_id):
         raise UsageError(f"there is no agent {holder.agent} any more; see bonobofs agent list")
     # Expired leases are deleted first: the holder's own may be among them.
     connection.execute(delete(leases).where(leases.c.until <= clock()))
-    connection.execute(delete(leases).where(leases.c.holder == holder.key, leases.c.origin == wanted.origin))
+    connection.execute(delete(leases).where(leases.c.holder == holder.key, leases.c.origin == request.origin))
     name = str(uuid.uuid4())
     connection.execute(
         insert(leases).values(
@@ -302,15 +302,15 @@ def insert_lease(connection: Connection, wanted: LeaseRequest, until: ColumnElem
             agent=holder.agent_id,
             agent_name=holder.agent,
             chain=holder.chain,
-            origin=wanted.origin,
-            shared=wanted.shared,
-            workspace=wanted.workspace,
-            reason=one_line(wanted.reason),
+            origin=request.origin,
+            shared=request.shared,
+            workspace=request.workspace,
+            reason=one_line(request.reason),
             acquired=clock(),
             until=until,
         )
     )
-    rows = [{"lease": name, "pattern": pattern} for pattern in dict.fromkeys(wanted.patterns)]
+    rows = [{"lease": name, "pattern": pattern} for pattern in dict.fromkeys(request.patterns)]
     connection.execute(insert(lease_patterns), rows)
     heartbeats.next_generation(connection)
     return name
@@ -332,18 +332,18 @@ def _changeable(connection: Connection, lease: str, by: Holder | None) -> Lease:
     return living_leases[0]
 
 
-def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until: datetime) -> Conflict | None:
+def mirror(database: Database, request: LeaseRequest, overlap: Overlap, *, until: datetime) -> Conflict | None:
     """Grant a reservation of another system under its `origin` until its end there; else return the conflict.
 
     Idempotent. A reservation that has ended by the database's clock changes nothing.
     """
-    if not wanted.origin:
+    if not request.origin:
         raise UsageError("a mirrored lease needs an origin")
-    check_request(wanted)
+    check_request(request)
     ends = milliseconds_of(until)
     with database.read() as connection:
-        known = next(iter(living(connection, leases.c.origin == wanted.origin)), None)
-    if known is not None and _is_the_same(known, wanted):
+        known = next(iter(living(connection, leases.c.origin == request.origin)), None)
+    if known is not None and _is_the_same(known, request):
         if milliseconds_of(known.until) != ends:
             with database.change() as connection:
                 connection.execute(update(leases).where(leases.c.id == known.id).values(until=ends))
@@ -353,10 +353,10 @@ def mirror(database: Database, wanted: LeaseRequest, overlap: Overlap, *, until:
     def grant(connection: Connection) -> None:
         if ends <= connection.execute(select(clock())).scalar_one():
             return
-        connection.execute(delete(leases).where(leases.c.origin == wanted.origin))
-        insert_lease(connection, wanted, literal(ends))
+        connection.execute(delete(leases).where(leases.c.origin == request.origin))
+        insert_lease(connection, request, literal(ends))
 
-    return grant_without_conflict(database, wanted, overlap, grant)
+    return grant_without_conflict(database, request, overlap, grant)
 
 
 def unmirror(database: Database, origin: str) -> bool:
@@ -396,6 +396,6 @@ def _as_mailed(label: str) -> str:
     return "".join(character for character in label.casefold() if character.isalnum())
 
 
-def _is_the_same(lease: Lease, wanted: LeaseRequest) -> bool:
-    as_wanted = (wanted.holder.key, set(wanted.patterns), wanted.shared, wanted.workspace)
-    return (lease.holder.key, set(lease.patterns), lease.shared, lease.workspace) == as_wanted
+def _is_the_same(lease: Lease, request: LeaseRequest) -> bool:
+    requested = (request.holder.key, set(request.patterns), request.shared, request.workspace)
+    return (lease.holder.key, set(lease.patterns), lease.shared, lease.workspace) == requested

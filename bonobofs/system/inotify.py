@@ -187,13 +187,13 @@ class Watcher:
         try:
             self._queue = _Queue()
         except OSError as error:
-            raise UnwatchableError(_said(error)) from error
+            raise UnwatchableError(_inotify_error(error)) from error
         self._by_wd: dict[int, Directory] = {}
         self._gaps, self._reason = {}, ""
         self._moved: dict[Directory, None] = {}
         """Directories that could not be opened at their expected path, to be rescanned."""
         self._moving: dict[int, Directory] = {}
-        self._left: list[Directory] = []
+        self._moved_out: list[Directory] = []
         self._displaced: tuple[Directory, bytes, Directory] | None = None
         self._unsure: dict[Directory, int] = {}
         self._confused = False
@@ -226,7 +226,7 @@ class Watcher:
         """Return the changes since the last read. Blocks until there is one. UnwatchableError."""
         since, self._read_at = self._read_at, time.time_ns()
         self._names = {}
-        leaving, self._left = self._left, []
+        leaving, self._moved_out = self._moved_out, []
         lost = self._note(self._queue.take())
         for directory in leaving:
             self._abandon(directory)
@@ -236,7 +236,7 @@ class Watcher:
         self._confirm()
         lost = lost or self._confused
         # The kernel queues both halves of a move together, but a read may end between them.
-        self._left = list(self._moving.values())
+        self._moved_out = list(self._moving.values())
         found = []
         for directory, names in self._names.items():
             if names and (path := directory.path) != _TOO_LONG:
@@ -297,8 +297,8 @@ class Watcher:
             if moved is None:
                 self._add(above, name)
             else:
-                if moved in self._left:
-                    self._left.remove(moved)
+                if moved in self._moved_out:
+                    self._moved_out.remove(moved)
                 self._put(moved, above, name)
                 self._unsure[moved] = _CONFIRMED
         elif mask & _CREATE or (mask & _ATTRIB and name and name not in above.below):
@@ -403,7 +403,7 @@ class Watcher:
     def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory | None:
         """Watch an open directory; None: it stays unwatched. FileNotFoundError; for the root UnwatchableError."""
         if above is not None and len(self._by_wd) >= self._budget:
-            self._leave_out(above, _said(OSError(errno.ENOSPC, "")))
+            self._leave_out(above, _inotify_error(OSError(errno.ENOSPC, "")))
             return None
         try:
             wd = self._queue.watch(b"/proc/self/fd/%d/." % fd)
@@ -411,8 +411,8 @@ class Watcher:
             if error.errno == errno.ENOENT:
                 raise os_error(errno.ENOENT) from error
             if above is None:
-                raise UnwatchableError(_said(error)) from error
-            self._leave_out(above, _said(error))
+                raise UnwatchableError(_inotify_error(error)) from error
+            self._leave_out(above, _inotify_error(error))
             return None
         if wd < 0:
             self._leave_out(above, "inotify refused: Permission denied")
@@ -511,7 +511,7 @@ def _type_of(fd: int) -> int:
         return 0
 
 
-def _said(error: OSError) -> str:
+def _inotify_error(error: OSError) -> str:
     """Message with inotify's error and the remedy."""
     if error.errno == errno.ENOSPC:
         # The session's own share may be used up, while the kernel's limit is not reached.
@@ -521,9 +521,9 @@ def _said(error: OSError) -> str:
     return f"inotify refused: {error.strerror}"
 
 
-def _raise(name: str, wanted: int) -> str:
+def _raise(name: str, advised: int) -> str:
     try:
         limit = (_LIMITS / name).read_text(encoding="ascii").strip()
     except OSError:
         limit = "unknown"
-    return f"it is {limit}; as root: sysctl fs.inotify.{name}={wanted}"
+    return f"it is {limit}; as root: sysctl fs.inotify.{name}={advised}"

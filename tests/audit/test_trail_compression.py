@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs.audit.reader import is_closed, last, read, trails_in
 from bonobofs.audit.trail_storage import BLOCK, compress, compressed, open_trail, size_of, stat_trail
-from bonobofs.audit.verify import Report, Status, What, verify_trail
+from bonobofs.audit.verify import Damage, Report, Status, verify_trail
 from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create
 
@@ -116,7 +116,7 @@ def test_damage_is_a_finding(trail: Path, place: float) -> None:
     report = examine(trail)
     assert report.findings or list(read(trail)) == entries
     if place in (0.3, 0.6):
-        assert report.findings[0].what in (What.CHANGED, What.MISSING)
+        assert report.findings[0].what in (Damage.CHANGED, Damage.MISSING)
         assert list(read(trail))[-1] == entries[-1]  # what lies behind a damaged block is read
 
 
@@ -126,5 +126,5 @@ def test_a_truncated_compressed_trail_is_a_finding(trail: Path, left: float) -> 
     compress(trail)
     os.truncate(compressed(trail), int(left * compressed(trail).stat().st_size))
     found = examine(trail).findings
-    assert found[0].what is What.TAIL
+    assert found[0].what is Damage.TAIL
     assert entries[: len(list(read(trail)))] == list(read(trail))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.audit.verify import Report, What, look_below, read_head, verify, verify_trail
+from bonobofs.audit.verify import Damage, Report, describe_below, read_head, verify, verify_trail
 from bonobofs.audit.writer import Identity, Trail
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
@@ -74,7 +74,7 @@ def tampered(kept: Path, lines: Lines) -> Report:
     return verify_trail(copy, kept / "s.head", session="s")
 
 
-def first(report: Report) -> tuple[What, int | None]:
+def first(report: Report) -> tuple[Damage, int | None]:
     assert report.findings, "it was not found"
     return report.findings[0].what, report.findings[0].seq
 
@@ -104,7 +104,7 @@ def test_every_change_of_a_single_byte_names_the_entry(kept: Path) -> None:
             changed = bytearray(line)
             changed[place] ^= 1
             report = tampered(kept, [*lines[:number], bytes(changed), *lines[number + 1 :]])
-            assert first(report) == (What.CHANGED, number + 1), (number, place)
+            assert first(report) == (Damage.CHANGED, number + 1), (number, place)
 
 
 @given(place=places, byte=st.integers(0, 255).filter(lambda byte: byte != 10))
@@ -113,9 +113,9 @@ def test_every_change_of_a_newline_is_found(kept: Path, place: int, byte: int) -
     lines[place] = lines[place][:-1] + bytes([byte])
     what, seq = first(tampered(kept, lines))
     if place < LENGTH - 1:
-        assert (what, seq) == (What.CHANGED, place + 1)
+        assert (what, seq) == (Damage.CHANGED, place + 1)
     else:
-        assert what in (What.ADDED, What.TAIL)
+        assert what in (Damage.ADDED, Damage.TAIL)
 
 
 @given(start=places, count=st.integers(1, LENGTH))
@@ -123,7 +123,7 @@ def test_missing_entries_are_named_by_the_first_of_them(kept: Path, start: int, 
     lines = lines_of(kept)
     at_end = start + count >= LENGTH
     report = tampered(kept, lines[:start] + lines[start + count :])
-    assert first(report) == (What.TAIL if at_end else What.MISSING, start + 1)
+    assert first(report) == (Damage.TAIL if at_end else Damage.MISSING, start + 1)
 
 
 @given(one=places, other=places)
@@ -132,7 +132,7 @@ def test_two_exchanged_entries_are_named_as_moved(kept: Path, one: int, other: i
     if one != other:
         lines[one], lines[other] = lines[other], lines[one]
         what, seq = first(tampered(kept, lines))
-        assert what is What.MOVED
+        assert what is Damage.MOVED
         assert seq in (one + 1, other + 1)
 
 
@@ -143,7 +143,7 @@ def test_a_moved_entry_is_named(kept: Path, origin: int, target: int) -> None:
         line = lines.pop(origin)
         lines.insert(target, line)
         what, seq = first(tampered(kept, lines))
-        assert what is What.MOVED
+        assert what is Damage.MOVED
         # Of two neighbours either may be said to have moved.
         assert seq == origin + 1 or (abs(origin - target) == 1 and seq == target + 1)
 
@@ -153,7 +153,7 @@ def test_a_copied_entry_is_named_as_added(kept: Path, origin: int, target: int) 
     lines = lines_of(kept)
     lines.insert(target, lines[origin])
     report = tampered(kept, lines)
-    assert report.findings[0].what is What.ADDED
+    assert report.findings[0].what is Damage.ADDED
     assert report.findings[0].line in (target + 1, *((target + 2,) if origin == target else ()))
 
 
@@ -162,7 +162,7 @@ def test_an_invalid_line_is_named_as_added(kept: Path, target: int, junk: bytes)
     lines = lines_of(kept)
     lines.insert(target, junk)
     report = tampered(kept, lines)
-    assert (report.findings[0].what, report.findings[0].line) == (What.ADDED, target + 1)
+    assert (report.findings[0].what, report.findings[0].line) == (Damage.ADDED, target + 1)
 
 
 @given(target=st.integers(1, LENGTH - 1), linked=st.booleans(), operation=st.sampled_from(["note", "close"]))
@@ -174,7 +174,7 @@ def test_a_forged_entry_is_named_as_added_even_if_it_links_to_its_predecessor(
     forged = rehashed(lines[target], prev=prev, seq=target + 1, path="forged", kind="event", operation=operation)
     lines.insert(target, forged)
     report = tampered(kept, lines)
-    assert (report.findings[0].what, report.findings[0].line) == (What.ADDED, target + 1)
+    assert (report.findings[0].what, report.findings[0].line) == (Damage.ADDED, target + 1)
 
 
 @given(place=places)
@@ -183,20 +183,20 @@ def test_an_entry_of_another_session_is_named_as_added(kept: Path, place: int) -
     foreign = [rehashed(line, session="other") for line in lines]
     lines.insert(place, foreign[place])
     report = tampered(kept, lines)
-    assert (report.findings[0].what, report.findings[0].line) == (What.ADDED, place + 1)
+    assert (report.findings[0].what, report.findings[0].line) == (Damage.ADDED, place + 1)
 
 
 @given(place=st.integers(0, LENGTH - 2))
 def test_a_changed_entry_with_a_new_hash_is_found_by_its_successor(kept: Path, place: int) -> None:
     lines = lines_of(kept)
     lines[place] = rehashed(lines[place], path="elsewhere")
-    assert first(tampered(kept, lines)) == (What.CHANGED, place + 1)
+    assert first(tampered(kept, lines)) == (Damage.CHANGED, place + 1)
 
 
 def test_a_changed_last_entry_with_a_new_hash_is_found_by_the_head(kept: Path) -> None:
     lines = lines_of(kept)
     lines[-1] = rehashed(lines[-1], agent="bob")
-    assert first(tampered(kept, lines)) == (What.CHANGED, LENGTH)
+    assert first(tampered(kept, lines)) == (Damage.CHANGED, LENGTH)
 
 
 @given(place=places)
@@ -205,14 +205,14 @@ def test_a_rewritten_suffix_is_found_by_the_head(kept: Path, place: int) -> None
     lines[place] = rehashed(lines[place], path="elsewhere")
     for number in range(place + 1, LENGTH):
         lines[number] = rehashed(lines[number], prev=hash_of(lines[number - 1]))
-    assert first(tampered(kept, lines)) == (What.CHANGED, LENGTH)
+    assert first(tampered(kept, lines)) == (Damage.CHANGED, LENGTH)
 
 
 def test_an_entry_after_the_closing_entry_is_named_as_added(kept: Path) -> None:
     lines = lines_of(kept)
     lines.append(rehashed(lines[1], seq=LENGTH + 1, prev=hash_of(lines[-1])))
     report = tampered(kept, lines)
-    assert first(report) == (What.ADDED, LENGTH + 1)
+    assert first(report) == (Damage.ADDED, LENGTH + 1)
     assert "closing" in report.findings[0].message
 
 
@@ -220,7 +220,7 @@ def test_a_trail_replaced_by_that_of_another_session_is_found(directory: Path) -
     for suffix in ("jsonl", "head"):
         (directory / f"s.{suffix}").rename(directory / f"t.{suffix}")
     (report,) = verify(directory)
-    assert first(report) == (What.CHANGED, 1)
+    assert first(report) == (Damage.CHANGED, 1)
 
 
 def test_every_change_of_the_head_is_found(directory: Path) -> None:
@@ -238,12 +238,12 @@ def test_every_change_of_the_head_is_found(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "found"),
     [
-        (["s.jsonl"], [What.TRAIL]),
-        (["s.head"], [What.HEAD]),
-        (["s.jsonl", "s.head"], [What.TRAIL, What.HEAD]),
+        (["s.jsonl"], [Damage.TRAIL]),
+        (["s.head"], [Damage.HEAD]),
+        (["s.jsonl", "s.head"], [Damage.TRAIL, Damage.HEAD]),
     ],
 )
-def test_a_missing_file_of_a_known_session_is_named(directory: Path, lost: list[str], found: list[What]) -> None:
+def test_a_missing_file_of_a_known_session_is_named(directory: Path, lost: list[str], found: list[Damage]) -> None:
     write_trail(directory, "t")
     for name in lost:
         (directory / name).unlink()
@@ -257,7 +257,7 @@ def test_an_invalid_head_is_reported(directory: Path, junk: bytes) -> None:
     (directory / "s.head").write_bytes(junk)
     with pytest.raises(TrailError):
         read_head(directory / "s.head")
-    assert [finding.what for finding in examine(directory).findings] == [What.HEAD]
+    assert [finding.what for finding in examine(directory).findings] == [Damage.HEAD]
 
 
 def test_a_trail_that_ends_at_its_head_is_crashed_or_open_without_finding(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_last_line_truncated_by_a_crash_is_no_finding(tmp_path: Path) -> None:
     assert (examine(tmp_path).findings, examine(tmp_path).torn) == ([], True)
     for junk in (b"x", b"{}", line[:-1] + b"x", b'{"timestamp":"\xff'):
         trail.path.write_bytes(whole + junk)
-        assert first(examine(tmp_path))[0] is What.ADDED
+        assert first(examine(tmp_path))[0] is Damage.ADDED
     trail.close()
 
 
@@ -293,7 +293,7 @@ def test_a_gigantic_line_is_found_in_bounded_memory(directory: Path) -> None:
     report = examine(directory)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert first(report)[0] is What.ADDED
+    assert first(report)[0] is Damage.ADDED
     assert peak < 70 * 1024 * 1024
 
 
@@ -303,7 +303,7 @@ def test_an_outcome_without_its_intent_is_found(tmp_path: Path) -> None:
     for _ in range(2):
         trail.outcome(seq, Operation.MKDIR, "d")
     trail.close()
-    assert first(examine(tmp_path)) == (What.ORPHAN, 3)
+    assert first(examine(tmp_path)) == (Damage.ORPHAN, 3)
 
 
 def test_intents_without_outcome_are_listed_with_the_state_of_the_source(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_intents_without_outcome_are_listed_with_the_state_of_the_source(tmp_pat
     trail.intent(Operation.RENAME, "gone", "modify", "code", details={"to": "d/file"})
     trail.outcome(trail.intent(Operation.MKDIR, "d", "create", "code"), Operation.MKDIR, "d")
     trail.close()
-    (report,) = verify(tmp_path, look=lambda _: look_below(source))
+    (report,) = verify(tmp_path, describe=lambda _: describe_below(source))
     assert report.findings == []
     assert {each.path: each.shows for each in report.unfinished[:-1]} == {
         "d/file": "a file, 12 bytes, mode 640",
@@ -329,8 +329,8 @@ def test_intents_without_outcome_are_listed_with_the_state_of_the_source(tmp_pat
         "away/passwd": "absent",
         "fifo": "a FIFO, mode 600",
         "d/file/below": "absent",
-        "n\0l": "cannot be looked at: embedded null byte",
-        "../s.jsonl": "cannot be looked at: the path leaves the source",
+        "n\0l": "cannot be read: embedded null byte",
+        "../s.jsonl": "cannot be read: the path leaves the source",
     }
     assert report.unfinished[-1].shows == "gone: absent; d/file: a file, 12 bytes, mode 640"
 
@@ -345,7 +345,7 @@ def test_an_unfinished_intent_is_listed_with_its_layer_and_temporary_name(tmp_pa
     trail.intent(Operation.CREATE_FILE, "x.tmp", "create", "temporary", details={"layer": "temporary"})
     trail.intent(Operation.RENAME, "x.tmp", "modify", "temporary", details={"to": "plan.md", "by": left})
     trail.close()
-    (report,) = verify(tmp_path, look=lambda _: look_below(source))
+    (report,) = verify(tmp_path, describe=lambda _: describe_below(source))
     kept, entering = (each.shows for each in report.unfinished)
     assert kept == "the change was not in the source, but in another layer"
     assert entering == f"x.tmp: absent; plan.md: a file, 4 bytes, mode 644; {left}: a file, 4 bytes, mode 644"

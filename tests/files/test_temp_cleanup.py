@@ -8,7 +8,7 @@ from pathlib import Path
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.audit.temp_cleanup import Stray, left_in, stray_name
-from bonobofs.audit.verify import look_below, verify
+from bonobofs.audit.verify import describe_below, verify
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.files.conftest import Program
@@ -55,7 +55,7 @@ def test_a_temporary_name_is_in_the_directory_of_its_target(program: Program, ho
         (f"a/{NAMES[3]}", None),
     ]
     assert left_in(home, source / "a") == []
-    (report,) = verify(home / "trails", look=lambda _: look_below(source))
+    (report,) = verify(home / "trails", describe=lambda _: describe_below(source))
     assert report.unfinished[0].shows == f"a/sedAbCdEf: absent; a/b/plan.md: absent; a/b/{NAMES[0]}: absent"
 
 
