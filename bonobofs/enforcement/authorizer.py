@@ -40,6 +40,10 @@ class Caller(NamedTuple):
 NO_CALLER: Final = Caller()
 
 
+Head = Callable[[], bytes]
+"""Returns the first HEAD_BYTES of a file after a change."""
+
+
 class RelatedChange(NamedTuple):
     """A further name that the same change touches. The engine judges it together with the change."""
 
@@ -47,6 +51,8 @@ class RelatedChange(NamedTuple):
     context: Context = NO_FACTS
     layer: Layer | None = Layer.SOURCE
     """The layer that holds or will hold the bytes of this name. None: any layer."""
+    head: Head | None = None
+    """Reads the first bytes of the file, if the context does not have them."""
 
 
 class WrongLayerError(OSError):

@@ -24,6 +24,7 @@ from bonobofs.enforcement.authorizer import (
     NO_CALLER,
     Admission,
     Caller,
+    Head,
     Outcome,
     RelatedChange,
     WrongLayerError,
@@ -33,7 +34,7 @@ from bonobofs.enforcement.denial_recorder import DenialRecorder, lock_of
 from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, WriteBatch, WriteBatches
 from bonobofs.errors import TrailError
 from bonobofs.policy.decision import Denied, Layer, Permit, Refused
-from bonobofs.policy.engine import Policy, decide, decide_in_source, decide_published
+from bonobofs.policy.engine import EXECUTABLE_HEADS, Policy, decide, decide_in_source, decide_published
 from bonobofs.policy.lease_set import UNKNOWN, Leases
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request, WorkspacePath
 
@@ -130,14 +131,41 @@ class Enforcer:
             self.expire_leases()
         return self._decide(self.policy, self.agent, request, context)
 
-    def explain(self, request: Request, context: Context, role: str | None = None) -> Permit | Denied:
+    def permit(
+        self,
+        request: Request,
+        context: Context,
+        caller: Caller = NO_CALLER,
+        *,
+        head: Head | None = None,
+        guard: str = "file",
+    ) -> Permit:
+        """Return the engine's permit, for `authorize` or `open_batch`.
+
+        `head` is called if the verdict depends on the first bytes; not every file can be read. The engine decides again
+        only if they are those of an executable file. Refused: the engine denies the change. The trail gets the denial.
+        """
+        verdict = self.decide(request, context)
+        if head is not None and isinstance(verdict, Permit) and verdict.judges_content:
+            found = head()
+            if found.startswith(EXECUTABLE_HEADS):
+                verdict = self.decide(request, context._replace(head=found))
+        if isinstance(verdict, Denied):
+            raise self.deny(verdict, caller, guard=guard)
+        return verdict
+
+    def explain(
+        self, request: Request, context: Context, role: str | None = None, head: Head | None = None
+    ) -> Permit | Denied:
         """Return the verdict that `why` shows: that of `decide`, or the denial of a change in scratch without room.
 
-        `role` replaces the role of the session.
+        `role` replaces the role of the session. `head` is called if the verdict depends on the first bytes.
         """
         self.expire_leases()
         agent = self.agent if role is None else self.agent._replace(role=role)
         verdict = self._decide(self.policy, agent, request, context)
+        if head is not None and isinstance(verdict, Permit) and verdict.judges_content:
+            verdict = self._decide(self.policy, agent, request, context._replace(head=head()))
         if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
             return self.room(request) or verdict
         return verdict
@@ -145,8 +173,8 @@ class Enforcer:
     def authorize(  # noqa: PLR0913 - the request, and the fields of its record
         self,
         request: Request,
-        context: Context = NO_FACTS,
-        *parts: RelatedChange,
+        context: Context | Permit = NO_FACTS,
+        *parts: RelatedChange | Permit,
         caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
@@ -156,6 +184,7 @@ class Enforcer:
     ) -> Admission:
         """Authorize the change that `request` and all `parts` describe together, and record its intent.
 
+        A permit in place of a context or part is one that `permit` has returned since the policy or the leases changed.
         `size` is the number of its bytes, for the record. `action` is create, modify or delete; "" means the action of
         the operation. `layer` is the layer that the caller is about to change; None: the layer of the permit. `guard`
         is file, git or beads.
@@ -164,18 +193,17 @@ class Enforcer:
             Refused: the engine denies the request or a part, or the trail cannot be written. The trail gets the denial.
             WrongLayerError: a verdict is for another layer. The trail gets no entry.
         """
-        permit = self.decide(request, context)
-        if isinstance(permit, Denied):
-            raise self.deny(permit, caller, guard=guard)
+        permit = context if isinstance(context, Permit) else self.permit(request, context, caller, guard=guard)
         elsewhere = permit if layer is not None and permit.layer is not layer else None
         leaves_source = permit.layer
         in_scratch = permit.layer is Layer.SCRATCH
         for part in parts:
-            other = self.decide(part.request, part.context)
-            if isinstance(other, Denied):
-                raise self.deny(other, caller, guard=guard)
-            if part.layer is not None and other.layer is not part.layer:
-                elsewhere = other
+            if isinstance(part, Permit):
+                other = part
+            else:
+                other = self.permit(part.request, part.context, caller, head=part.head, guard=guard)
+                if part.layer is not None and other.layer is not part.layer:
+                    elsewhere = other
             leaves_source = leaves_source and other.layer
             in_scratch = in_scratch and other.layer is Layer.SCRATCH
         if elsewhere is not None:
@@ -247,21 +275,11 @@ class Enforcer:
         """Version of the inputs of a verdict: the policy and the leases, and the companion's changes."""
         return self._generation, self.companion_changes
 
-    def judge(self, part: RelatedChange, caller: Caller) -> WrongLayerError | None:
-        """Judge one part of a change ahead of `authorize`; the verdict holds while `state` stays the same.
-
-        Returns the error if the verdict is for another layer than the part's. Refused: the engine denies the part.
-        """
-        verdict = self.decide(part.request, part.context)
-        if isinstance(verdict, Denied):
-            raise self.deny(verdict, caller)
-        return WrongLayerError(verdict) if part.layer is not None and verdict.layer is not part.layer else None
-
     def open_batch(
         self,
         key: int,
         request: Request,
-        context: Context,
+        context: Context | Permit,
         now: float,
         *,
         caller: Caller = NO_CALLER,
@@ -269,12 +287,10 @@ class Enforcer:
     ) -> WriteBatch:
         """Authorize a batch of writes to the file `key`, up to the batch's `limit` in size.
 
-        An open batch of the key is closed first. Raises as `authorize` does.
+        An open batch of the key is closed first. Takes a permit, and raises, as `authorize` does.
         """
         self._batches.close(key)
-        permit = self.decide(request, context)
-        if isinstance(permit, Denied):
-            raise self.deny(permit, caller)
+        permit = context if isinstance(context, Permit) else self.permit(request, context, caller)
         if layer is not None and permit.layer is not layer:
             raise WrongLayerError(permit)
         if permit.layer is Layer.SCRATCH:

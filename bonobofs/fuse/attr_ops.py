@@ -6,11 +6,11 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from bonobofs.enforcement.authorizer import Admission, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Head, RelatedChange
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -66,11 +66,11 @@ class AttrOps(LookupOps):
     def _attr_handlers(self) -> dict[int, Handler]:
         o = p.Opcode
         return {
-            o.SETATTR: self._or_in_overlay(self._setattr),
+            o.SETATTR: self._setattr,
             o.GETXATTR: self._getxattr,
-            o.SETXATTR: self._or_in_overlay(self._setxattr),
+            o.SETXATTR: self._setxattr,
             o.LISTXATTR: self._listxattr,
-            o.REMOVEXATTR: self._or_in_overlay(self._removexattr),
+            o.REMOVEXATTR: self._removexattr,
         }
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
@@ -84,18 +84,22 @@ class AttrOps(LookupOps):
         self._check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
         is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
-        changes = self._attribute_changes(node, st, valid, fields)
-        if changes:
-            first, *rest = changes
-            if valid & _SIZE and node.layer is Layer.SCRATCH:
-                self._check_quota(header, first.request, node.ino, fields[3])
-            details = _details(valid, fields)
-            admission = self._enforcer.authorize(
-                first.request, first.context, *rest, caller=self._caller(header), details=details, layer=node.layer
-            )
-            steps = self._set_attributes(header, node, st, valid, fields, admission, first.request.path)
-            return steps if is_long else finished(steps)
-        return self._attr_times + self._attr(node, st)
+        path, kind = self._inodes.path(node), kind_of(st.st_mode)
+        changes = _attribute_changes(self._layer_context(node), kind, st, valid, fields)
+        if not changes:
+            return self._attr_times + self._attr(node, st)
+        permits = []
+        for operation, context in changes:
+            node, st, permit = self._resolve(header, node, Request(operation, path, kind), st, context)
+            permits.append(permit)
+        request = Request(changes[0][0], path, kind)
+        if valid & _SIZE and node.layer is Layer.SCRATCH:
+            self._check_quota(header, request, node.ino, fields[3])
+        admission = self._enforcer.authorize(
+            request, *permits, caller=self._caller(header), details=_details(valid, fields), layer=node.layer
+        )
+        steps = self._set_attributes(header, node, st, valid, fields, admission, path)
+        return steps if is_long else finished(steps)
 
     def _refresh_object(self, node: Node) -> Reply:
         """Answer git, which updates the times of an existing object of the source instead of storing it again.
@@ -111,29 +115,6 @@ class AttrOps(LookupOps):
         node.fingerprint = fingerprint_of(st)
         if node.is_dir and not node.layer:
             self._own_effects.note_attributes(st)
-
-    def _attribute_changes(
-        self, node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]
-    ) -> list[RelatedChange]:
-        path, kind = self._inodes.path(node), kind_of(st.st_mode)
-        layer = node.layer
-        here = self._layer_context(node)
-        changes: list[tuple[Operation, Context]] = []
-        if valid & _SIZE:
-            changes.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
-        if valid & _OWNER:
-            changes.append((Operation.SET_OWNER, here))
-        if valid & _MODE:
-            context = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
-            changes.append((Operation.SET_MODE, context))
-        if valid & _TIMES and not valid & _SIZE:
-            changes.append((Operation.SET_TIMES, here))
-        if kind is not Kind.FILE:
-            return [RelatedChange(Request(operation, path, kind), context, layer) for operation, context in changes]
-        return [
-            RelatedChange(Request(operation, path, kind), self._with_foreign_names(node, st, operation, context), layer)
-            for operation, context in changes
-        ]
 
     def _set_attributes(
         self,
@@ -188,26 +169,38 @@ class AttrOps(LookupOps):
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
         context = self._layer_context(node)._replace(mode=mode)
-        request = Request(operation, path, kind)
-        growth = node.store.xattr_growth(node, name, len(value))
-        self._check_xattr_space(header, node, request, growth)
-        if kind is Kind.FILE:
-            context = self._with_foreign_names(node, st, operation, context)
-        node.has_no_xattrs = False
         self._check_external(node, st)
-        with self._enforcer.authorize(
-            request,
-            context,
-            caller=self._caller(header),
-            details={"name": os.fsdecode(name)},
-            layer=node.layer,
-        ) as permit:
+        node.has_no_xattrs = False
+
+        def effect(node: Node, permit: Permit) -> None:
             node.store.set_xattr(node, name, value, flags, permit)
             if extra & p.SETXATTR_ACL_KILL_SGID:
                 mode = stat.S_IMODE(node.store.stat(node).st_mode)
                 node.store.set_mode(node, mode & ~stat.S_ISGID, permit)
+
+        change = RelatedChange(Request(operation, path, kind), context)
+        return self._change_xattr(header, node, change, st, name, len(value), effect)
+
+    def _change_xattr(
+        self,
+        header: Header,
+        node: Node,
+        change: RelatedChange,
+        st: os.stat_result,
+        name: bytes,
+        size: int,
+        effect: Callable[[Node, Permit], None],
+    ) -> bytes:
+        """Make a change after which the attribute `name` has `size` bytes, or is gone if `size` is negative."""
+        request = change.request
+        node, _, permit = self._resolve(header, node, request, st, change.context)
+        growth = node.store.xattr_growth(node, name, size if size >= 0 else -len(name))
+        self._check_xattr_space(header, node, request, growth)
+        details = {"name": os.fsdecode(name)}
+        with self._enforcer.authorize(request, permit, caller=self._caller(header), details=details, layer=node.layer):
+            effect(node, permit)
         if node.layer is Layer.SCRATCH:
-            self._overlay.sizes.set_size(node.ino, path, attributes=growth)
+            self._overlay.sizes.set_size(node.ino, request.path, attributes=growth)
         self._mark_own_attributes(node, node.store.stat(node))
         return NOTHING
 
@@ -227,21 +220,13 @@ class AttrOps(LookupOps):
         if name.startswith(_OURS):
             self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = node.store.stat(node, changing=True)
-        kind = kind_of(st.st_mode)
-        context = self._layer_context(node)
-        if kind is Kind.FILE:
-            context = self._with_foreign_names(node, st, Operation.REMOVE_XATTR, context)
-        request = Request(Operation.REMOVE_XATTR, path, kind)
         self._check_external(node, st)
-        growth = node.store.xattr_growth(node, name, -len(name))
-        with self._enforcer.authorize(
-            request, context, caller=self._caller(header), details={"name": os.fsdecode(name)}, layer=node.layer
-        ) as permit:
+
+        def effect(node: Node, permit: Permit) -> None:
             node.store.remove_xattr(node, name, permit)
-        if node.layer is Layer.SCRATCH:
-            self._overlay.sizes.set_size(node.ino, path, attributes=growth)
-        self._mark_own_attributes(node, node.store.stat(node))
-        return NOTHING
+
+        change = RelatedChange(Request(Operation.REMOVE_XATTR, path, kind_of(st.st_mode)), self._layer_context(node))
+        return self._change_xattr(header, node, change, st, name, -1, effect)
 
     def _getxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)
@@ -305,14 +290,14 @@ class AttrOps(LookupOps):
         if change.to is None:
             return request, decision
         arriving = Request(request.operation, WorkspacePath(change.to), request.kind)
-        context = NO_FACTS if node is None or st is None else self._arriving_context(node, st, arriving)
-        decisions = [decision, self._enforcer.explain(arriving, context, change.role)]
+        context, head = (NO_FACTS, None) if node is None or st is None else self._arriving_context(node, st)
+        decisions = [decision, self._enforcer.explain(arriving, context, change.role, head)]
         return request, decide_move(request.path, request.operation, decisions)
 
-    def _arriving_context(self, node: Node, st: os.stat_result, request: Request) -> Context:
+    def _arriving_context(self, node: Node, st: os.stat_result) -> tuple[Context, Head | None]:
         if node.kind in (Kind.FILE, Kind.SYMLINK):
-            return self._new_context(node, st, request, in_source=node.layer is not Layer.STAGED)
-        return self._layer_context(node)
+            return self._new_context(node, st, in_source=node.layer is not Layer.STAGED, held=False)
+        return self._layer_context(node), None
 
     def _why(self, node: Node | None, path: WorkspacePath) -> bytes:
         """Return the decision about a write to the path, as JSON. Programs can read it before they write."""
@@ -342,6 +327,22 @@ class AttrOps(LookupOps):
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
         return _sized_reply(b"".join(os.fsencode(name) + b"\0" for name in found), size)
+
+
+def _attribute_changes(
+    here: Context, kind: Kind, st: os.stat_result, valid: int, fields: tuple[int, ...]
+) -> list[tuple[Operation, Context]]:
+    changes: list[tuple[Operation, Context]] = []
+    if valid & _SIZE:
+        changes.append((Operation.TRUNCATE, here._replace(size=fields[3], size_before=st.st_size)))
+    if valid & _OWNER:
+        changes.append((Operation.SET_OWNER, here))
+    if valid & _MODE:
+        context = here._replace(mode=fields[11] & 0o7777) if kind is Kind.FILE else here
+        changes.append((Operation.SET_MODE, context))
+    if valid & _TIMES and not valid & _SIZE:
+        changes.append((Operation.SET_TIMES, here))
+    return changes
 
 
 def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:

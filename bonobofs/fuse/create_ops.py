@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import WrongLayerError
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
@@ -48,9 +48,9 @@ class CreateOps(GrantOps):
         if grant is not None and stat.S_ISREG(grant.mode):
             steps = self._take_in_file(header, grant, parent, name, umask, groups)
             return finished(steps) if grant.size <= INLINE else steps
-        self._check_staging_limit(header, request, context)
+        permit = self._permit_new_name(header, request, context)
         batch = self._enforcer.open_batch(
-            _CREATING, request, context, self._source.now, caller=self._caller(header), layer=None
+            _CREATING, request, permit, self._source.now, caller=self._caller(header), layer=None
         )
         try:
             target_dir, directory = self._target_dir(header, request, parent, directory, batch.permit)
@@ -120,9 +120,9 @@ class CreateOps(GrantOps):
         context = Context(privileged=self._source.privileged)
         if kind is Kind.FILE:
             context = Context(size=0, mode=self._effective_mode(directory, mode & 0o7777, umask))
-            self._check_staging_limit(header, request, context)
+        permit = self._permit_new_name(header, request, context)
         groups = self._groups(header, body)
-        with self._enforcer.authorize(request, context, caller=self._caller(header), layer=None) as permit:
+        with self._enforcer.authorize(request, permit, caller=self._caller(header), layer=None) as permit:
             target_dir, directory = self._target_dir(header, request, parent, directory, permit)
             try:
                 self._act_as(header, groups, umask)
@@ -143,9 +143,9 @@ class CreateOps(GrantOps):
         groups = self._groups(header, body)
         if self._take_in_symlink(header, parent, name, target, groups):
             return self._created_entry(parent, directory, name)
-        self._check_staging_limit(header, request, context)
+        permit = self._permit_new_name(header, request, context)
         with self._enforcer.authorize(
-            request, context, caller=self._caller(header), details={"target": text}, layer=None
+            request, permit, caller=self._caller(header), details={"target": text}, layer=None
         ) as permit:
             target_dir, directory = self._target_dir(header, request, parent, directory, permit)
             if permit.layer is Layer.STAGED:
@@ -166,36 +166,29 @@ class CreateOps(GrantOps):
         try:
             if node.layer is Layer.STAGED:
                 return self._link_staged(header, node, parent, directory, name)
-            return self._link_or_copy_up(header, node, parent, directory, name)
+            return self._link_node(header, node, parent, directory, name)
         except OSError as error:
             self._show_cross_layer_denial(header, Operation.LINK, self._inodes.join(parent, name), error)
             raise
-
-    def _link_or_copy_up(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
-        try:
-            return self._link_node(header, node, parent, directory, name)
-        except WrongLayerError:
-            if self._copy_up(header, node) is None:
-                raise
-            return self._link_node(header, node, parent, directory, name)
 
     def _link_node(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         st = node.store.stat(node, changing=True)
         self._check_external(node, st)
         if node.parent is None:
             raise os_error(errno.ENOENT)
-        kind = kind_of(st.st_mode)
-        old = Request(Operation.LINK, self._inodes.path(node), kind)
-        new = Request(Operation.LINK, self._inodes.join(parent, name), kind)
-        context = self._new_name_context(node.store.directory(node.parent), node.name, st, new)
-        admission = self._enforcer.authorize(
-            new,
-            context,
-            RelatedChange(old, context, node.layer),
-            caller=self._caller(header),
-            details={"from": old.path},
-            layer=node.layer,
-        )
+        place = node.store.directory(node.parent), node.name, st
+        change = self._arriving_change(Operation.LINK, self._inodes.join(parent, name), *place)
+        old = change._replace(request=change.request._replace(path=self._inodes.path(node)))
+        new, caller = change.request, self._caller(header)
+        permits = [self._enforcer.permit(each.request, each.context, caller, head=each.head) for each in (change, old)]
+        if permits[0].layer is not permits[1].layer:
+            raise WrongLayerError(permits[0])
+        if permits[0].layer is not node.layer:
+            node = self._copy_up(header, node, permits[1])
+            st = node.store.stat(node)
+        assert node.parent is not None
+        details = {"from": old.request.path}
+        admission = self._enforcer.authorize(new, *permits, caller=caller, details=details, layer=node.layer)
         with admission as permit:
             target_dir, directory = self._target_dir(header, new, parent, directory, permit)
             node.store.link(node, directory, name, permit)

@@ -150,7 +150,11 @@ class GrantOps(OverlayOps):
         return None if grant is None or path in self.grants.published or grant.mode == GONE else grant
 
     def _admission(
-        self, header: Header, request: Request, context: Context = NO_FACTS, st: os.stat_result | None = None
+        self,
+        header: Header,
+        request: Request,
+        context: Context | Permit = NO_FACTS,
+        st: os.stat_result | None = None,
     ) -> Admission:
         """Return the admission of a change of a name. `st` is the file that a removal removes."""
         if self.grants.files and self.grants.admits(request, st):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from bonobofs.enforcement.authorizer import Caller
+from bonobofs.enforcement.authorizer import Caller, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
@@ -23,7 +23,7 @@ from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
-from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Operation, Request, WorkspacePath
+from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
@@ -370,30 +370,21 @@ class MountContext:
             return HELD
         return NO_FACTS if node.layer else EXISTS
 
-    def _new_name_context(self, directory: int, name: bytes, st: os.stat_result, request: Request) -> Context:
-        """Return the context of a file that gets the name of `request`: it is judged as a whole, as if it were created
+    def _arriving_change(
+        self, operation: Operation, path: WorkspacePath, directory: int, name: bytes, st: os.stat_result
+    ) -> RelatedChange:
+        """Return the change that gives the file `name` the path `path`: it is judged as a whole, as if it were created
         there.
         """
-        if stat.S_ISLNK(st.st_mode):
-            return Context(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
-        if not stat.S_ISREG(st.st_mode):
-            return NO_FACTS
+        request = Request(operation, path, kind_of(st.st_mode))
+        if request.kind is Kind.SYMLINK:
+            context = Context(target=os.fsdecode(os.readlink(name, dir_fd=directory)), in_source=True)
+            return RelatedChange(request, context)
+        if request.kind is not Kind.FILE:
+            return RelatedChange(request)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
-        if st.st_size and self._needs_head(request, context, st):
-            context = context._replace(head=self._source.head_of_entry(directory, name))
-        return context
-
-    def _needs_head(self, request: Request, context: Context, st: os.stat_result) -> bool:
-        """Whether the decision depends on the first bytes.
-
-        They are read only then, because not every file can be read.
-        """
-        if not self._enforcer.policy.judges_content:
-            return False
-        if st.st_nlink > 1:
-            return True  # its other names may be under another rule
-        verdict = self._enforcer.decide(request, context)
-        return isinstance(verdict, Permit) and verdict.judges_content
+        head = (lambda: self._source.head_of_entry(directory, name)) if st.st_size else None
+        return RelatedChange(request, context, head=head)
 
     def _parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
         """Return the directory in which a name will change, and its verified descriptor.

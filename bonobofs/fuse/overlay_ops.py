@@ -1,6 +1,6 @@
 """What the handlers share for scratch paths: layer resolution, copy-up, whiteouts and quotas.
 
-The source and the upper layer are shown as one tree. A handler acts on the layer that has the file. If the permit is
+The source and the upper layer are shown as one tree. `_resolve` finds the layer before a handler acts: if the permit is
 for the overlay and the file is in the source, it is copied up, or its name hidden, and the change is made in the
 overlay.
 """
@@ -12,17 +12,17 @@ import os
 import stat
 from collections.abc import Callable
 
-from bonobofs.enforcement.authorizer import WrongLayerError
+from bonobofs.enforcement.authorizer import Head, WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Handler, Header, Reply
+from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Header
 from bonobofs.fuse.overlay import NAME, UpperDir
 from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.denials import ELSEWHERE
-from bonobofs.policy.request import EXISTS, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Permit], None]
 
@@ -108,37 +108,44 @@ class OverlayOps(TempFileOps):
 
     # -- copy-up
 
-    def _or_in_overlay(self, handler: Handler) -> Handler:
-        """Return a handler that copies the node up and calls `handler` again if the permit is for the overlay."""
+    def _resolve(
+        self,
+        header: Header,
+        node: Node,
+        request: Request,
+        st: os.stat_result,
+        context: Context,
+        head: Head | None = None,
+    ) -> tuple[Node, os.stat_result, Permit]:
+        """Ask for the permit of a change of a node. Return the node in the permit's layer, its stat, and the permit.
 
-        def handle(header: Header, body: memoryview) -> Reply:
-            try:
-                return handler(header, body)
-            except WrongLayerError:
-                node = self._node(header.node_id)
-                raised = self._copy_up(header, node)
-                if raised is None:
-                    raise
-                return handler(header._replace(node_id=raised.id), body)
-
-        return handle
-
-    def _copy_up(self, header: Header, node: Node) -> Node | None:
-        """Copy a node of the source up if a change of it belongs in the overlay. Return the node to change, or None.
-
-        Raises Refused if there is no space for it.
+        `head` returns the first bytes after the change; None: the change keeps them. Raises: Refused; WrongLayerError.
         """
-        if node.layer:
-            return None
+        if request.kind is Kind.FILE and (st.st_nlink > 1 or node.parent is None):
+            if head is not None and self._enforcer.policy.judges_content:
+                # the other names of the file may be under another rule
+                context, head = context._replace(head=head()), None
+            context = self._with_foreign_names(node, st, request.operation, context)
+        permit = self._enforcer.permit(request, context, self._caller(header), head=head)
+        if permit.layer is node.layer:
+            return node, st, permit
+        node = self._copy_up(header, node, permit)
+        return node, node.store.stat(node), permit
+
+    def _copy_up(self, header: Header, node: Node, permit: Permit) -> Node:
+        """Copy a node of the source to the overlay, where the permit is for. Return the node to change.
+
+        Raises: WrongLayerError if the permit is not for the overlay, or the node is in another layer than the source;
+        Refused if there is no space for it.
+        """
+        if node.layer or permit.layer is not Layer.SCRATCH:
+            raise WrongLayerError(permit)
         request = Request(Operation.WRITE_FILE, self._inodes.path(node), node.kind)
-        verdict = self._enforcer.decide(request, EXISTS)
-        if isinstance(verdict, Denied) or verdict.layer is not Layer.SCRATCH:
-            return None
         if node.is_dir:
             self._check_state_disk(header, request, NAME, 1)
-            upper_dir = self._overlay.ensure_upper_dir(node, verdict)
+            upper_dir = self._overlay.ensure_upper_dir(node, permit)
             if not upper_dir.attrs_copied:
-                self._overlay.store.copy_attributes(upper_dir.node, node, verdict)
+                self._overlay.store.copy_attributes(upper_dir.node, node, permit)
                 upper_dir.attrs_copied = True
             return upper_dir.node
         st = node.store.stat(node)
@@ -147,7 +154,7 @@ class OverlayOps(TempFileOps):
             self._check_quota(header, request, node.ino, st.st_size, more=NAME)
         self._check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._close_batch(node)
-        for parent, name in self._overlay.copy_up(node, verdict):
+        for parent, name in self._overlay.copy_up(node, permit):
             self._notifications.entry(parent.id, name)  # the name leads to another file now
         self._notifications.inode(node.id, -1, 0)
         return node

@@ -9,7 +9,7 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.git_grants import GrantOps
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, Reply
-from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.request import Kind, Operation, Request, kind_of
 
 
@@ -50,9 +50,11 @@ class RemoveOps(GrantOps):
         layer_dir, directory = self._resolve_layer(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._inodes.join(parent, name), Kind.DIRECTORY)
-        if not layer_dir.layer and self._fails_as_not_empty(request, directory, name):
-            raise os_error(errno.ENOTEMPTY)
-        with self._admission(header, request, LEAVES) as permit:
+        verdict = self._enforcer.decide(request, LEAVES)
+        by_default = isinstance(verdict, Denied) and verdict.code is Code.DEFAULT
+        if by_default and not layer_dir.layer and self._source.has_names(directory, name):
+            raise os_error(errno.ENOTEMPTY)  # git tries to remove it after each file; no denial is recorded
+        with self._admission(header, request, verdict if isinstance(verdict, Permit) else LEAVES) as permit:
             self._check_shown_empty(layer_dir, directory, name, request.path, permit)
             remove = self._removal(layer_dir, permit, layer_dir.store.rmdir)
             node = self._pin_for_removal(layer_dir, directory, name, st)
@@ -61,11 +63,3 @@ class RemoveOps(GrantOps):
         self._after_unlink(node, layer_dir, name, st)
         self._hide_name(parent, name, permit)
         return NOTHING
-
-    def _fails_as_not_empty(self, request: Request, directory: int, name: bytes) -> bool:
-        """Whether the directory is not empty and no rule names it.
-
-        Git tries to remove it after each file; no denial is recorded.
-        """
-        verdict = self._enforcer.decide(request, LEAVES)
-        return isinstance(verdict, Denied) and verdict.code is Code.DEFAULT and self._source.has_names(directory, name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from bonobofs.audit.entry import REPLACES
-from bonobofs.enforcement.authorizer import Caller, RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
@@ -70,82 +70,88 @@ class RenameOps(OverlayOps):
             raise
 
     def _rename_in_a_layer(self, header: Header, source: End, target: End, flags: int) -> Steps:
-        if not (source.parent.layer or target.parent.layer):
-            request_number = self._source.request_number
-            try:
-                return (yield from self._rename_in_source(header, source, target, flags))
-            except WrongLayerError:
-                if request_number != self._source.request_number:
-                    source, target = self._end_again(header, source), self._end_again(header, target)
-        return (yield from self._rename_in_overlay(header, source, target, flags))
+        """Rename in the source, or in the overlay if a verdict or a directory is there.
 
-    def _rename_in_source(self, header: Header, source: End, target: End, flags: int) -> Steps:
+        EXDEV: only some of the verdicts are for the overlay.
+        """
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-        if exchange:
-            self._check_no_upper(source.path, target.path)
-        source, target = yield from self._judge_move(header, source, target, exchange=exchange)
-        st, replaced = source.st, target.st
-        assert st is not None
-        same = replaced is not None and (replaced.st_ino, replaced.st_dev) == (st.st_ino, st.st_dev)
-        request = Request(Operation.RENAME, source.path, kind_of(st.st_mode))
-        changes = self._end_changes(source, target, exchange=exchange)
-        if exchange:
-            self._check_no_upper(source.path, target.path)
-        self._check_not_in_use(source.path, st)
-        if exchange and replaced is not None:
-            self._check_not_in_use(target.path, replaced)
+        source, target, permits = yield from self._judge_move(header, source, target, exchange=exchange)
         details: dict[str, object] = {"to": target.path}
         if exchange:
             details["exchange"] = True
-        elif replaced is not None and not same:
-            details[REPLACES] = True
+        layer = self._layer_of_move(source, target, permits, exchange=exchange)
+        if layer:
+            source, target = self._ends_in_overlay(header, source, target, permits, flags)
+        else:
+            self._check_source_ends(source, target, exchange=exchange)
+            if not exchange and target.st is not None and not _is_same_file(source, target):
+                details[REPLACES] = True
+        assert source.st is not None
+        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
+        move = self._rename_in_overlay if layer else self._rename_in_source
         with self._enforcer.authorize(
-            request, LEAVES, *changes, caller=self._caller(header), details=details
+            request, *permits, caller=self._caller(header), details=details, layer=layer
         ) as permit:
-            moved, other = self._close_batch_of(source.parent, st), None
-            if replaced is not None and exchange:
-                other = self._close_batch_of(target.parent, replaced)
-            elif replaced is not None and not same:
-                self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-                other = self._pin_for_removal(target.parent, target.directory, target.name, replaced)
-            ends = source.directory, source.name, target.directory, target.name
-            self._unpin_on_failure(other, lambda: self._source.rename(*ends, flags, permit))
+            move(source, target, flags, permit)
+        return NOTHING
+
+    def _layer_of_move(self, source: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:
+        """Return the layer in which a rename is made. EXDEV: it would move more than a file of the source to the
+        overlay, or only some of the permits are for the overlay.
+        """
+        if not (source.parent.layer or target.parent.layer or any(permit.layer for permit in permits)):
+            return Layer.SOURCE
+        for end in (source, target) if exchange else (source,):
+            if not end.parent.layer and end.st is not None and not _can_be_copied(end.st):
+                raise self._not_moved(end)
+        for permit in permits:
+            if permit.layer is not Layer.SCRATCH:
+                raise WrongLayerError(permit)
+        return Layer.SCRATCH
+
+    def _check_source_ends(self, source: End, target: End, *, exchange: bool) -> None:
+        """EXDEV: an exchange of directories with upper directories. EBUSY: the companion uses a directory."""
+        ends = (source, target) if exchange else (source,)
+        if exchange and any(next(self._overlay.upper_dirs_below(end.path), None) for end in ends):
+            raise os_error(errno.EXDEV)
+        if any(end.st is not None and stat.S_ISDIR(end.st.st_mode) and self.is_in_use(end.path) for end in ends):
+            raise os_error(errno.EBUSY)
+
+    def _rename_in_source(self, source: End, target: End, flags: int, permit: Permit) -> None:
+        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+        st, replaced, same = source.st, target.st, _is_same_file(source, target)
+        assert st is not None
+        moved, other = self._close_batch_of(source.parent, st), None
+        if replaced is not None and exchange:
+            other = self._close_batch_of(target.parent, replaced)
+        elif replaced is not None and not same:
+            self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
+            other = self._pin_for_removal(target.parent, target.directory, target.name, replaced)
+        ends = source.directory, source.name, target.directory, target.name
+        self._unpin_on_failure(other, lambda: self._source.rename(*ends, flags, permit))
         if not same:
             self._note_renamed(source, st, moved, target, target, other, exchange=exchange)
             self._move_staged(source, target, exchange=exchange)
             self._move_upper(source, target, permit, exchange=exchange)
-        return NOTHING
 
-    def _check_not_in_use(self, path: str, st: os.stat_result) -> None:
-        """EBUSY for a directory in which the companion makes a change that was decided by its path."""
-        if kind_of(st.st_mode) is Kind.DIRECTORY and self.is_in_use(path):
-            raise os_error(errno.EBUSY)
-
-    def _rename_in_overlay(self, header: Header, source: End, target: End, flags: int) -> Steps:
-        """Rename within the overlay. EXDEV: an end is not scratch, or a directory of the source would be moved."""
+    def _ends_in_overlay(
+        self, header: Header, source: End, target: End, permits: list[Permit], flags: int
+    ) -> tuple[End, End]:
+        """Return the ends of a rename in the overlay, after the files of the source are copied up."""
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise os_error(errno.EEXIST)
-        source = self._copied_up_end(header, source)
-        if exchange and target.st is not None:
-            target = self._copied_up_end(header, target)
-        source, target = yield from self._judge_move(header, source, target, exchange=exchange, layer=Layer.SCRATCH)
-        assert source.st is not None
-        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        changes = [
-            change._replace(layer=Layer.SCRATCH) for change in self._end_changes(source, target, exchange=exchange)
-        ]
+        source = self._copied_up_end(header, source, permits[0])
+        if exchange:
+            target = self._copied_up_end(header, target, permits[0])
         self._check_moved_quota(header, source, target, exchange=exchange)
-        details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
-        with self._enforcer.authorize(
-            request, LEAVES, *changes, caller=self._caller(header), details=details, layer=Layer.SCRATCH
-        ) as permit:
-            self._rename_in_upper(source, source.st, target, permit, exchange=exchange)
-        return NOTHING
+        return source, target
 
-    def _rename_in_upper(self, source: End, st: os.stat_result, target: End, permit: Permit, *, exchange: bool) -> None:
+    def _rename_in_overlay(self, source: End, target: End, flags: int, permit: Permit) -> None:
         """Move a name of the upper layer. A file of the source under the new name is hidden."""
-        replaced, store = target.st, self._overlay.store
+        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+        st, replaced, store = source.st, target.st, self._overlay.store
+        assert st is not None
         moved, other = self._close_batch_of(source.parent, st), None
         if replaced is not None and exchange:
             other = self._close_batch_of(target.parent, replaced)
@@ -156,7 +162,7 @@ class RenameOps(OverlayOps):
             self._overlay.remove_upper_dir(target.path, permit)
         above = target._replace(parent=target_dir, directory=store.directory(target_dir, changing=True))
         ends = source.directory, source.name, above.directory, target.name
-        self._unpin_on_failure(other, lambda: store.rename(*ends, syscalls.RENAME_EXCHANGE if exchange else 0, permit))
+        self._unpin_on_failure(other, lambda: store.rename(*ends, flags & syscalls.RENAME_EXCHANGE, permit))
         self._note_renamed(source, st, moved, target, above, other, exchange=exchange)
         if not exchange:
             self._hide_name(source.shown, source.name, permit)
@@ -171,18 +177,13 @@ class RenameOps(OverlayOps):
             self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
         return self._pin_for_removal(target.parent, target.directory, target.name, replaced)
 
-    def _copied_up_end(self, header: Header, end: End) -> End:
-        """Return the end after its file was copied up from the source. EXDEV: it cannot be copied up."""
+    def _copied_up_end(self, header: Header, end: End, permit: Permit) -> End:
+        """Return the end after its file was copied up from the source."""
         if end.parent.layer or end.st is None:
             return end
-        if not stat.S_ISREG(end.st.st_mode) and not stat.S_ISLNK(end.st.st_mode):
-            raise CrossLayerError(
-                denials.OF_SOURCE if self._enforcer.policy.scratch_table(end.path) else denials.ELSEWHERE
-            )
         node = self._inodes.reference(end.parent, end.name, end.st)
         try:
-            if self._copy_up(header, node) is None:
-                raise os_error(errno.EXDEV)
+            self._copy_up(header, node, permit)
         finally:
             self._forget_node(node.id, 1)
         parent, directory = self._resolve_layer(end.shown, end.directory, end.name)
@@ -203,11 +204,6 @@ class RenameOps(OverlayOps):
             if stat.S_ISDIR(end.st.st_mode):
                 raise CrossLayerError(denials.TWO_SCRATCH)
             self._check_quota(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
-
-    def _check_no_upper(self, *paths: WorkspacePath) -> None:
-        """EXDEV if one of the directories, or a directory below, has an upper directory."""
-        if self._overlay.directories and any(next(self._overlay.upper_dirs_below(path), None) for path in paths):
-            raise os_error(errno.EXDEV)
 
     def _upper_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """Yield the changes of upper directories that move with a directory of the source.
@@ -254,54 +250,76 @@ class RenameOps(OverlayOps):
         return End(parent, layer_dir, directory, name, self._inodes.join(parent, name), st)
 
     def _judge_move(
-        self, header: Header, source: End, target: End, *, exchange: bool, layer: Layer = Layer.SOURCE
-    ) -> Generator[None, None, tuple[End, End]]:
-        """Authorize everything that a rename moves, in slices. Return the two ends as they are afterwards.
+        self, header: Header, source: End, target: End, *, exchange: bool
+    ) -> Generator[None, None, tuple[End, End, list[Permit]]]:
+        """Authorize everything that a rename moves. Return the two ends as they are afterwards, and their permits.
 
-        Until it ends, requests that would change what it checks wait (`_moving_trees`). It starts again when the
-        policy, the leases, or an end of the rename have changed, or the companion has made a change. The caller makes
-        the change in the same slice, so nothing comes between the last check and the change. EBUSY: it started too
-        often.
+        What is below a directory is authorized in slices. Until it ends, requests that would change what it checks wait
+        (`_moving_trees`). It starts again when the policy, the leases, or an end of the rename have changed, or the
+        companion has made a change. The caller makes the change in the same slice, so nothing comes between the last
+        check and the change. EBUSY: it started too often.
         """
-        moving = (source.st, target.st) if exchange else (source.st,)
-        if not any(st is not None and stat.S_ISDIR(st.st_mode) for st in moving):
-            return source, target  # `authorize` decides everything
-        caller = self._caller(header)
+        ends = (source, target) if exchange else (source,)
+        if not any(end.st is not None and stat.S_ISDIR(end.st.st_mode) for end in ends):
+            return source, target, self._judge_ends(header, source, target, exchange=exchange)
         for _ in range(_ATTEMPTS):
             request_number, state = self._source.request_number, self._enforcer.state
             trees = [source.path, target.path]
             self._moving_trees.extend(trees)
             try:
-                yield from self._judge_changes(self._moved_changes(source, target, exchange=exchange), layer, caller)
-            except (Refused, WrongLayerError):
-                raise
-            except OSError as error:
-                self._note_failure(header, source, target, error)
-                raise
+                permits = self._judge_ends(header, source, target, exchange=exchange)
+                yield from self._judge_below(header, source, target, exchange=exchange)
             finally:
                 for tree in trees:
                     self._moving_trees.remove(tree)
             if request_number == self._source.request_number:
-                return source, target
+                return source, target, permits
             before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
             if source.st is None:
                 raise os_error(errno.ENOENT)
             if state == self._enforcer.state and all(map(_is_same, before, (source, target))):
-                return source, target
+                return source, target, self._judge_ends(header, source, target, exchange=exchange)
         raise os_error(errno.EBUSY)
 
-    def _judge_changes(self, changes: Iterable[RelatedChange | None], layer: Layer, caller: Caller) -> Iterator[None]:
-        """Decide each change. None in `changes` is a point at which other requests may be served."""
-        wrong_layer = None
-        for change in changes:
-            if change is None:
-                yield
-                continue
-            judged = change._replace(layer=layer) if layer else change
-            wrong_layer = self._enforcer.judge(judged, caller) or wrong_layer
-            yield
+    def _judge_ends(self, header: Header, source: End, target: End, *, exchange: bool) -> list[Permit]:
+        """Return the permits for the names of the two ends: first for the source's."""
+        assert source.st is not None
+        caller = self._caller(header)
+        leaving = RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
+        changes = [leaving, self._arriving_end(source, source.st, target.path)]
+        if target.st is not None:
+            context = LEAVES if exchange else EXISTS
+            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), context))
+            if exchange:
+                changes.append(self._arriving_end(target, target.st, source.path))
+        return [self._enforcer.permit(each.request, each.context, caller, head=each.head) for each in changes]
+
+    def _judge_below(self, header: Header, source: End, target: End, *, exchange: bool) -> Iterator[None]:
+        """Authorize what is below the moved directories, and yield where other requests may be served."""
+        moved = ((source, target.path), (target, source.path)) if exchange else ((source, target.path),)
+        caller = self._caller(header)
+        wrong_layer: End | None = None
+        try:
+            for end, path in moved:
+                for change in self._changes_below(end, path):
+                    if change is not None:
+                        permit = self._enforcer.permit(change.request, change.context, caller, head=change.head)
+                        expected = Layer.SCRATCH if end.parent.layer else change.layer
+                        if expected is not None and permit.layer is not expected:
+                            wrong_layer = end
+                    yield
+        except Refused:
+            raise
+        except OSError as error:
+            self._note_failure(header, source, target, error)
+            raise
         if wrong_layer is not None:
-            raise wrong_layer
+            raise self._not_moved(wrong_layer)
+
+    def _not_moved(self, end: End) -> CrossLayerError:
+        """Return EXDEV for an end that is not a file, and would be moved to another layer."""
+        is_scratch = not end.parent.layer and self._enforcer.policy.scratch_table(end.path)
+        return CrossLayerError(denials.OF_SOURCE if is_scratch else denials.ELSEWHERE)
 
     def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
         """Record that a directory could not be read, so that nothing was moved."""
@@ -315,33 +333,15 @@ class RenameOps(OverlayOps):
             error=error.errno or errno.EIO,
         )
 
-    def _moved_changes(self, source: End, target: End, *, exchange: bool) -> Iterator[RelatedChange | None]:
-        """Yield everything that a rename moves or replaces."""
-        assert source.st is not None
-        yield RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
-        yield from self._end_changes(source, target, exchange=exchange)
-        yield from self._changes_below(source, source.st, target.path)
-        if exchange and target.st is not None:
-            yield from self._changes_below(target, target.st, source.path)
+    def _arriving_end(self, origin: End, st: os.stat_result, path: WorkspacePath) -> RelatedChange:
+        return self._arriving_change(Operation.RENAME, path, origin.directory, origin.name, st)
 
-    def _end_changes(self, source: End, target: End, *, exchange: bool) -> list[RelatedChange]:
-        """Return what appears under the new name, and the removal or exchange of what has that name."""
-        assert source.st is not None
-        changes = [self._arriving_change(source, source.st, target.path)]
-        if target.st is not None:
-            leaving = LEAVES if exchange else EXISTS
-            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), leaving))
-            if exchange:
-                changes.append(self._arriving_change(target, target.st, source.path))
-        return changes
+    def _changes_below(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
+        """Yield two changes for everything below a moved directory: it leaves its path and appears at another.
 
-    def _arriving_change(self, origin: End, st: os.stat_result, path: WorkspacePath) -> RelatedChange:
-        request = Request(Operation.RENAME, path, kind_of(st.st_mode))
-        return RelatedChange(request, self._new_name_context(origin.directory, origin.name, st, request))
-
-    def _changes_below(self, origin: End, st: os.stat_result, path: WorkspacePath) -> Iterator[RelatedChange | None]:
-        """Yield two changes for everything below a moved directory: it leaves its path and appears at another."""
-        if kind_of(st.st_mode) is not Kind.DIRECTORY:
+        None: other requests may be served.
+        """
+        if origin.st is None or not stat.S_ISDIR(origin.st.st_mode):
             return
         if self._temp_files.directories:
             yield from self._staged_changes(origin, path)
@@ -352,15 +352,14 @@ class RenameOps(OverlayOps):
             if below is None:
                 yield None
                 continue
-            kind = kind_of(below.st.st_mode)
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
             # The source's own files at scratch paths move with their directory.
-            yield RelatedChange(Request(Operation.RENAME, leaving, kind), LEAVES, None)
-            request = Request(Operation.RENAME, WorkspacePath(f"{path}/{below.path}"), kind)
-            context = self._new_name_context(below.directory, below.name, below.st, request)
+            yield RelatedChange(Request(Operation.RENAME, leaving, kind_of(below.st.st_mode)), LEAVES, None)
+            arriving = WorkspacePath(f"{path}/{below.path}")
+            change = self._arriving_change(Operation.RENAME, arriving, below.directory, below.name, below.st)
             if not origin.parent.layer:
-                context = context._replace(carried=True)
-            yield RelatedChange(request, context, None)
+                change = change._replace(context=change.context._replace(carried=True))
+            yield change._replace(layer=None)
 
     def _note_renamed(
         self,
@@ -403,6 +402,16 @@ def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
     if not stat.S_ISLNK(st.st_mode):
         return EXISTS
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
+
+
+def _can_be_copied(st: os.stat_result) -> bool:
+    return stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)
+
+
+def _is_same_file(source: End, target: End) -> bool:
+    """Whether both names lead to one file, which renameat2(2) leaves as it is."""
+    st, replaced = source.st, target.st
+    return st is not None and replaced is not None and os.path.samestat(st, replaced)
 
 
 def _is_same(one: End, other: End) -> bool:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.enforcement.authorizer import Head, RelatedChange
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
@@ -30,7 +30,7 @@ from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Denied, Layer, Permit
-from bonobofs.policy.request import EXISTS, HEAD_BYTES, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import EXISTS, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within
 
@@ -193,14 +193,13 @@ class TempFileOps(MountContext):
 
     # -- creation
 
-    def _check_staging_limit(self, header: Header, request: Request, context: Context) -> None:
-        """Raise Refused if the file would be staged and no descriptor is left for it. Call it before `authorize`."""
-        if (self._temp_files.is_full or self._source.is_crowded) and _is_staged(
-            self._enforcer.decide(request, context)
-        ):
-            raise self._enforcer.deny(
-                Denied(*denials.TEMPORARY_FULL, request.path, request.operation), self._caller(header)
-            )
+    def _permit_new_name(self, header: Header, request: Request, context: Context) -> Permit:
+        """Return the permit for a new file. Refused: it would be staged, and no descriptor is left for it."""
+        caller = self._caller(header)
+        permit = self._enforcer.permit(request, context, caller)
+        if permit.layer is Layer.STAGED and (self._temp_files.is_full or self._source.is_crowded):
+            raise self._enforcer.deny(Denied(*denials.TEMPORARY_FULL, request.path, request.operation), caller)
+        return permit
 
     def _check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
         """Raise Refused if the state directory's disk has no space for so many bytes and inodes."""
@@ -275,14 +274,12 @@ class TempFileOps(MountContext):
             raise os_error(errno.ENOENT)
         request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
         taken = self._staged_at(parent, name) is not None
-        context = self._new_context(node, st, request, in_source=False)._replace(held=taken)
-        verdict = self._enforcer.decide(request, context)
-        layer = Layer.STAGED if _is_staged(verdict) else Layer.SOURCE
+        permit = self._permit_staged(header, node, st, request, in_source=False, held=taken)
+        layer = Layer.STAGED if permit.layer is Layer.STAGED else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
-        admission = self._enforcer.authorize(
-            request, context, old, caller=self._caller(header), details={"from": path}, layer=layer
-        )
-        with admission as permit:
+        with self._enforcer.authorize(
+            request, permit, old, caller=self._caller(header), details={"from": path}, layer=layer
+        ):
             if layer:
                 self._temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
@@ -330,20 +327,22 @@ class TempFileOps(MountContext):
         self._check_in_source(target.parent)
         self._close_batch(moving)
         st = self._source.stat(moving)
+        in_source, held = replaced is None and target.st is not None, replaced is not None
+        if in_source and target.st is not None and target.st.st_ino == moving.ino:
+            self._discard(source.parent, source.name)  # a link was published under this name before
+            return True
         request = Request(Operation.RENAME, target.path, moving.kind)
-        context = self._new_context(moving, st, request, in_source=replaced is None and target.st is not None)
-        context = context._replace(held=replaced is not None)
-        if _is_staged(self._enforcer.decide(request, context)):
-            exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+        permit = self._permit_staged(header, moving, st, request, in_source=in_source, held=held)
+        if permit.layer is Layer.STAGED:
             self._rename_among_staged(
-                header, moving, source, target, RelatedChange(request, context, Layer.STAGED), exchange
+                header, moving, source, target, permit, exchange=bool(flags & syscalls.RENAME_EXCHANGE)
             )
         else:
-            self._publish(header, moving, source, target, request, context)
+            self._publish(header, moving, source, target, request, permit)
         return True
 
     def _rename_among_staged(
-        self, header: Header, node: Node, source: End, target: End, appears: RelatedChange, exchange: bool
+        self, header: Header, node: Node, source: End, target: End, appears: Permit, *, exchange: bool
     ) -> None:
         old = Request(Operation.RENAME, source.path, node.kind)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
@@ -362,18 +361,13 @@ class TempFileOps(MountContext):
             self._temp_files.add(below, target.name, node)
             self._temp_files.drop(above, source.name)
 
-    def _publish(
-        self, header: Header, node: Node, source: End, target: End, request: Request, context: Context
-    ) -> None:
+    def _publish(self, header: Header, node: Node, source: End, target: End, request: Request, permit: Permit) -> None:
         """Rename a staged file into the source, in one step: after a kill at any point, the target is the old file or
         the new one.
 
         The audit entry has the target's path, which is what changes in the source.
         """
         replaced = target.st
-        if replaced is not None and (replaced.st_dev, replaced.st_ino) == (self._source.device, node.ino):
-            self._discard(source.parent, source.name)
-            return
         changes = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
         if replaced is not None:
             changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(replaced.st_mode)), EXISTS))
@@ -385,12 +379,12 @@ class TempFileOps(MountContext):
                 details[INODE] = node.ino
         with self._enforcer.authorize(
             request,
-            context,
+            permit,
             *changes,
             caller=self._caller(header),
             details=details,
             action="create" if replaced is None else "modify",
-        ) as permit:
+        ):
             other = self._pin_replaced(target, replaced) if replaced is not None else None
             ends = target.directory, target.name, temporary.encode()
             self._unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
@@ -440,27 +434,30 @@ class TempFileOps(MountContext):
         """
         for old, node in list(self._temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            context = self._new_context(node, self._source.stat(node), request, in_source=False)._replace(held=True)
+            context, head = self._new_context(node, self._source.stat(node), in_source=False, held=True)
             yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
-            yield RelatedChange(request, context, Layer.STAGED)
+            yield RelatedChange(request, context, Layer.STAGED, head)
 
     def _check_none_staged(self, path: WorkspacePath) -> None:
         """Raise ENOTEMPTY if the directory has staged names."""
         if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
             raise os_error(errno.ENOTEMPTY)
 
-    def _new_context(self, node: Node, st: os.stat_result, request: Request, *, in_source: bool) -> Context:
-        """Return the context of a file or symlink that gets the name of `request`: it is judged as a new one.
+    def _permit_staged(
+        self, header: Header, node: Node, st: os.stat_result, request: Request, *, in_source: bool, held: bool
+    ) -> Permit:
+        """Return the permit for a staged file to get the name of `request`. Refused."""
+        context, head = self._new_context(node, st, in_source=in_source, held=held)
+        return self._enforcer.permit(request, context, self._caller(header), head=head)
 
-        `in_source`: the source has that name already.
+    def _new_context(
+        self, node: Node, st: os.stat_result, *, in_source: bool, held: bool
+    ) -> tuple[Context, Head | None]:
+        """Return the context of a file or symlink that gets a name, and the function that reads its first bytes.
+
+        `in_source`: the source has that name already. `held`: another staged file has it.
         """
         if node.kind is Kind.SYMLINK:
-            return Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source)
-        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source)
-        if st.st_size and self._needs_head(request, context, st):
-            context = context._replace(head=os.pread(node.store.file(node, R), HEAD_BYTES, 0))
-        return context
-
-
-def _is_staged(verdict: object) -> bool:
-    return isinstance(verdict, Permit) and verdict.layer is Layer.STAGED
+            return Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source, held=held), None
+        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source, held=held)
+        return context, (lambda: node.store.head(node)) if st.st_size else None

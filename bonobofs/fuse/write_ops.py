@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from bonobofs.enforcement.authorizer import WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
@@ -37,7 +36,7 @@ class WriteOps(GrantOps):
         o = p.Opcode
         return {
             o.WRITE: self._write,
-            o.FALLOCATE: self._or_in_overlay(self._fallocate),
+            o.FALLOCATE: self._fallocate,
             o.COPY_FILE_RANGE: self._copy_file_range,
             o.COPY_FILE_RANGE_64: self._copy_file_range_64,
         }
@@ -50,28 +49,26 @@ class WriteOps(GrantOps):
         node = self._node_to_change(header, Operation.WRITE_FILE)
         fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
-        if appends and self.append_lock is not None and not node.layer:
-            self.append_lock.acquire(node.ino, half=may_be_half(offset, size))
+        lock = self.append_lock if appends and not node.layer else None
+        if lock is not None:
+            lock.acquire(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
         self._check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.
         position = st.st_size if appends else offset
         if self.grants.files and self._changes_nothing(node, fd, position, data):
             return p.WRITE_OUT.pack(size, 0)
-        try:
-            batch = self._batch_for(header, node, fd, st, position, data, write_flags)
-        except WrongLayerError:
-            if self._copy_up(header, node) is None:
-                raise
-            return self._write(header, body)  # the file is in the overlay now
+        batch = node.batch
+        if batch is None or not self._is_covered(batch, st, position, size):
+            batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
         # The kernel writes the dirty pages of a mapping without a caller.
         needed = _allocated(st, position, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
         self._count_write(batch, node, written, max(st.st_size, position + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._kill_set_ids(header, node, fd, st, batch.permit)
-        if appends and self.append_lock is not None and not node.layer:
-            self.append_lock.release()
+        if lock is not None:
+            lock.release()
         after = os.fstat(fd)
         if position != offset or after.st_size != batch.size:
             self._notifications.inode(node.id, 0, 0)  # another program has appended: the kernel does not know its bytes
@@ -104,57 +101,70 @@ class WriteOps(GrantOps):
         if node.layer is Layer.SCRATCH:
             self._overlay.sizes.set_size(node.ino, batch.request.path, size)
 
-    def _batch_for(
-        self, header: Header, node: Node, fd: int, st: os.stat_result, position: int, data: memoryview, write_flags: int
-    ) -> WriteBatch:
-        """Return the batch that this write extends.
-
-        A new batch is authorized if the permit of the last one does not cover it.
-        """
-        batch = node.batch
-        if (
-            batch is not None
-            and self._enforcer.is_current(batch)
+    def _is_covered(self, batch: WriteBatch, st: os.stat_result, position: int, size: int) -> bool:
+        """Whether the permit of the node's last batch covers a write of `size` bytes."""
+        return (
+            self._enforcer.is_current(batch)
             and st.st_size <= batch.limit
-            and position + len(data) <= batch.limit
+            and position + size <= batch.limit
             and st.st_nlink == 1
             # A write sets both times to one value. A link, removal or rename by another process sets only the change
             # time.
             and st.st_ctime_ns == st.st_mtime_ns
             and (position >= HEAD_BYTES or not batch.permit.judges_content)
-        ):
-            return batch
+        )
+
+    def _authorize_batch(
+        self, header: Header, node: Node, fd: int, offset: int, data: memoryview, write_flags: int
+    ) -> tuple[WriteBatch, int, os.stat_result]:
+        """Return a batch for this write: the last one if it can be extended. Return the descriptor and stat to use."""
+        node.store.confirm_name(node)
+        st = os.fstat(fd)
+        if st.st_nlink == 0 and node.parent is not None:
+            self._fail_removed(node)
+        size = max(st.st_size, offset + len(data))
         try:
-            return self._authorize_batch(header, node, fd, position, data)
+            request, st, permit = self._resolve_content(
+                header, node, Operation.WRITE_FILE, st, size, offset, lambda: data
+            )
+            batch = node.batch
+            if batch is not None and self._enforcer.is_current(batch):
+                batch.extend(permit)
+            else:
+                batch = node.batch = self._enforcer.open_batch(
+                    node.id, request, permit, self._source.now, caller=self._caller(header), layer=node.layer
+                )
         except OSError:
             if write_flags & p.WRITE_CACHE:
                 # programs that read the file still see the refused page of the mapping
                 self._notifications.inode(node.id, 0, 0)
             raise
+        return self._limit_batch(batch, node, size), node.store.file(node, W), st
 
-    def _authorize_batch(self, header: Header, node: Node, fd: int, offset: int, data: memoryview) -> WriteBatch:
-        node.store.confirm_name(node)
-        st = os.fstat(fd)
-        if st.st_nlink == 0 and node.parent is not None:
-            self._fail_removed(node)
-        request = Request(Operation.WRITE_FILE, self._inodes.path(node))
-        context = self._layer_context(node)._replace(size=max(st.st_size, offset + len(data)), size_before=st.st_size)
-        if offset < HEAD_BYTES and self._needs_head(request, context, st):
-            head = node.store.head(node) if st.st_size else b""
-            context = context._replace(head=_overlaid(head, offset, data))
-        context = self._with_foreign_names(node, st, Operation.WRITE_FILE, context)
-        if node.layer is Layer.SCRATCH:
-            self._check_quota(header, request, node.ino, context.size)
-        batch = node.batch
-        if batch is not None and self._enforcer.is_current(batch):
-            verdict = self._enforcer.decide(request, context)
-            if isinstance(verdict, Permit) and verdict.layer is node.layer:
-                batch.extend(verdict)
-                return self._limit_batch(batch, node, context.size)
-        node.batch = self._enforcer.open_batch(
-            node.id, request, context, self._source.now, caller=self._caller(header), layer=node.layer
-        )
-        return self._limit_batch(node.batch, node, context.size)
+    def _resolve_content(
+        self,
+        header: Header,
+        node: Node,
+        operation: Operation,
+        st: os.stat_result,
+        size: int,
+        offset: int,
+        data: Callable[[], memoryview | bytes],
+    ) -> tuple[Request, os.stat_result, Permit]:
+        """Resolve a change of a file's content at `offset`, after which it has `size` bytes.
+
+        `data` returns the first of the new bytes.
+        """
+        request = Request(operation, self._inodes.path(node))
+        context = self._layer_context(node)._replace(size=size, size_before=st.st_size)
+
+        def head() -> bytes:
+            return _overlaid(node.store.head(node) if st.st_size else b"", offset, data())
+
+        _, resolved, permit = self._resolve(header, node, request, st, context, head if offset < HEAD_BYTES else None)
+        if permit.layer is Layer.SCRATCH:
+            self._check_quota(header, request, node.ino, size)
+        return request, resolved, permit
 
     def _fail_removed(self, node: Node) -> NoReturn:
         """Fail with ESTALE: the file was removed or replaced behind the mount, and the kernel still has its name
@@ -168,30 +178,28 @@ class WriteOps(GrantOps):
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
         is_long = self._is_long(length)
         node = self._node_to_change(header, Operation.ALLOCATE)
-        fd = node.store.file(node, W)
-        node.store.confirm_name(node)
-        st = os.fstat(fd)
-        self._check_external(node, st)
+        st = self._stat_content(node, W)
         # Blocks kept beyond the end count too: they take the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
-        request = Request(Operation.ALLOCATE, self._inodes.path(node))
-        context = self._layer_context(node)._replace(size=after, size_before=st.st_size)
-        zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE)
-        if offset < HEAD_BYTES and zeroes and st.st_size and self._needs_head(request, context, st):
-            head = _overlaid(node.store.head(node), offset, bytes(min(length, HEAD_BYTES)))
-            context = context._replace(head=head)
-        context = self._with_foreign_names(node, st, Operation.ALLOCATE, context)
-        if node.layer is Layer.SCRATCH:
-            self._check_quota(header, request, node.ino, after)
-            if mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size and self._overlay.sizes.is_limited(request.path):
-                # the size would not show the blocks that this allocates
-                raise os_error(errno.EOPNOTSUPP)
+        zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE) and st.st_size
+        request, st, permit = self._resolve_content(
+            header,
+            node,
+            Operation.ALLOCATE,
+            st,
+            after,
+            offset if zeroes else HEAD_BYTES,
+            lambda: bytes(min(length, HEAD_BYTES)),
+        )
+        keeps_size = mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size
+        if keeps_size and permit.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(request.path):
+            raise os_error(errno.EOPNOTSUPP)  # the size would not show the blocks that this allocates
         admission = self._enforcer.authorize(
-            request, context, caller=self._caller(header), size=length, layer=node.layer
+            request, permit, caller=self._caller(header), size=length, layer=node.layer
         )
 
         def steps() -> Steps:
-            with admission as permit, duplicates(fd) as (own,):
+            with admission as permit, duplicates(node.store.file(node, W)) as (own,):
                 if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
                     self._check_free_space(header, node, request, _allocated(st, offset, length))
                 yield from self._make_in_thread(node, lambda: node.store.allocate(own, mode, offset, length, permit))
@@ -209,42 +217,41 @@ class WriteOps(GrantOps):
     def _copy_file_range_64(self, header: Header, body: memoryview) -> Reply:
         return self._copy(header, body, p.COPY_OUT.pack)
 
-    def _copy(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
-        try:
-            return self._copy_to(header, body, pack)
-        except WrongLayerError:
-            if self._copy_up(header, self._node(p.COPY_FILE_RANGE_IN.unpack_from(body)[2])) is None:
-                raise
-            return self._copy_to(header, body, pack)
+    def _stat_content(self, node: Node, need: int) -> os.stat_result:
+        """Open a file whose content will change, verify its name, and return its stat."""
+        fd = node.store.file(node, need)
+        node.store.confirm_name(node)
+        st = os.fstat(fd)
+        self._check_external(node, st)
+        return st
 
-    def _copy_to(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
+    def _copy(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
         target = self._node_to_change(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
             # no file to copy from: the caller copies by reads and writes
             raise os_error(errno.EXDEV)
         source = self._node(header.node_id)
-        target_fd = target.store.file(target, R | W if source is target else W)
-        source_fd = target_fd if source is target else source.store.file(source, R)
-        target.store.confirm_name(target)
-        st = os.fstat(target_fd)
-        self._check_external(target, st)
+        need = R | W if source is target else W
+        st = self._stat_content(target, need)
+        source_fd = source.store.file(source, R)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
         is_long = self._is_long(length)
-        request = Request(Operation.COPY_RANGE, self._inodes.path(target))
-        context = self._layer_context(target)._replace(
-            size=max(st.st_size, target_offset + length), size_before=st.st_size
+        request, st, permit = self._resolve_content(
+            header,
+            target,
+            Operation.COPY_RANGE,
+            st,
+            max(st.st_size, target_offset + length),
+            target_offset,
+            lambda: os.pread(source_fd, min(HEAD_BYTES, length), source_offset),
         )
-        if target_offset < HEAD_BYTES and self._needs_head(request, context, st):
-            head = target.store.head(target) if st.st_size else b""
-            data = os.pread(source_fd, min(HEAD_BYTES, length), source_offset)
-            context = context._replace(head=_overlaid(head, target_offset, data))
-        context = self._with_foreign_names(target, st, Operation.COPY_RANGE, context)
-        if target.layer is Layer.SCRATCH:
-            self._check_quota(header, request, target.ino, context.size)
+        target_fd = target.store.file(target, need)
+        if source is target:
+            source_fd = target_fd
         admission = self._enforcer.authorize(
             request,
-            context,
+            permit,
             caller=self._caller(header),
             details={"from": self._inodes.path(source)},
             size=length,

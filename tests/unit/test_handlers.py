@@ -31,10 +31,10 @@ from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
-from bonobofs.policy.decision import Layer, Refused
+from bonobofs.policy.decision import Denied, Layer, Permit, Refused
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, compile_policy
-from bonobofs.policy.request import Principal
+from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
 from tests.support.world import ALLOW_ALL, ROOT
 
 DENY_ALL: Final = 'default = "deny"\n'
@@ -44,6 +44,16 @@ CHANGING: Final = sorted(opcode for opcode, role in p.ROLES.items() if role is p
 
 def _policy(text: str, generation: int = 1) -> Policy:
     return compile_policy(parse(text, "test").model_dump(mode="json"), generation)
+
+
+class CountingEnforcer(Enforcer):
+    """The enforcer, with the number of times that it has asked the engine."""
+
+    decisions = 0
+
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
+        self.decisions += 1
+        return super().decide(request, context)
 
 
 class Server:
@@ -65,7 +75,7 @@ class Server:
             self._log = Trail(full, null, identity, self.trail)
         else:
             self._log = Trail.create(self.trail, directory / "head", identity)
-        self.guard = Enforcer(_policy(policy), agent, self._log)
+        self.guard = CountingEnforcer(_policy(policy), agent, self._log, has_layers=True)
         self._inodes = InodeTable()
         self._source = LayerStore(self._root, self._inodes, cache=64, pins=64)
         store = directory / "layer"
@@ -231,6 +241,56 @@ def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
     with pytest.raises(Refused):
         write(b"second")
     assert (server.source / "file").read_bytes() == b"firstnt"
+
+
+ONCE_FOR_EACH_NAME: Final = {p.Opcode.RENAME: 2, p.Opcode.RENAME2: 4, p.Opcode.LINK: 2}
+"""Decisions of the requests that change more than one name. An exchange removes two names and creates two."""
+TEXTS: Final = """
+default = "deny"
+[[rule]]
+name = "texts"
+paths = ["**"]
+executable = false
+"""
+"""A policy whose verdict about a file depends on its first bytes."""
+
+
+@pytest.mark.parametrize("policy", [ALLOW_ALL, TEXTS], ids=["any content", "texts"])
+@pytest.mark.parametrize("opcode", CHANGING, ids=lambda opcode: opcode.name)
+def test_a_request_is_decided_once_for_each_name(serve: Any, opcode: p.Opcode, policy: str) -> None:
+    server: Server = serve(policy)
+    node, body = server.request(opcode)
+    server.send(opcode, node, body)
+    assert server.guard.decisions == ONCE_FOR_EACH_NAME.get(opcode, 1)
+
+
+def test_a_write_of_executable_content_is_decided_twice(serve: Any) -> None:
+    """The engine decides again with the first bytes, and denies it. Later writes of a batch are not decided."""
+    server: Server = serve(TEXTS)
+    node = server.node("file")
+
+    def write(offset: int, data: bytes) -> int:
+        before = server.guard.decisions
+        server.send(p.Opcode.WRITE, node, p.WRITE_IN.pack(0, offset, len(data), 0, 0, os.O_WRONLY, 0) + data)
+        return server.guard.decisions - before
+
+    assert (write(0, b"text"), write(100, b"more")) == (1, 0)
+    with pytest.raises(Refused):
+        write(0, b"#!/bin/sh")
+    assert server.guard.decisions == 3
+
+
+def test_the_first_write_of_a_scratch_file_is_decided_once(serve: Any) -> None:
+    """The verdict is for the overlay: the file is copied up, and the write is made there under the same permit."""
+    server: Server = serve('default = "deny"\n[[scratch]]\npaths = ["**"]\n')
+    node = server.node("file")
+    assert server.send(p.Opcode.WRITE, node, p.WRITE_IN.pack(0, 0, 5, 0, 0, os.O_WRONLY, 0) + b"bytes")
+    assert server.guard.decisions == 1
+    assert (server.source / "file").read_bytes() == b"content"
+    assert (server.source.parent / "layer/file").read_bytes() == b"bytesnt"
+    server.send(p.Opcode.RENAME, p.ROOT_ID, p.RENAME_IN.pack(p.ROOT_ID) + b"other\0moved\0")
+    assert server.guard.decisions == 3
+    assert (server.source.parent / "layer/moved").read_bytes() == b"another"
 
 
 def test_a_name_that_is_looked_up_again_does_not_count_twice(serve: Any) -> None:
